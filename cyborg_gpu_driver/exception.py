@@ -1,0 +1,113 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Every exception that this library raises on purpose.
+
+One root, :class:`GpuDriverError`, so that a caller can tell our complaints
+from a programming error. Each class formats its own message from keyword
+arguments: what was wrong, where, and what would be right.
+"""
+
+
+class GpuDriverError(Exception):
+    """Root of this library's exceptions.
+
+    :param kwargs: the values that the class's ``template`` names.
+    """
+
+    template = 'An unexpected error occurred'
+
+    def __init__(self, message=None, **kwargs):
+        self.kwargs = kwargs
+        super().__init__(message or self.template.format(**kwargs))
+
+
+class InvalidValue(GpuDriverError):
+    """Input (an argument, an RPC string, a file's entry) is malformed."""
+
+    template = '{what} {value!r} is not valid: {expected}'
+
+
+class InvalidPciAddress(InvalidValue):
+    """Not a PCI address such as ``0000:3b:00.0``."""
+
+    def __init__(self, value):
+        super().__init__(
+            what='PCI address', value=value,
+            expected='expected DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, '
+                     'such as 0000:3b:00.0')
+
+
+class InvalidConfiguration(GpuDriverError):
+    """An option's value cannot be used."""
+
+    template = '[{group}] {option} = {value}: {reason}'
+
+
+class NvmlError(GpuDriverError):
+    """An NVML call answered with an error.
+
+    ``code`` is the number of ``nvmlReturn_t`` (nvml.h), ``call`` the name of
+    the pynvml function, ``symbol`` the code's name without ``NVML_ERROR_``.
+    """
+
+    template = '{call} failed: {symbol} ({code})'
+
+    @property
+    def code(self):
+        return self.kwargs['code']
+
+    @property
+    def call(self):
+        return self.kwargs['call']
+
+    @property
+    def symbol(self):
+        return self.kwargs['symbol']
+
+
+class SysfsError(GpuDriverError):
+    """Reading or writing a file of sysfs failed.
+
+    ``errno`` is the kernel's answer (errno.EIO and so on).
+    """
+
+    template = '{action} {path}: {reason} (errno {errno})'
+
+    @property
+    def errno(self):
+        return self.kwargs['errno']
+
+
+class UnknownGpu(GpuDriverError):
+    """No GPU of this machine has that address."""
+
+    template = 'no NVIDIA GPU at {address} on this machine'
+
+
+class SimulationError(GpuDriverError):
+    """The simulated machine cannot be built from its description."""
+
+    template = 'simulated machine {name!r}: {reason}'
+
+
+class BindRefused(GpuDriverError):
+    """A bind cannot be carried out; nothing has been changed."""
+
+    template = ('cannot bind {handle} as {asked_type} on {address}: '
+                '{reason}')
+
+
+class JournalError(GpuDriverError):
+    """The journal cannot be read or written."""
+
+    template = 'journal {path}: {reason}'

@@ -1,0 +1,309 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The snapshot of a machine: immutable values, no I/O.
+
+Everything that the rest of the library knows about hardware is one
+:class:`Host` value, made by :mod:`cyborg_gpu_driver.host.reader`. Memory is
+in MiB throughout, as NVML gives it (nvml.h, ``memorySizeMB``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+
+from cyborg_gpu_driver import exception
+
+_ADDRESS = re.compile(
+    r'(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):'
+    r'(?P<device>[0-9a-fA-F]{2})\.(?P<function>[0-7])', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class PciAddress:
+    """A PCI function's address.
+
+    NVML writes eight upper-case digits of domain, sysfs four lower-case
+    ones; both parse to the same value and ``str()`` gives the sysfs form.
+    """
+
+    domain: int
+    bus: int
+    device: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> PciAddress:
+        """Read an address in sysfs's or in NVML's spelling.
+
+        :raises InvalidPciAddress: if ``text`` is anything else.
+        """
+        match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+        if match is None or int(match['device'], 16) > 0x1f:
+            raise exception.InvalidPciAddress(text)
+        return cls(*(int(match[part], 16) for part in
+                     ('domain', 'bus', 'device', 'function')))
+
+    def __str__(self) -> str:
+        return (f'{self.domain:04x}:{self.bus:02x}:'
+                f'{self.device:02x}.{self.function}')
+
+
+class Framework(enum.Enum):
+    """How this GPU makes vGPUs, told from sysfs, never configured."""
+
+    NONE = 'none'
+    MDEV_PF = 'mdev-pf'
+    """mdev types on the GPU itself (Turing and older)."""
+    MDEV_VF = 'mdev-vf'
+    """mdev types on SR-IOV virtual functions (Ampere and later)."""
+    VENDOR_VFIO = 'vendor-vfio'
+    """``nvidia/current_vgpu_type`` on each VF; no mdev bus (kernel 6.8+)."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Placement:
+    """Where an instance lies on the grid of memory slices.
+
+    ``start`` and ``size`` are in memory units, as in NVML's
+    ``nvmlGpuInstancePlacement_t``.
+    """
+
+    start: int
+    size: int
+
+    @property
+    def mask(self) -> int:
+        """The units taken, bit n for unit n."""
+        return ((1 << self.size) - 1) << self.start
+
+    def __str__(self) -> str:
+        return f'{self.start}:{self.size}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Engines:
+    """Media engines of a GPU instance profile (nvmlGpuInstanceProfileInfo).
+
+    Copy engines are shared out differently and are not counted here.
+    """
+
+    decoders: int = 0
+    encoders: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuInstanceProfile:
+    """One GPU instance profile as NVML describes it for one GPU.
+
+    ``profile_id`` is the board's number (what Create and PossiblePlacements
+    take), not the enumeration index that found it; both differ between
+    boards for the same name.
+    """
+
+    profile_id: int
+    name: str
+    """As ``nvidia-smi mig -lgip`` prints it, without ``MIG ``: 1g.10gb+me."""
+    slices: int
+    """Compute slices (``sliceCount``)."""
+    memory_mib: int
+    max_instances: int
+    """``instanceCount``: how many fit on an empty GPU."""
+    placements: tuple[Placement, ...]
+    """nvmlDeviceGetGpuInstancePossiblePlacements, by start."""
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    engines: Engines = Engines()
+    capabilities: int = 0
+    """``isP2pSupported`` or the capability bits that took its place."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class GpuInstance:
+    """A live GPU instance.
+
+    ``instance_id`` is opaque and reused by the driver: an identity only
+    until the instance is destroyed.
+    """
+
+    placement: Placement
+    profile_id: int
+    instance_id: int
+    mig_uuids: tuple[str, ...] = ()
+    """UUIDs of its MIG devices (one a compute instance), where asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mig:
+    """A GPU's MIG state; absent (None) on a GPU that has no MIG."""
+
+    enabled: bool
+    """Current mode (nvmlDeviceGetMigMode)."""
+    pending: bool
+    """Mode after the next reset."""
+    profiles: tuple[GpuInstanceProfile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
+
+    def profile_by_id(self, profile_id: int) -> GpuInstanceProfile | None:
+        return next((profile for profile in self.profiles
+                     if profile.profile_id == profile_id), None)
+
+    def profile_by_name(self, name: str) -> GpuInstanceProfile | None:
+        return next((profile for profile in self.profiles
+                     if profile.name == name), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class MdevType:
+    """An mdev type of one parent (sysfs ``mdev_supported_types/<type_id>``).
+
+    ``available`` is None where it was not read in this snapshot.
+    """
+
+    type_id: str
+    """``nvidia-474``."""
+    name: str
+    """Last word of ``name``: ``A100-1-5C``."""
+    available: int | None
+    max_instances: int | None = None
+    """``max_instance`` of ``description``, where it says so."""
+    framebuffer_mib: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Mdev:
+    """A live mediated device."""
+
+    uuid: str
+    parent: PciAddress
+    type_id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuType:
+    """A vGPU type that the driver supports on a GPU (NVML)."""
+
+    type_id: int
+    """NVML's vGPU type id; the mdev type is ``nvidia-<type_id>``."""
+    name: str
+    """Last word of NVML's name: ``A100-1-5C``, ``T4-2B``."""
+    vgpu_class: str
+    """nvmlVgpuTypeGetClass: ``Compute``, ``Quadro``, ``NVS`` ..."""
+    framebuffer_mib: int
+    max_instances: int
+    """nvmlVgpuTypeGetMaxInstances, for the whole GPU."""
+    gi_profile_id: int | None = None
+    """GPU instance profile that it needs; None if it is time-sliced."""
+
+    @property
+    def mdev_type_id(self) -> str:
+        return f'nvidia-{self.type_id}'
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualFunction:
+    """An SR-IOV virtual function of a GPU."""
+
+    address: PciAddress
+    index: int
+    """n of the physical function's ``virtfn<n>``."""
+    driver: str | None
+    iommu_group: int | None
+    mdev_types: tuple[MdevType, ...] = ()
+    mdevs: tuple[Mdev, ...] = ()
+    current_vgpu_type: int | None = None
+    """``nvidia/current_vgpu_type`` (vendor VFIO): 0 none, None no file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One physical NVIDIA GPU: a PCI function of class 0300 or 0302.
+
+    A GPU that NVML cannot see (bound to vfio-pci, lost, no library) still
+    has all that sysfs tells; what only NVML knows is None or empty.
+    """
+
+    address: PciAddress
+    vendor_id: str
+    """Four lower-case hexadecimal digits, ``10de``."""
+    device_id: str
+    """``20b2``."""
+    class_code: str
+    """``0302``."""
+    subsystem_vendor_id: str | None = None
+    subsystem_device_id: str | None = None
+    model: str | None = None
+    """nvmlDeviceGetName."""
+    architecture: str | None = None
+    """Lower case: ``turing``, ``ampere``, ``ada``, ``hopper``, ..."""
+    uuid: str | None = None
+    serial: str | None = None
+    memory_mib: int | None = None
+    numa_node: int | None = None
+    """None where the kernel says -1."""
+    iommu_group: int | None = None
+    driver: str | None = None
+    """Bound kernel driver: ``nvidia``, ``vfio-pci``, None."""
+    in_pci_sysfs: bool = True
+    """False under WSL 2, where only NVML knows the GPU."""
+    visible_to_nvml: bool = False
+    sriov_totalvfs: int = 0
+    sriov_numvfs: int = 0
+    vfs: tuple[VirtualFunction, ...] = ()
+    physfn: PciAddress | None = None
+    """Set where this function is itself a VF without its PF in sight."""
+    mig: Mig | None = None
+    framework: Framework = Framework.NONE
+    mdev_types: tuple[MdevType, ...] = ()
+    """On the GPU itself (:attr:`Framework.MDEV_PF`)."""
+    mdevs: tuple[Mdev, ...] = ()
+    """On the GPU itself; those of VFs hang on their VF."""
+    vgpu_types: tuple[VgpuType, ...] = ()
+    nvlink_peers: tuple[PciAddress, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What could not be read, for people; empty on a healthy GPU."""
+
+    @property
+    def all_mdevs(self) -> tuple[Mdev, ...]:
+        """Every mdev on this GPU, on itself and on its VFs."""
+        return self.mdevs + tuple(
+            mdev for function in self.vfs for mdev in function.mdevs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The machine at one moment.
+
+    ``gpus`` holds physical functions by address; virtual functions hang on
+    theirs and are never GPUs of their own. ``nvml_problem`` says why NVML
+    did not take part (no library, driver not loaded), None if it did.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    nvml_problem: str | None = None
+    wsl: bool = False
+    problems: tuple[str, ...] = ()
+
+    def gpu(self, address: PciAddress) -> Gpu:
+        """The GPU at ``address``.
+
+        :raises UnknownGpu: if this machine has none there.
+        """
+        for gpu in self.gpus:
+            if gpu.address == address:
+                return gpu
+        raise exception.UnknownGpu(address=address)

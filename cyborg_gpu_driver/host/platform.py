@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The machine underneath: the real one, or a simulated one in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stevedore import driver
+
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import sysfs
+
+NAMESPACE = 'cyborg_gpu_driver.platform'
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """The two ways into a machine's GPUs."""
+
+    sysfs: sysfs.Sysfs
+    nvml: nvml.NvmlSession
+    simulated: bool = False
+
+
+def real(sysfs_root: str = '/sys') -> Platform:
+    """This machine. Opens nothing yet."""
+    return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession())
+
+
+def simulated(machine: str, state: str | None = None) -> Platform:
+    """A simulated machine under the real pynvml.
+
+    Loaded as a plug-in, so that nothing of the simulator is imported where
+    real GPUs are driven.
+
+    :param machine: the name of a host shipped with the library, or a file.
+    :param state: file that keeps the machine between processes; None keeps
+        it in this process's memory.
+    :raises SimulationError: if there is no such machine.
+    """
+    plugin = driver.DriverManager(NAMESPACE, 'simulated').driver
+    return plugin(machine, state)

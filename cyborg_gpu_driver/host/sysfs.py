@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Files of sysfs, read and written one system call at a time.
+
+The only place that opens a file below ``/sys``. ``root`` and ``os_module``
+are the seam at which a simulated machine takes the kernel's place: it gives
+an object with the few functions of :mod:`os` used here.
+"""
+
+import errno as errno_codes
+import os
+
+from cyborg_gpu_driver import exception
+
+_ABSENT = frozenset({errno_codes.ENOENT, errno_codes.ENOTDIR,
+                     errno_codes.ENODEV, errno_codes.ENXIO})
+_READ_LIMIT = 1 << 20
+
+
+class Sysfs:
+    """sysfs below ``root``.
+
+    Paths are given as components, which are joined here and nowhere else; a
+    component that could leave the tree is refused before a path is built.
+
+    :param root: where sysfs is mounted, ``/sys`` on a real machine.
+    :param os_module: what answers ``open``, ``read``, ``write``, ``close``,
+        ``listdir``, ``readlink`` and ``stat``.
+    """
+
+    def __init__(self, root: str = '/sys', os_module=os):
+        self.root = root
+        self._os = os_module
+
+    def read(self, *parts: str) -> str:
+        """The text of a file without surrounding white space.
+
+        :raises SysfsError: with the kernel's errno.
+        """
+        path = self._path(parts)
+        try:
+            descriptor = self._os.open(path, os.O_RDONLY)
+            try:
+                data = self._os.read(descriptor, _READ_LIMIT)
+            finally:
+                self._os.close(descriptor)
+        except OSError as error:
+            raise _sysfs_error('read', path, error) from error
+        return data.decode('utf-8', 'replace').strip()
+
+    def read_optional(self, *parts: str) -> str | None:
+        """Like :meth:`read`, None where there is no such file."""
+        try:
+            return self.read(*parts)
+        except exception.SysfsError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+
+    def write(self, value: str, *parts: str) -> None:
+        """Write a control file with exactly one write.
+
+        A buffered file object would repeat a refused write when it is
+        closed, so that a control file acts twice.
+
+        :raises SysfsError: with the kernel's errno.
+        """
+        path = self._path(parts)
+        try:
+            descriptor = self._os.open(path, os.O_WRONLY)
+            try:
+                self._os.write(descriptor, value.encode('ascii'))
+            finally:
+                self._os.close(descriptor)
+        except OSError as error:
+            raise _sysfs_error('write', path, error) from error
+
+    def listdir(self, *parts: str) -> list[str]:
+        """Names in a directory, sorted; empty where there is none.
+
+        :raises SysfsError: if it is there and cannot be read.
+        """
+        path = self._path(parts)
+        try:
+            return sorted(self._os.listdir(path))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise _sysfs_error('list', path, error) from error
+
+    def link_name(self, *parts: str) -> str | None:
+        """Last component of a symbolic link's target, None without one."""
+        path = self._path(parts)
+        try:
+            return os.path.basename(self._os.readlink(path))
+        except OSError as error:
+            if error.errno in _ABSENT or error.errno == errno_codes.EINVAL:
+                return None
+            raise _sysfs_error('follow', path, error) from error
+
+    def exists(self, *parts: str) -> bool:
+        """Whether there is such a file, directory or link target."""
+        try:
+            self._os.stat(self._path(parts))
+        except OSError:
+            return False
+        return True
+
+    def _path(self, parts: tuple[str, ...]) -> str:
+        for part in parts:
+            if (not part or part in ('.', '..') or '/' in part
+                    or '\0' in part):
+                raise exception.InvalidValue(
+                    what='sysfs path component', value=part,
+                    expected='expected a plain file name')
+        return '/'.join((self.root, *parts))
+
+
+def _sysfs_error(action, path, error):
+    return exception.SysfsError(action=action, path=path, errno=error.errno,
+                                reason=os.strerror(error.errno or 0))
