@@ -21,14 +21,22 @@ arguments: what was wrong, where, and what would be right.
 class GpuDriverError(Exception):
     """Root of this library's exceptions.
 
-    :param kwargs: the values that the class's ``template`` names.
+    Made from the values that the class's ``template`` names. It can be made
+    again from its ``args`` alone, because oslo.privsep carries no more than
+    those from the privileged process.
     """
 
     template = 'An unexpected error occurred'
 
-    def __init__(self, message=None, **kwargs):
-        self.kwargs = kwargs
-        super().__init__(message or self.template.format(**kwargs))
+    def __init__(self, message=None, values=None, **kwargs):
+        self.kwargs = dict(values or {}, **{
+            key: value if isinstance(value, int) else str(value)
+            for key, value in kwargs.items()})
+        self.message = message or self.template.format(**self.kwargs)
+        super().__init__(self.message, self.kwargs)
+
+    def __str__(self):
+        return self.message
 
 
 class InvalidValue(GpuDriverError):
@@ -40,7 +48,10 @@ class InvalidValue(GpuDriverError):
 class InvalidPciAddress(InvalidValue):
     """Not a PCI address such as ``0000:3b:00.0``."""
 
-    def __init__(self, value):
+    def __init__(self, value, values=None):
+        if values is not None:
+            super().__init__(value, values)
+            return
         super().__init__(
             what='PCI address', value=value,
             expected='expected DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, '
@@ -111,3 +122,10 @@ class JournalError(GpuDriverError):
     """The journal cannot be read or written."""
 
     template = 'journal {path}: {reason}'
+
+
+class AmbiguousHandle(GpuDriverError):
+    """Two offers would be bound by the same address and type."""
+
+    template = ('{first} and {second} both bind {asked_type} on {address}: '
+                'enable one vGPU type for one profile only')

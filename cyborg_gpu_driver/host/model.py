@@ -295,6 +295,8 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     nvml_problem: str | None = None
+    library_missing: bool = False
+    """There is no NVML library on this machine at all."""
     wsl: bool = False
     problems: tuple[str, ...] = ()
 

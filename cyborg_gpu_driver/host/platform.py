@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from oslo_config import cfg
 from stevedore import driver
 
 from cyborg_gpu_driver.host import nvml
@@ -51,3 +52,13 @@ def simulated(machine: str, state: str | None = None) -> Platform:
     """
     plugin = driver.DriverManager(NAMESPACE, 'simulated').driver
     return plugin(machine, state)
+
+
+def from_conf(conf: cfg.ConfigOpts) -> Platform:
+    """The machine that ``[gpu]`` names, real or simulated.
+
+    :raises SimulationError: if ``[gpu] simulate`` names none.
+    """
+    if conf.gpu.simulate:
+        return simulated(conf.gpu.simulate, conf.gpu.simulate_state)
+    return real(conf.gpu.sysfs_root)

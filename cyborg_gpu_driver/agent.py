@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What runs inside cyborg-agent: one report, one bind, one unbind.
+
+Everything is made at first use, in the process that uses it: the agent
+makes its drivers in its master process and works in a forked one.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import binder
+from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report import withdrawal
+
+LOG = logging.getLogger(__name__)
+
+
+class Agent:
+    """One host's GPUs as Cyborg sees them.
+
+    :param conf: with ``[gpu]`` registered.
+    :param settings: the operator's policies.
+    :param hostname: hypervisor_hostname, which names the providers.
+    :param placement: makes a client of Placement.
+    :param mdev_problem: why no handle of type MDEV can be served; ``''``.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
+                 hostname: str, placement: Callable[[], Any],
+                 mdev_problem: str = ''):
+        self._settings = settings
+        self._hostname = hostname
+        self._state_path = conf.gpu.state_path
+        self._mdev_problem = mdev_problem
+        self._said: set[str] = set()
+        machine = platform.from_conf(conf)
+        if machine.simulated or os.geteuid() == 0:
+            privileged.run_here(machine)
+        self._host = live.LiveHost(reader.HostReader(machine), settings)
+        self._journal = journal.Journal(self._state_path)
+        self._keeper = reserved.ReservedKeeper(placement)
+        self._withdrawal = withdrawal.Withdrawal(
+            self._state_path, self._keeper.in_use)
+        self._binder = binder.Binder(
+            self._host, hardware.Hardware(machine), self._journal,
+            self._state_path, self._publish)
+
+    def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
+        self._binder.bind(pci_addr, asked_type, ah_uuid)
+
+    def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """See :meth:`cyborg_gpu_driver.program.binder.Binder.unbind`."""
+        self._binder.unbind(pci_addr, asked_type, ah_uuid)
+
+    def owns(self, function: model.PciAddress) -> bool:
+        """Whether ``function`` is a GPU of this machine or a VF of one."""
+        try:
+            self._host.owner(function)
+        except exception.UnknownGpu:
+            return False
+        return True
+
+    def report(self) -> tuple[values.ReportedDevice, ...]:
+        """Everything to tell Cyborg, with ``reserved`` put right before."""
+        self._journal.check()
+        self._binder.recover()
+        host = self._host.refresh()
+        self._say_empty(host)
+        decided = self._withdrawal.decide(
+            host, self._build, self._settings.ignores,
+            {entry.gpu for entry in self._journal.entries()})
+        self._enforce(decided)
+        return decided.devices
+
+    def held(self) -> tuple[values.ReportedDevice, ...]:
+        """Stubs of all that was ever reported: "leave all as it is"."""
+        return self._withdrawal.held()
+
+    def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
+        """What is to be reported of one GPU; None if nothing is."""
+        offers = [offer for offer in self._host.offers(gpu)
+                  if not (self._mdev_problem
+                          and offer.mode is not policy.Mode.PASSTHROUGH)]
+        for offer in offers:
+            if offer.problem:
+                self._say(f'GPU {gpu.address}: {offer.profile} is not '
+                          f'offered: {offer.problem}')
+        device = build.device(gpu, offers, self._hostname)
+        return device if device.deployables else None
+
+    def _inventories(self, address):
+        owned = collections.Counter(
+            entry.profile for entry in self._journal.entries(address)
+            if entry.phase is journal.Phase.BOUND)
+        offers = self._host.offers(self._host.gpu(address))
+        return capacity.inventories(offers, owned, self._hostname)
+
+    def _publish(self, address):
+        """Write what a bind has changed; the GPU's lock is held."""
+        try:
+            self._keeper.write(self._inventories(address))
+        except Exception as error:
+            LOG.warning('Could not write what is left on GPU %(gpu)s to '
+                        'Placement: %(error)s. The next report does it.',
+                        {'gpu': address, 'error': error})
+
+    def _enforce(self, decided):
+        """Put ``reserved`` right for every GPU that is reported."""
+        providers = [deployable.provider_uuid for device in decided.devices
+                     for deployable in device.deployables
+                     if deployable.mode is not policy.Mode.PASSTHROUGH]
+        providers.extend(item.provider for item in decided.draining)
+        if not providers:
+            return
+        try:
+            generations = self._keeper.generations(providers)
+            for address in decided.trusted:
+                with locks.gpu(self._state_path, address):
+                    self._keeper.enforce(self._inventories(address),
+                                         generations)
+            self._keeper.enforce(decided.draining, generations)
+        except Exception as error:
+            LOG.warning('Could not compare what is left on the GPUs with '
+                        'Placement: %s. The next report does it.', error)
+
+    def _say_empty(self, host):
+        if not host.gpus:
+            self._say('This machine has no NVIDIA GPU'
+                      + (f' ({host.nvml_problem})' if host.nvml_problem
+                         else '') + '; nothing is reported.')
+
+    def _say(self, message):
+        """Log something that may stay so for long, once."""
+        if message not in self._said:
+            self._said.add(message)
+            LOG.warning('%s', message)

@@ -1,0 +1,58 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Values that people and programs want written differently."""
+
+from __future__ import annotations
+
+from cliff import columns
+
+
+class Names(columns.FormattableColumn):
+    """A sequence of names."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(self._value)
+
+    def machine_readable(self) -> list[str]:
+        return list(self._value)
+
+
+class Counts(columns.FormattableColumn):
+    """How many there are of each name."""
+
+    def human_readable(self) -> str:
+        return ', '.join(f'{count}x {name}'
+                         for name, count in sorted(self._value.items()))
+
+    def machine_readable(self) -> dict[str, int]:
+        return dict(sorted(self._value.items()))
+
+
+class Optional(columns.FormattableColumn):
+    """A value that may be unknown."""
+
+    def human_readable(self) -> str:
+        return '-' if self._value is None else str(self._value)
+
+    def machine_readable(self):
+        return self._value
+
+
+class Structure(columns.FormattableColumn):
+    """Nested data: counted for people, whole for programs."""
+
+    def human_readable(self) -> str:
+        return str(len(self._value))
+
+    def machine_readable(self):
+        return self._value

@@ -1,0 +1,149 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu gpu list`` and ``gpu show``."""
+
+from __future__ import annotations
+
+import collections
+
+from cliff import lister
+from cliff import show
+
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import picture
+
+
+class ListGpu(lister.Lister):
+    """List the NVIDIA GPUs of this host."""
+
+    def take_action(self, parsed_args):
+        machine = self.app.machine
+        machine.explain()
+        return (
+            ('address', 'uuid', 'model', 'mode', 'numa_node', 'memory_mib',
+             'driver', 'partitions', 'health'),
+            [(str(gpu.address), columns.Optional(gpu.uuid),
+              columns.Optional(gpu.model), machine.mode(gpu).value,
+              columns.Optional(gpu.numa_node),
+              columns.Optional(gpu.memory_mib),
+              columns.Optional(gpu.driver),
+              columns.Counts(partitions(gpu)), health(gpu))
+             for gpu in machine.host.gpus])
+
+
+class ShowGpu(show.ShowOne):
+    """Show one GPU, with a picture of what lies where on it."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('address', metavar='ADDRESS',
+                            help='PCI address, such as 0000:07:00.0')
+        return parser
+
+    def take_action(self, parsed_args):
+        machine = self.app.machine
+        gpu = machine.gpu(parsed_args.address)
+        names, values = zip(*_facts(gpu, machine.mode(gpu).value))
+        return names, values
+
+    def produce_output(self, parsed_args, column_names, data):
+        result = super().produce_output(parsed_args, column_names, data)
+        if parsed_args.formatter == 'table':
+            gpu = self.app.machine.gpu(parsed_args.address)
+            for line in picture.lines(gpu):
+                self.app.stdout.write(line + '\n')
+        return result
+
+
+def partitions(gpu: model.Gpu) -> collections.Counter:
+    """How many instances or vGPUs of each kind live on the GPU.
+
+    A vGPU on a GPU instance is not counted beside its instance.
+    """
+    if gpu.mig is not None and gpu.mig.enabled:
+        return collections.Counter(
+            profile_name(gpu, item.profile_id) for item in gpu.mig.instances)
+    return collections.Counter(
+        type_name(gpu, mdev.type_id) for mdev in gpu.all_mdevs)
+
+
+def profile_name(gpu: model.Gpu, profile_id: int) -> str:
+    """A profile's name; its number where NVML does not list it."""
+    profile = gpu.mig.profile_by_id(profile_id)
+    return profile.name if profile else f'profile {profile_id}'
+
+
+def type_name(gpu: model.Gpu, type_id: str) -> str:
+    """A vGPU type's name; the mdev type where nothing names it."""
+    for vgpu_type in gpu.vgpu_types:
+        if vgpu_type.mdev_type_id == type_id:
+            return vgpu_type.name
+    return type_id
+
+
+def health(gpu: model.Gpu) -> str:
+    """``ok``, ``unknown`` where NVML cannot see it, or what is wrong."""
+    if gpu.problems:
+        return '; '.join(gpu.problems)
+    return 'ok' if gpu.visible_to_nvml else 'unknown'
+
+
+def _facts(gpu, mode):
+    yield 'address', str(gpu.address)
+    yield 'pci_id', f'{gpu.vendor_id}:{gpu.device_id}'
+    yield 'pci_class', gpu.class_code
+    for name in ('model', 'architecture', 'uuid', 'serial', 'memory_mib',
+                 'numa_node', 'iommu_group', 'driver'):
+        yield name, columns.Optional(getattr(gpu, name))
+    yield 'mode', mode
+    yield 'visible_to_nvml', gpu.visible_to_nvml
+    yield 'vgpu_framework', gpu.framework.value
+    yield 'sriov_numvfs', gpu.sriov_numvfs
+    yield 'sriov_totalvfs', gpu.sriov_totalvfs
+    yield 'physical_function', columns.Optional(
+        str(gpu.physfn) if gpu.physfn else None)
+    yield 'nvlink_peers', columns.Names(map(str, gpu.nvlink_peers))
+    yield from _mig_facts(gpu)
+    yield 'mdevs', columns.Structure([
+        {'uuid': mdev.uuid, 'parent': str(mdev.parent),
+         'type': mdev.type_id, 'name': type_name(gpu, mdev.type_id)}
+        for mdev in gpu.all_mdevs])
+    yield 'vgpu_types', columns.Structure([
+        {'type': item.mdev_type_id, 'name': item.name,
+         'framebuffer_mib': item.framebuffer_mib,
+         'max_instances': item.max_instances,
+         'gi_profile_id': item.gi_profile_id} for item in gpu.vgpu_types])
+    yield 'partitions', columns.Counts(partitions(gpu))
+    yield 'health', health(gpu)
+
+
+def _mig_facts(gpu):
+    yield 'mig_mode', columns.Optional(
+        gpu.mig and ('enabled' if gpu.mig.enabled else 'disabled'))
+    yield 'mig_mode_pending', columns.Optional(
+        gpu.mig and ('enabled' if gpu.mig.pending else 'disabled'))
+    profiles = gpu.mig.profiles if gpu.mig else ()
+    yield 'mig_profiles', columns.Structure([
+        {'id': item.profile_id, 'name': item.name,
+         'slices': item.slices, 'memory_mib': item.memory_mib,
+         'max_instances': item.max_instances,
+         'placements': [{'start': place.start, 'size': place.size}
+                        for place in item.placements]}
+        for item in profiles])
+    instances = gpu.mig.instances if gpu.mig else ()
+    yield 'mig_instances', columns.Structure([
+        {'id': item.instance_id,
+         'profile': profile_name(gpu, item.profile_id),
+         'start': item.placement.start, 'size': item.placement.size,
+         'mig_uuids': list(item.mig_uuids)} for item in instances])

@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the commands look at: one snapshot, its policies and its offers."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
+
+
+class Machine:
+    """This machine, or a simulated one, read once and changed never.
+
+    :param conf: with ``[gpu]`` registered.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._conf = conf
+        self._journal = journal.Journal(conf.gpu.state_path)
+
+    @functools.cached_property
+    def settings(self) -> policies.Settings:
+        """The operator's policies.
+
+        :raises InvalidConfiguration: naming what is wrong.
+        """
+        return policies.read(self._conf)
+
+    @functools.cached_property
+    def host(self) -> model.Host:
+        """The snapshot, with what takes longer to read."""
+        return reader.HostReader(
+            platform.from_conf(self._conf)).snapshot(detail=True)
+
+    @property
+    def hostname(self) -> str:
+        return self._conf.host
+
+    def gpu(self, address: str) -> model.Gpu:
+        """The GPU at an address that a person typed.
+
+        :raises InvalidPciAddress, UnknownGpu: if there is none.
+        """
+        return self.host.gpu(model.PciAddress.parse(address))
+
+    def mode(self, gpu: model.Gpu) -> policy.Mode:
+        """The GPU's mode under the policies."""
+        governing = self.settings.policy_for(gpu)
+        return governing.mode if governing else policy.Mode.OFF
+
+    def offers(self, gpu: model.Gpu, everything: bool = False
+               ) -> tuple[offers.Offer, ...]:
+        """What the GPU's policy offers, or all that the GPU could do."""
+        if everything:
+            return offers.possible_offers(gpu)
+        governing = self.settings.policy_for(gpu)
+        return offers.offers(gpu, governing) if governing else ()
+
+    def owned(self, gpu: model.Gpu) -> collections.Counter:
+        """How many of each profile are bound, as the journal has it."""
+        try:
+            entries = self._journal.entries(gpu.address)
+        except exception.JournalError as error:
+            say(str(error))
+            entries = ()
+        return collections.Counter(
+            entry.profile for entry in entries
+            if entry.phase is journal.Phase.BOUND)
+
+    def explain(self) -> None:
+        """Say on standard error what a table cannot show."""
+        if not self.host.gpus:
+            say('No NVIDIA GPU was found on this machine.')
+        if self.host.nvml_problem:
+            say(f'NVML: {self.host.nvml_problem}')
+        for problem in self.host.problems:
+            say(problem)
+
+
+def say(message: str) -> None:
+    """One line for people, apart from the answer for programs."""
+    print(message, file=sys.stderr)

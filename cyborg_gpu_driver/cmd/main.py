@@ -1,0 +1,112 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu``: see and understand the GPUs of this host."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from cliff import app
+from cliff import commandmanager
+from oslo_config import cfg
+import pbr.version
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+
+NAMESPACE = 'cyborg_gpu_driver.command'
+_PROGRAM = 'cyborg-gpu'
+
+
+class CyborgGpu(app.App):
+    """The program; its commands are entry points."""
+
+    def __init__(self):
+        super().__init__(
+            description='See the NVIDIA GPUs of this host as Cyborg, '
+                        'Placement and Nova are to see them.',
+            version=pbr.version.VersionInfo(
+                'cyborg_gpu_driver').version_string(),
+            command_manager=commandmanager.CommandManager(NAMESPACE),
+            deferred_help=True)
+        self.machine = None
+
+    def build_option_parser(self, description, version,
+                            argparse_kwargs=None):
+        parser = super().build_option_parser(description, version,
+                                             argparse_kwargs)
+        parser.prog = _PROGRAM
+        parser.add_argument(
+            '--config-file', metavar='FILE', action='append', default=None,
+            help='read the options from FILE; may be repeated (default: '
+                 'cyborg.conf, where oslo.config finds it)')
+        parser.add_argument(
+            '--simulate', metavar='NAME|FILE',
+            help='look at a simulated host instead of this machine')
+        parser.add_argument(
+            '--state', metavar='FILE',
+            help='file that keeps the simulated host between commands')
+        return parser
+
+    def configure_logging(self):
+        super().configure_logging()
+        # What a library has to say goes through our own messages.
+        logging.getLogger('stevedore').setLevel(logging.ERROR)
+
+    def initialize_app(self, argv):
+        self.machine = machine.Machine(_configuration(self.options))
+
+
+def _configuration(options):
+    """The options of the files, with those of the command line over them.
+
+    :raises InvalidValue: if a file cannot be read.
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opt(cfg.HostAddressOpt('host',
+                                         default=socket.gethostname()))
+    gpu_conf.register_opts(conf)
+    files = options.config_file
+    if files is None:
+        files = cfg.find_config_files(project='cyborg', prog='cyborg')
+    try:
+        conf([], project='cyborg', prog=_PROGRAM, default_config_files=files)
+    except cfg.Error as error:
+        raise exception.InvalidValue(
+            what='--config-file', value=', '.join(files),
+            expected=str(error)) from error
+    if options.state and not options.simulate and not conf.gpu.simulate:
+        raise exception.InvalidValue(
+            what='--state', value=options.state,
+            expected='only a simulated host has a state file; name one '
+                     'with --simulate')
+    if options.simulate:
+        conf.set_override('simulate', options.simulate, group='gpu')
+    if options.state:
+        conf.set_override('simulate_state', options.state, group='gpu')
+    return conf
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    :returns: 0, or another number if it failed.
+    """
+    return CyborgGpu().run(sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

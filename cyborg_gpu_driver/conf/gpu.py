@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The options of ``[gpu]`` and of each ``[gpu_policy:NAME]``."""
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver.partition import policy
+
+GPU_GROUP = cfg.OptGroup(
+    'gpu', title='NVIDIA GPUs of this host',
+    help='What cyborg_gpu_driver discovers and offers on this host.')
+
+GPU_OPTS = [
+    cfg.ListOpt(
+        'policies', default=[],
+        help='Names of the [gpu_policy:NAME] groups, in order: the first '
+             'that matches a GPU governs it, and a GPU that none matches is '
+             'not offered. Empty: a GPU in MIG mode with virtual functions '
+             'is offered by its MIG profiles, every other as a whole.'),
+    cfg.ListOpt(
+        'ignored_devices', default=[],
+        help='PCI addresses or UUIDs of GPUs that are neither reported nor '
+             'touched.'),
+    cfg.StrOpt(
+        'sysfs_root', default='/sys',
+        help='Where sysfs is mounted.'),
+    cfg.StrOpt(
+        'state_path', default='/var/lib/cyborg/gpu',
+        help='Directory for the journal, the record of what was reported '
+             'and the locks. It must survive a reboot and belong to the '
+             'user that runs cyborg-agent.'),
+    cfg.StrOpt(
+        'simulate',
+        help='Drive a simulated host instead of real GPUs: the name of one '
+             'that comes with the library, such as dgx-a100-80, or a YAML '
+             'file. For trials and tests.'),
+    cfg.StrOpt(
+        'simulate_state',
+        help='File that keeps the simulated host, so that several processes '
+             'see one machine. Unset: each process has its own.'),
+]
+
+POLICY_OPTS = [
+    cfg.ListOpt(
+        'match_address', default=[],
+        help='PCI addresses that the policy is for, such as 0000:3b:00.0.'),
+    cfg.ListOpt(
+        'match_uuid', default=[],
+        help='GPU UUIDs that the policy is for, such as GPU-4f2c...'),
+    cfg.ListOpt(
+        'match_model', default=[],
+        help='Globs of the model name as NVML gives it (*A100*), or of the '
+             'four-digit PCI device id (20b?).'),
+    cfg.ListOpt(
+        'match_numa_node', default=[], item_type=cfg.types.Integer(min=0),
+        help='NUMA nodes that the policy is for.'),
+    cfg.StrOpt(
+        'mode', choices=[
+            (policy.Mode.PASSTHROUGH.value,
+             'the whole GPU to one server, resource class PGPU'),
+            (policy.Mode.VGPU.value,
+             'time-sliced vGPUs of the types in vgpu_types'),
+            (policy.Mode.MIG.value,
+             'MIG-backed vGPUs, each instance cut when Nova binds it'),
+            (policy.Mode.OFF.value, 'not offered')],
+        help='What the GPUs of this policy are for. Required.'),
+    cfg.ListOpt(
+        'profiles', default=[],
+        help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '
+             '-lgip names them (1g.10gb, 3g.40gb). Empty: every profile '
+             'that can back a vGPU.'),
+    cfg.ListOpt(
+        'vgpu_types', default=[],
+        help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
+             '(nvidia-231). Mode mig: the MIG-backed types to prefer where '
+             'a profile has several.'),
+]
+
+
+def policy_group(name):
+    """The option group of the policy ``name``."""
+    return cfg.OptGroup(
+        f'gpu_policy:{name}', title=f'GPU policy {name}',
+        help='A GPU is governed by the policy if every match_* option that '
+             'is set matches it; a policy without any matches every GPU.')
+
+
+def register_opts(conf):
+    """Register ``[gpu]``; does nothing where that is done."""
+    conf.register_group(GPU_GROUP)
+    conf.register_opts(GPU_OPTS, group=GPU_GROUP)
+
+
+def register_policy(conf, name):
+    """Register one policy's group and return its values."""
+    group = policy_group(name)
+    conf.register_group(group)
+    conf.register_opts(POLICY_OPTS, group=group)
+    return conf[group.name]

@@ -1,0 +1,23 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The released Placement and Cyborg in one process, to be watched.
+
+What the demonstration (``tools/demo``) and the functional tests share: the
+released services, unmodified, on SQLite and on loopback, with no message
+broker and no Keystone. Never imported by the driver itself.
+"""
+
+# Before anything else of Cyborg: importing oslo.service's periodic tasks
+# first would settle on another threading backend than Cyborg's daemons have.
+import cyborg.cmd  # noqa: F401

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A cloud of one compute node: Placement, Cyborg and Nova's part."""
+
+from __future__ import annotations
+
+import os
+
+from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.demo import compute_events
+from cyborg_gpu_driver.demo import configfile
+from cyborg_gpu_driver.demo import cyborg_service
+from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.demo import placement_service
+
+
+class Cloud:
+    """The services, started in order; :meth:`stop` ends what was started.
+
+    :param directory: for databases, configuration and logs; empty.
+    :param templates: databases to copy.
+    :param host: name of the compute node.
+    :param drivers: ``[agent] enabled_drivers``.
+    :param overrides: more of Cyborg's configuration file.
+    :param log: whether to set logging up from that file.
+    """
+
+    def __init__(self, directory: str, templates: database.Templates,
+                 host: str, drivers: list[str],
+                 overrides: configfile.Sections | None = None,
+                 log: bool = False):
+        self.directory = directory
+        self.host = host
+        self._started = []
+        try:
+            self._start(templates, drivers, overrides or {}, log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, templates, drivers, overrides, log):
+        cyborg_database, placement_database = templates.copy(self.directory)
+        self.placement_service = self._own(
+            placement_service.PlacementService(
+                self.directory, placement_database))
+        self.events = self._own(compute_events.ComputeEvents())
+        self.config_path = configfile.write(
+            os.path.join(self.directory, 'cyborg.conf'),
+            cyborg_service.configuration(
+                self.directory, cyborg_database, self.host,
+                self.placement_service.url, self.events.url, drivers),
+            overrides)
+        self.cyborg_service = self._own(cyborg_service.CyborgService(
+            self.config_path, cyborg_database, log))
+        self.cyborg_service.start()
+        self.placement = client.Placement(self.placement_service.url)
+        self.cyborg = client.Cyborg(self.cyborg_service.url)
+        self.nova = nova_part.NovaPart(
+            self.placement, self.cyborg, self.events, self.host)
+        self.root_provider = self.nova.create_compute_node()
+        self.cyborg_service.start_agent()
+
+    @property
+    def conductor(self):
+        """Cyborg's ``ConductorManager``."""
+        return self.cyborg_service.conductor
+
+    @property
+    def agent(self):
+        """Cyborg's ``AgentManager``."""
+        return self.cyborg_service.agent
+
+    def report(self) -> None:
+        """Let the agent discover and report now, and return when done."""
+        self.cyborg_service.report()
+
+    def stop(self) -> None:
+        """Stop the services, the last one first."""
+        while self._started:
+            self._started.pop().stop()
+
+    def _own(self, service):
+        self._started.append(service)
+        return service

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The part of Nova's API that Cyborg calls: external events.
+
+Cyborg tells Nova when an instance's accelerators are bound. Nova is played
+by the demonstration, so that it is the one to be told.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from cyborg_gpu_driver.demo import httpd
+
+
+class ComputeEvents:
+    """An endpoint for ``POST /v2.1/os-server-external-events``."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._events: list[dict] = []
+        self._httpd = httpd.Httpd(self._application)
+
+    @property
+    def url(self) -> str:
+        return self._httpd.url + '/v2.1'
+
+    @property
+    def events(self) -> tuple[dict, ...]:
+        """Every event so far, oldest first."""
+        with self._changed:
+            return tuple(self._events)
+
+    def wait_for(self, instance: str, count: int, timeout: float) -> bool:
+        """Wait until ``count`` events of ``instance`` have come.
+
+        :param timeout: seconds.
+        :returns: whether they have.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: sum(event['server_uuid'] == instance
+                            for event in self._events) >= count, timeout)
+
+    def stop(self) -> None:
+        self._httpd.stop()
+
+    def _application(self, environ, start_response):
+        if (environ['REQUEST_METHOD'] == 'POST'
+                and environ['PATH_INFO'].endswith(
+                    '/os-server-external-events')):
+            body = self._receive(environ)
+        else:
+            body = {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1',
+                'links': [{'rel': 'self', 'href': self.url + '/'}]}}
+        data = json.dumps(body).encode('utf-8')
+        start_response('200 OK', [('Content-Type', 'application/json'),
+                                  ('Content-Length', str(len(data)))])
+        return [data]
+
+    def _receive(self, environ):
+        length = int(environ.get('CONTENT_LENGTH') or 0)
+        events = json.loads(environ['wsgi.input'].read(length))['events']
+        with self._changed:
+            self._events.extend(events)
+            self._changed.notify_all()
+        return {'events': [dict(event, code=200) for event in events]}

@@ -1,0 +1,46 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Configuration files written from nested dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Sections = Mapping[str, Mapping[str, object]]
+
+
+def write(path: str, *layers: Sections) -> str:
+    """Write one oslo.config file; of two layers the later one wins.
+
+    A list becomes a comma-separated value.
+
+    :returns: ``path``.
+    """
+    sections: dict[str, dict[str, object]] = {}
+    for layer in layers:
+        for group, options in layer.items():
+            sections.setdefault(group, {}).update(options)
+    with open(path, 'w', encoding='utf-8') as stream:
+        for group, options in sections.items():
+            stream.write(f'[{group}]\n')
+            for name, value in options.items():
+                stream.write(f'{name} = {_text(value)}\n')
+            stream.write('\n')
+    return path
+
+
+def _text(value):
+    if isinstance(value, (list, tuple)):
+        return ','.join(str(item) for item in value)
+    return str(value)

@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The released Cyborg in this process: API, conductor and agent.
+
+They talk through oslo.messaging's in-memory transport, so there is no
+broker, and the API's pipeline is the released one without the Keystone
+filter: the caller's headers say who is calling, as Keystone's filter would
+have made them.
+
+Cyborg keeps its configuration in a process-wide object; therefore there is
+one Cyborg in a process at a time.
+"""
+
+from __future__ import annotations
+
+import os
+
+import oslo_messaging
+from cyborg import context
+from cyborg import objects
+from cyborg.agent import manager as agent_manager
+from cyborg.api import app as cyborg_app
+from cyborg.common import config as cyborg_config
+from cyborg.common import constants
+from cyborg.common import rpc
+from cyborg.common import service as cyborg_service
+from cyborg.conductor import manager as conductor_manager
+from cyborg.db.sqlalchemy import api as cyborg_db
+from cyborg.objects import base as objects_base
+from oslo_config import cfg
+
+from cyborg_gpu_driver.demo import configfile
+from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.demo import httpd
+
+_PASTE = {
+    'pipeline:main': {'pipeline': 'request_id api_v2'},
+    'app:api_v2': {'paste.app_factory': 'cyborg.api.app:app_factory'},
+    'filter:request_id': {
+        'paste.filter_factory': 'oslo_middleware:RequestId.factory'},
+}
+_EXCHANGE = 'cyborg'
+
+
+def configuration(directory: str, database_path: str, host: str,
+                  placement_url: str, compute_url: str,
+                  drivers: list[str]) -> configfile.Sections:
+    """What makes Cyborg run without broker and Keystone."""
+    return {
+        'DEFAULT': {
+            'host': host, 'transport_url': 'fake://',
+            'control_exchange': _EXCHANGE, 'state_path': directory,
+            'rpc_response_timeout': 60},
+        'database': {'connection': database.url(database_path)},
+        'oslo_concurrency': {'lock_path': os.path.join(directory, 'locks')},
+        'api': {'api_paste_config': configfile.write(
+            os.path.join(directory, 'api-paste.ini'), _PASTE)},
+        'placement': {'auth_type': 'admin_token', 'token': 'admin',
+                      'endpoint': placement_url,
+                      'endpoint_override': placement_url},
+        'nova': {'auth_type': 'none', 'endpoint': compute_url,
+                 'endpoint_override': compute_url},
+        'agent': {'enabled_drivers': drivers, 'resource_provider_name': host,
+                  'resource_provider_startup_retries': 0},
+    }
+
+
+class CyborgService:
+    """API, conductor and agent, stopped and started like daemons.
+
+    :param config_path: a file with :func:`configuration` and more.
+    :param database_path: a copy of the template.
+    :param log: whether to set logging up from the file as the daemons do;
+        a test's logging stays as it is.
+    """
+
+    def __init__(self, config_path: str, database_path: str,
+                 log: bool = False):
+        arguments = ['cyborg', '--config-file', config_path]
+        self._database = database.Attached(
+            cyborg_db.main_context_manager, database_path)
+        if log:
+            cyborg_service.prepare_service(arguments)
+        else:
+            cyborg_config.parse_args(arguments)
+            objects.register_all()
+        self._servers = []
+        self._httpd = None
+        self.conductor = None
+        self.agent = None
+
+    @property
+    def url(self) -> str:
+        """Of the API, without ``/v2``."""
+        return self._httpd.url
+
+    def start(self) -> None:
+        """Start conductor and API."""
+        self.conductor = conductor_manager.ConductorManager(
+            constants.CONDUCTOR_TOPIC, cfg.CONF.host)
+        self._serve(constants.CONDUCTOR_TOPIC, self.conductor)
+        self._httpd = httpd.Httpd(cyborg_app.load_app())
+
+    def start_agent(self) -> None:
+        """Start the agent; it does not report before :meth:`report`.
+
+        Its periodic timer is left out, so that what happens when is the
+        caller's choice.
+        """
+        self.agent = agent_manager.AgentManager(
+            constants.AGENT_TOPIC, cfg.CONF.host)
+        self._serve(constants.AGENT_TOPIC, self.agent)
+
+    def report(self) -> None:
+        """What the agent's periodic task does every 60 s, now."""
+        self.agent.update_available_resource(context.get_admin_context())
+
+    def stop(self) -> None:
+        """Stop everything and leave no configuration behind."""
+        if self._httpd is not None:
+            self._httpd.stop()
+        for server in reversed(self._servers):
+            server.stop()
+            server.wait()
+        rpc.cleanup()
+        self._database.detach()
+        cfg.CONF.reset()
+
+    def _serve(self, topic, manager):
+        server = rpc.get_server(
+            oslo_messaging.Target(topic=topic, server=cfg.CONF.host),
+            [manager], objects_base.CyborgObjectSerializer())
+        server.start()
+        self._servers.append(server)
+        manager.init_host()

@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""SQLite databases with the schemas of the released services.
+
+The schemas are made by the services' own commands, once, as templates, and
+copied for every cloud.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import sqlalchemy
+from oslo_db.sqlalchemy import enginefacade
+
+from cyborg_gpu_driver.demo import configfile
+
+BUSY_TIMEOUT = 60
+"""Seconds for which a transaction waits for another one."""
+
+# Cyborg's migrations alter columns in a way that SQLite does not know, so
+# its schema is made by the command for first installations.
+_CYBORG = ('from cyborg.cmd import dbsync; dbsync.main()',
+           ('--config-file', 'cyborg-db.conf', 'create_schema'))
+# Starting Placement with sync_on_startup runs its migrations and fills in
+# the standard traits and resource classes.
+_PLACEMENT = ('from placement import wsgi; wsgi.init_application()', ())
+
+_OUTER = 'cyborg_gpu_driver_outer'
+
+
+def url(path: str) -> str:
+    """SQLAlchemy's URL of the database in the file ``path``."""
+    return f'sqlite:///{path}?timeout={BUSY_TIMEOUT}'
+
+
+class Templates:
+    """Empty databases of Cyborg and of Placement below ``directory``."""
+
+    def __init__(self, directory: str):
+        self.cyborg = os.path.join(directory, 'cyborg-template.sqlite')
+        self.placement = os.path.join(directory, 'placement-template.sqlite')
+        self._directory = directory
+
+    def make(self) -> None:
+        """Make both at once.
+
+        :raises RuntimeError: with the output of a command that failed.
+        """
+        configfile.write(
+            os.path.join(self._directory, 'cyborg-db.conf'),
+            {'database': {'connection': url(self.cyborg)}})
+        configfile.write(
+            os.path.join(self._directory, 'placement.conf'),
+            {'placement_database': {'connection': url(self.placement),
+                                    'sync_on_startup': True}})
+        running = [self._start(*command) for command in (_CYBORG, _PLACEMENT)]
+        outputs = [process.communicate()[0] for process in running]
+        for process, output in zip(running, outputs):
+            if process.returncode:
+                raise RuntimeError('the database could not be made:\n'
+                                   + output.decode('utf-8', 'replace'))
+        for path in (self.cyborg, self.placement):
+            _use_write_ahead_log(path)
+
+    def copy(self, directory: str) -> tuple[str, str]:
+        """Fresh copies in ``directory``: Cyborg's path, Placement's path."""
+        return (shutil.copyfile(self.cyborg,
+                                os.path.join(directory, 'cyborg.sqlite')),
+                shutil.copyfile(self.placement,
+                                os.path.join(directory, 'placement.sqlite')))
+
+    def _start(self, code, arguments):
+        return subprocess.Popen(
+            [sys.executable, '-c', code, *arguments], cwd=self._directory,
+            env=dict(os.environ, OS_PLACEMENT_CONFIG_DIR=self._directory),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+class Attached:
+    """One service's database, put under its transaction manager.
+
+    :param manager: the service's root ``enginefacade`` manager.
+    :param path: the database file.
+    """
+
+    def __init__(self, manager, path: str):
+        self._own = enginefacade.transaction_context()
+        self._own.configure(connection=url(path), sqlite_synchronous=False)
+        self._own.append_on_engine_create(_begin_immediately)
+        self._reset = manager.patch_factory(self._own)
+
+    def detach(self) -> None:
+        """Give the manager its former database back."""
+        self._reset()
+        self._own.dispose_pool()
+
+
+def _begin_immediately(engine):
+    """Let transactions wait for each other at their first statement.
+
+    A transaction that SQLite lets read first and write later is refused
+    ("database is locked") when another one has written in between, however
+    long the timeout; MySQL and PostgreSQL make it wait on the row.
+    Placement reads in a second transaction while its first one is open, in
+    the same thread: that one must not wait, and may not, because the
+    write-ahead log lets readers pass.
+    """
+    of_thread = threading.local()
+    listens_for = sqlalchemy.event.listens_for
+
+    @listens_for(engine, 'before_cursor_execute', retval=True)
+    def rewrite(connection, cursor, statement, parameters, context, many):
+        if statement == 'BEGIN' and not getattr(of_thread, 'open', False):
+            statement = 'BEGIN IMMEDIATE'
+        return statement, parameters
+
+    @listens_for(engine, 'after_cursor_execute')
+    def mark(connection, cursor, statement, parameters, context, many):
+        if statement == 'BEGIN IMMEDIATE':
+            of_thread.open = connection.info[_OUTER] = True
+
+    @listens_for(engine, 'commit')
+    @listens_for(engine, 'rollback')
+    def unmark(connection):
+        if connection.info.pop(_OUTER, False):
+            of_thread.open = False
+
+
+def _use_write_ahead_log(path):
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute('PRAGMA journal_mode = WAL')
+    finally:
+        connection.close()

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A WSGI application served on loopback, one thread a request."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from wsgiref import simple_server
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def server_bind(self):
+        # HTTPServer would ask the resolver for this machine's full name,
+        # which takes seconds where no name server answers.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+
+    def address_string(self):
+        return self.client_address[0]
+
+    def log_message(self, format, *args):
+        """The applications keep logs of their own."""
+
+
+class Httpd:
+    """Serve ``application`` on a free port of 127.0.0.1 until stopped."""
+
+    def __init__(self, application):
+        self._server = simple_server.make_server(
+            '127.0.0.1', 0, application, server_class=_Server,
+            handler_class=_Handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={'poll_interval': 0.02},
+            name='httpd', daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:PORT``, without a trailing slash."""
+        return 'http://127.0.0.1:%d' % self._server.server_port
+
+    def stop(self) -> None:
+        """Answer nobody any more and give the port back."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Nova's part, through the public APIs only.
+
+The requests, in this order, are those that nova-compute, nova-scheduler and
+nova-conductor send for a server whose flavor names a device profile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+
+from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.demo import compute_events
+
+_ROOT_INVENTORIES = {
+    'VCPU': {'total': 64, 'max_unit': 64, 'allocation_ratio': 4.0},
+    'MEMORY_MB': {'total': 524288, 'max_unit': 524288, 'reserved': 512},
+}
+_SERVER = {'VCPU': 1, 'MEMORY_MB': 512}
+
+
+class NoCandidates(Exception):
+    """Placement has no host for the request (Nova's NoValidHost)."""
+
+
+class BindFailed(Exception):
+    """Cyborg could not bind; the message says what it answered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A server that has its accelerators."""
+
+    uuid: str
+    device_profile: str
+    arqs: tuple[dict, ...]
+    """As Cyborg shows them once bound, attach handles included."""
+    providers: tuple[str, ...]
+    """UUIDs of the accelerators' providers, in the order of ``arqs``."""
+
+
+class NovaPart:
+    """Creates and deletes servers that need accelerators.
+
+    :param host: name of the one compute node.
+    """
+
+    def __init__(self, placement: client.Placement, cyborg: client.Cyborg,
+                 events: compute_events.ComputeEvents, host: str):
+        self.placement = placement
+        self.cyborg = cyborg
+        self.events = events
+        self.host = host
+
+    def create_compute_node(self) -> str:
+        """Create the root provider, as nova-compute does when it starts.
+
+        :returns: its UUID.
+        """
+        root = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.host))
+        self.placement.post('/resource_providers',
+                            {'name': self.host, 'uuid': root})
+        self.placement.put(f'/resource_providers/{root}/inventories', {
+            'resource_provider_generation': 0,
+            'inventories': _ROOT_INVENTORIES})
+        self.placement.put(f'/resource_providers/{root}/traits', {
+            'resource_provider_generation': 1,
+            'traits': ['COMPUTE_ACCELERATORS', 'COMPUTE_NODE']})
+        return root
+
+    def candidates(self, device_profile: str) -> list[dict]:
+        """What Placement can offer for a server, best first."""
+        query = {
+            'resources': ','.join(f'{name}:{amount}' for name, amount
+                                  in _SERVER.items()),
+            'root_required': 'COMPUTE_ACCELERATORS',
+            'group_policy': 'none', 'limit': '1000'}
+        groups = self.cyborg.device_profile(device_profile)['groups']
+        for index, group in enumerate(groups):
+            query.update(_granular(f'_device_profile_{index}', group))
+        return self.placement.get(
+            '/allocation_candidates', **query)['allocation_requests']
+
+    def claim(self, server: str, candidate: dict) -> None:
+        """Claim a candidate's resources for a server."""
+        self.placement.put(f'/allocations/{server}', {
+            'allocations': candidate['allocations'],
+            'mappings': candidate['mappings'],
+            'project_id': client.PROJECT, 'user_id': client.USER,
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'})
+
+    def request_arqs(self, server: str, device_profile: str,
+                     candidate: dict) -> dict[str, dict[str, str]]:
+        """Create ARQs and say how each is to be bound.
+
+        :returns: what :meth:`client.Cyborg.bind` takes.
+        """
+        mappings = candidate['mappings']
+        return {
+            arq['uuid']: {
+                'hostname': self.host, 'instance_uuid': server,
+                'device_rp_uuid': mappings['_device_profile_%d' % arq[
+                    'device_profile_group_id']][0]}
+            for arq in self.cyborg.create_arqs(device_profile)}
+
+    def create_server(self, device_profile: str, timeout: float = 30.0
+                      ) -> Server:
+        """Boot: candidates, claim, ARQs, bind, wait.
+
+        :param timeout: seconds for the bind.
+        :raises NoCandidates: if Placement has no host.
+        :raises BindFailed: if Cyborg cannot bind; nothing is left behind.
+        """
+        candidates = self.candidates(device_profile)
+        if not candidates:
+            raise NoCandidates(device_profile)
+        server = str(uuid.uuid4())
+        self.claim(server, candidates[0])
+        bindings = self.request_arqs(server, device_profile, candidates[0])
+        try:
+            self._bind(server, bindings, timeout)
+        except (BindFailed, client.ApiError) as error:
+            self.delete_server(server, list(bindings))
+            raise BindFailed(str(error)) from error
+        arqs = tuple(self.cyborg.arq(arq) for arq in bindings)
+        return Server(server, device_profile, arqs, tuple(
+            fields['device_rp_uuid'] for fields in bindings.values()))
+
+    def delete_server(self, server: str, arqs: list[str] | None = None
+                      ) -> None:
+        """Unbind and delete ARQs, then give the resources back.
+
+        :param arqs: ARQs that were perhaps never bound to the server.
+        """
+        self.cyborg.delete_arqs(instance=server)
+        left = {arq['uuid'] for arq in self.cyborg.arqs()}
+        unbound = [uuid for uuid in arqs or () if uuid in left]
+        if unbound:
+            self.cyborg.delete_arqs(uuids=unbound)
+        self.placement.delete(f'/allocations/{server}')
+
+    def _bind(self, server, bindings, timeout):
+        self.cyborg.bind(bindings)
+        if not self.events.wait_for(server, len(bindings), timeout):
+            raise BindFailed(
+                f'no accelerator-request-bound event in {timeout} s')
+        failed = [event['tag'] for event in self.events.events
+                  if event['server_uuid'] == server
+                  and event['status'] != 'completed']
+        if failed:
+            raise BindFailed(f'accelerator requests {failed} failed')
+
+
+def _granular(suffix, group):
+    resources = [f'{_after(key)}:{value}' for key, value in group.items()
+                 if key.startswith('resources:')]
+    traits = [('!' if value == 'forbidden' else '') + _after(key)
+              for key, value in group.items() if key.startswith('trait:')]
+    query = {'resources' + suffix: ','.join(resources)}
+    if traits:
+        query['required' + suffix] = ','.join(traits)
+    return query
+
+
+def _after(key):
+    return key.partition(':')[2]

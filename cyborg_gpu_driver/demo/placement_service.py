@@ -1,0 +1,59 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The released Placement, in this process, on loopback."""
+
+from __future__ import annotations
+
+import os
+
+from oslo_config import cfg
+from placement import conf as placement_conf
+from placement import db_api
+from placement import deploy
+from placement import policy
+
+from cyborg_gpu_driver.demo import configfile
+from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.demo import httpd
+
+
+class PlacementService:
+    """Placement's WSGI application with ``auth_strategy = noauth2``.
+
+    :param directory: for its configuration file.
+    :param database_path: a copy of the template.
+    """
+
+    def __init__(self, directory: str, database_path: str):
+        path = configfile.write(
+            os.path.join(directory, 'placement.conf'),
+            {'api': {'auth_strategy': 'noauth2'},
+             'placement_database': {
+                 'connection': database.url(database_path)}})
+        config = cfg.ConfigOpts()
+        placement_conf.register_opts(config)
+        config([], project='placement', default_config_files=[path])
+        self._database = database.Attached(
+            db_api.placement_context_manager, database_path)
+        self._httpd = httpd.Httpd(deploy.loadapp(config))
+
+    @property
+    def url(self) -> str:
+        return self._httpd.url
+
+    def stop(self) -> None:
+        """Stop serving and let go of the database."""
+        self._httpd.stop()
+        self._database.detach()
+        policy.reset()

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What cyborg-agent loads: ``[agent] enabled_drivers = cyborg_gpu_driver``."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cyborg.accelerator.drivers.gpu import base
+from cyborg.common import placement_client
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import seam
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.report import objects
+
+LOG = logging.getLogger(__name__)
+
+_IN_TREE = 'nvidia_gpu_driver'
+
+
+class GPUDriver(base.GPUDriver):
+    """NVIDIA GPUs: whole, as vGPU and as MIG slices cut at bind.
+
+    The agent makes it in its master process, then calls :meth:`discover`
+    in a forked one; so nothing of the machine is opened here.
+
+    :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong; the
+        agent then does not start.
+    """
+
+    VENDOR = 'cyborg_gpu_driver'
+
+    def __init__(self):
+        self._conf = cfg.CONF
+        gpu_conf.register_opts(self._conf)
+        self._settings = policies.read(self._conf)
+        self._mutex = threading.Lock()
+        self._agent = None
+        self._process = None
+        self._mdev_problem = seam.mismatch()
+        if self._mdev_problem:
+            LOG.error('This release of Cyborg is not one that vGPUs and MIG '
+                      'slices can be bound with: %s. Only whole GPUs are '
+                      'offered.', self._mdev_problem)
+        else:
+            seam.install(self.bind, self.unbind)
+
+    def discover(self):
+        """Everything to report, as Cyborg's driver objects.
+
+        Never raises: the agent would lose the reports of all its drivers.
+        Where the report fails, Cyborg is told to leave all as it is.
+
+        :returns: list of ``cyborg.objects`` DriverDevice.
+        """
+        try:
+            return objects.driver_devices(self._running().report())
+        except exception.GpuDriverError as error:
+            LOG.error('Nothing can be reported: %s. Cyborg keeps what it '
+                      'knows of the GPUs.', error)
+        except Exception:
+            LOG.exception('Nothing can be reported. Cyborg keeps what it '
+                          'knows of the GPUs.')
+        try:
+            return objects.driver_devices(self._running().held())
+        except Exception:
+            LOG.exception('Nor is it known what was reported before.')
+            return []
+
+    def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """Make what an MDEV handle stands for; called through the seam.
+
+        :raises GpuDriverError: if it cannot be made; nothing has changed.
+        """
+        asked = request.parse(pci_addr, asked_type, ah_uuid)
+        running = self._running()
+        if self._is_in_trees(running, asked.function):
+            seam.original('create_mdev_privileged')(
+                pci_addr, asked_type, ah_uuid)
+            return
+        try:
+            running.bind(pci_addr, asked_type, ah_uuid)
+        except exception.GpuDriverError as error:
+            LOG.error('Bind of handle %(handle)s failed: %(error)s',
+                      {'handle': ah_uuid, 'error': error})
+            raise
+
+    def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """Return what an MDEV handle stands for; called through the seam.
+
+        Never raises: Cyborg would keep the handle in use for good. What is
+        malformed or not ours is refused in the log and nothing is touched;
+        what cannot be removed now is removed by a later report.
+        """
+        try:
+            asked = request.parse(pci_addr, asked_type, ah_uuid)
+            running = self._running()
+            if self._is_in_trees(running, asked.function):
+                seam.original('remove_mdev_privileged')(
+                    pci_addr, asked_type, ah_uuid)
+                return
+            running.unbind(pci_addr, asked_type, ah_uuid)
+        except exception.GpuDriverError as error:
+            LOG.error('Unbind of handle %(handle)r: %(error)s',
+                      {'handle': ah_uuid, 'error': error})
+        except Exception:
+            LOG.exception('Unbind of handle %r failed', ah_uuid)
+
+    def _running(self) -> agent.Agent:
+        """This process's agent, made at its first use."""
+        with self._mutex:
+            if self._agent is None or self._process != os.getpid():
+                self._agent = agent.Agent(
+                    self._conf, self._settings, self._conf.host,
+                    placement_client.PlacementClient, self._mdev_problem)
+                self._process = os.getpid()
+            return self._agent
+
+    def _is_in_trees(self, running, function: model.PciAddress) -> bool:
+        """Whether a handle is the business of Cyborg's own GPU driver.
+
+        It may be enabled beside ours, for GPUs that ours ignores or for
+        those of another vendor.
+        """
+        return (_IN_TREE in self._conf.agent.enabled_drivers
+                and not running.owns(function))

@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which handle names which virtual function.
+
+Cyborg keeps a handle for ever, so the answer depends on the GPU and the
+policy alone, never on what is in use. Two handles may name one function
+where there are too few; the bind then takes another that is empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from cyborg_gpu_driver.host import model
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """The functions that one offer needs."""
+
+    total: int
+    """At most the number of functions there are."""
+    excludes_others: bool = False
+    """Whether nothing of another offer is ever there at the same time."""
+
+
+def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
+           ) -> tuple[tuple[model.PciAddress, ...], ...]:
+    """The functions of each claim, in the order of ``claims``.
+
+    All are distinct while there are enough. Where there are not, first the
+    claims that exclude all others share functions with them, which never
+    meets; then the rest go round again.
+    """
+    addresses = [function.address for function in
+                 sorted(vfs, key=lambda function: function.index)]
+    count = len(addresses)
+    given: dict[int, tuple[model.PciAddress, ...]] = {}
+    first = 0
+    for number in sorted(range(len(claims)),
+                         key=lambda number: claims[number].excludes_others):
+        claim = claims[number]
+        if claim.excludes_others and first + claim.total > count:
+            start = 0
+        else:
+            start = first
+            first += claim.total
+        given[number] = tuple(
+            addresses[(start + offset) % count]
+            for offset in range(claim.total if count else 0))
+    return tuple(given[number] for number in range(len(claims)))

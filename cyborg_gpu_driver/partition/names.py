@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Names of profiles and vGPU types: they parse, print and compare.
+
+A name says what a thing is like, never which it is: two boards give the
+same name to different profiles (1g.10gb is an eighth of one A100 and a
+quarter of another), so a name is looked up on one GPU, in what NVML lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection
+
+from cyborg_gpu_driver import exception
+
+ATTRIBUTES = ('+me', '+me.all', '+gfx', '-me')
+"""Attributes of GPU instance profiles: with media extensions, with all of
+them, with graphics, without media engines."""
+
+SERIES = 'CQBA'
+"""Series of vGPU types (compute, workstation, desktop, application), the
+one that a compute cloud wants first."""
+
+_MIB_PER_GIB = 1024
+_EIGHTHS = 8
+
+_PROFILE = re.compile(
+    r'(?:(?P<compute>[1-9]\d?)c\.)?(?P<slices>[1-9]\d?)g\.'
+    r'(?P<memory>[1-9]\d{0,3})gb'
+    r'(?P<attributes>(?P<sign>[+-])[a-z.]+(?:,[a-z.]+)*)?', re.ASCII)
+
+_VGPU_TYPE = re.compile(
+    r'(?P<product>[A-Za-z]\w*(?:-[A-Za-z]\w*)*)-(?:(?P<slices>[1-9]\d?)-)?'
+    r'(?P<memory>0|[1-9]\d{0,3})(?P<series>[ABCQ])'
+    r'(?P<suffix>ME|NOME|MEALL|GFX|\d)?', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileName:
+    """The name of a GPU instance profile, or of a part of one.
+
+    ``1g.10gb``, ``1g.10gb+me``; ``1c.3g.20gb`` is a compute instance of one
+    slice in a GPU instance of three.
+    """
+
+    compute: int | None
+    """Compute slices of a compute instance; None for the GPU instance."""
+    slices: int
+    memory_gb: int
+    attributes: frozenset[str] = frozenset()
+    """Out of :data:`ATTRIBUTES`; pluses and minuses never together."""
+
+    def __post_init__(self):
+        unknown = sorted(self.attributes - set(ATTRIBUTES))
+        if unknown:
+            raise _invalid_profile(
+                self._text(), 'unknown attribute ' + ', '.join(unknown)
+                + '; expected ' + ', '.join(ATTRIBUTES))
+        if len({attribute[0] for attribute in self.attributes}) > 1:
+            raise _invalid_profile(
+                self._text(), 'a profile has something more (+) or '
+                'something less (-), never both')
+        if self.compute is not None and self.compute >= self.slices:
+            raise _invalid_profile(
+                self._text(), 'a compute instance is named apart only if '
+                'it is smaller than its GPU instance, such as 1c.3g.20gb')
+
+    @classmethod
+    def parse(cls, text: str) -> ProfileName:
+        """Read a name as ``nvidia-smi mig`` prints it, without ``MIG``.
+
+        :raises InvalidValue: saying what is expected.
+        """
+        match = _PROFILE.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise _invalid_profile(
+                text, 'expected SLICESg.MEMORYgb such as 1g.10gb, '
+                '1g.10gb+me or 1c.3g.20gb')
+        sign = match['sign'] or ''
+        words = (match['attributes'] or sign)[len(sign):]
+        listed = [sign + word for word in words.split(',') if word]
+        if listed != sorted(set(listed)):
+            raise _invalid_profile(
+                text, 'attributes are in alphabetical order, each once')
+        return cls(
+            compute=int(match['compute']) if match['compute'] else None,
+            slices=int(match['slices']), memory_gb=int(match['memory']),
+            attributes=frozenset(listed))
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def _text(self):
+        compute = '' if self.compute is None else f'{self.compute}c.'
+        attributes = sorted(self.attributes)
+        sign = attributes[0][0] if attributes else ''
+        words = ','.join(attribute[1:] for attribute in attributes)
+        return f'{compute}{self.slices}g.{self.memory_gb}gb{sign}{words}'
+
+
+def computed(slices: int, memory_mib: int, total_mib: int,
+             attributes: Collection[str] = ()) -> ProfileName:
+    """The name that NVIDIA's tools give to a GPU instance profile.
+
+    For drivers whose profile structure carries none (before
+    nvmlGpuInstanceProfileInfo_v2_t). The memory is counted in started
+    eighths of the GPU's, as marketed: in started GiB.
+
+    :param slices: ``sliceCount``.
+    :param memory_mib: ``memorySizeMB``.
+    :param total_mib: the whole GPU's (nvmlDeviceGetMemoryInfo), MiB.
+    :param attributes: out of :data:`ATTRIBUTES`.
+    :raises InvalidValue: if a size is not above 0.
+    """
+    for what, size in (('slice count', slices), ('memory', memory_mib),
+                       ('total memory', total_mib)):
+        if size <= 0:
+            raise exception.InvalidValue(
+                what=what, value=size, expected='expected more than 0')
+    eighths = -(-memory_mib * _EIGHTHS // total_mib)
+    whole_gb = -(-total_mib // _MIB_PER_GIB)
+    # Half goes up; round() would send 70.5 down to 70.
+    memory_gb = math.floor(eighths * whole_gb / _EIGHTHS + 0.5)
+    return ProfileName(None, slices, memory_gb, frozenset(attributes))
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuTypeName:
+    """The name of a vGPU type: the last word of NVML's or sysfs's name."""
+
+    product: str
+    """``A100``, ``T4``, ``RTX6000-Ada``."""
+    slices: int | None
+    """Compute slices of the GPU instance below; None if time-sliced."""
+    framebuffer_gb: int
+    """0 stands for half a GiB."""
+    series: str
+    """One letter out of :data:`SERIES`."""
+    suffix: str = ''
+    """``ME``, ``NOME``, ``MEALL``, ``GFX`` (what the GPU instance has) or
+    the number of displays of a B type."""
+
+    @classmethod
+    def parse(cls, text: str) -> VgpuTypeName:
+        """Read a name such as ``T4-2B`` or ``A100-1-5CME``.
+
+        :raises InvalidValue: saying what is expected.
+        """
+        match = (_VGPU_TYPE.fullmatch(text) if isinstance(text, str)
+                 else None)
+        if match is None:
+            raise exception.InvalidValue(
+                what='vGPU type name', value=text,
+                expected='expected PRODUCT-GB and a series letter such as '
+                         'T4-2B, or PRODUCT-SLICES-GB such as A100-1-5C')
+        return cls(
+            product=match['product'],
+            slices=int(match['slices']) if match['slices'] else None,
+            framebuffer_gb=int(match['memory']), series=match['series'],
+            suffix=match['suffix'] or '')
+
+    def __str__(self) -> str:
+        slices = '' if self.slices is None else f'{self.slices}-'
+        return (f'{self.product}-{slices}{self.framebuffer_gb}'
+                f'{self.series}{self.suffix}')
+
+
+def _invalid_profile(text, expected):
+    return exception.InvalidValue(
+        what='profile name', value=text, expected=expected)

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The vGPU types of a GPU: what NVML and sysfs say of them, as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import names
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """A vGPU type, whoever told of it."""
+
+    type_id: str
+    """The mdev type, ``nvidia-474``."""
+    name: str
+    """``A100-1-5C``."""
+    framebuffer_mib: int = 0
+    max_instances: int | None = None
+    """For the whole GPU; None if nobody says."""
+    gi_profile_id: int | None = None
+    """GPU instance profile below it."""
+
+    @property
+    def parsed(self) -> names.VgpuTypeName | None:
+        """The name's parts; None for a name of unknown form."""
+        try:
+            return names.VgpuTypeName.parse(self.name)
+        except exception.InvalidValue:
+            return None
+
+    @property
+    def is_mig_backed(self) -> bool:
+        """Whether it needs a GPU instance; the name tells if NVML is out."""
+        parsed = self.parsed
+        return (self.gi_profile_id is not None
+                or parsed is not None and parsed.slices is not None)
+
+    def is_called(self, text: str) -> bool:
+        """Whether an operator means it: by name or by mdev type."""
+        return text in (self.name, self.type_id)
+
+
+def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
+    """Every type of a GPU, by number of the type.
+
+    NVML knows the maximum and the instance profile; sysfs fills in where
+    NVML does not take part.
+    """
+    found = {}
+    for entry in (*gpu.mdev_types, *(mdev_type for function in gpu.vfs
+                                     for mdev_type in function.mdev_types)):
+        found.setdefault(entry.type_id, Type(
+            entry.type_id, entry.name, entry.framebuffer_mib or 0,
+            entry.max_instances))
+    for entry in gpu.vgpu_types:
+        found[entry.mdev_type_id] = Type(
+            entry.mdev_type_id, entry.name, entry.framebuffer_mib,
+            entry.max_instances, entry.gi_profile_id)
+    return tuple(sorted(found.values(), key=_number))
+
+
+def time_sliced(types: Iterable[Type]) -> tuple[Type, ...]:
+    """Those that need no GPU instance."""
+    return tuple(entry for entry in types if not entry.is_mig_backed)
+
+
+def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
+            preferred: Sequence[str] = ()) -> Type | None:
+    """The type that a handle for ``profile`` asks for.
+
+    A profile may carry several: other framebuffer sizes, other series. The
+    first that ``preferred`` names is taken; else the one with the largest
+    framebuffer, which is the whole instance, and of those the series that
+    a compute cloud wants (:data:`names.SERIES`).
+
+    :param preferred: names (A100-1-5C) or mdev types (nvidia-474).
+    :returns: None if no type uses the profile.
+    """
+    fitting = [entry for entry in types if _uses(entry, profile)]
+    for text in preferred:
+        for entry in fitting:
+            if entry.is_called(text):
+                return entry
+    return min(fitting, key=_preference, default=None)
+
+
+def _uses(entry, profile):
+    if entry.gi_profile_id is not None or not entry.is_mig_backed:
+        return entry.gi_profile_id == profile.profile_id
+    # Without NVML's word: a type as large as the instance, named alike.
+    try:
+        wanted = names.ProfileName.parse(profile.name)
+    except exception.InvalidValue:
+        return False
+    suffix = ''.join(sorted(wanted.attributes)).upper()
+    suffix = suffix.replace('-', 'NO').replace('+', '').replace('.', '')
+    named = entry.parsed
+    return ((named.slices, named.framebuffer_gb, named.suffix)
+            == (wanted.slices, wanted.memory_gb, suffix))
+
+
+def _preference(entry):
+    named = entry.parsed
+    series = (names.SERIES.index(named.series) if named
+              else len(names.SERIES))
+    return -entry.framebuffer_mib, series, _number(entry)
+
+
+def _number(entry):
+    digits = entry.type_id.rpartition('-')[2]
+    return int(digits) if digits.isdecimal() else 0, entry.type_id

@@ -1,0 +1,304 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Bind and unbind: a partition made for one attach handle, and returned.
+
+Under the GPU's lock: plan, journal, make, read back, journal, then publish
+what is left. Whatever fails on the way is undone before the error leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import plan
+from cyborg_gpu_driver.program import request
+
+LOG = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+"""Plans tried where others than we change the GPU at the same time."""
+
+
+class _Refused(Exception):
+    """NVML made nothing; carries its error past the undoing."""
+
+    def __init__(self, error):
+        super().__init__(error)
+        self.error = error
+
+
+class Binder:
+    """Carries out binds and unbinds on one machine.
+
+    :param host: what is known of the machine.
+    :param tools: what changes it.
+    :param records: the journal.
+    :param state_path: where the locks are.
+    :param publish: called with a GPU's address, under its lock, when what
+        can still be made on it has changed. It must not raise.
+    """
+
+    def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
+                 records: journal.Journal, state_path: str,
+                 publish: Callable[[model.PciAddress], None]):
+        self._host = host
+        self._tools = tools
+        self._journal = records
+        self._state_path = state_path
+        self._publish = publish
+
+    def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """Make what the handle stands for.
+
+        Repeating a bind that succeeded does nothing.
+
+        :raises InvalidValue: if an argument is malformed.
+        :raises UnknownGpu: if ``pci_addr`` is no function of our GPUs.
+        :raises BindRefused: if it cannot be made; nothing has changed.
+        :raises NvmlError, SysfsError: as the hardware refused it; undone.
+        """
+        asked = request.parse(pci_addr, asked_type, ah_uuid)
+        address = self._host.owner(asked.function)
+        with locks.gpu(self._state_path, address):
+            entry = self._journal.get(asked.handle)
+            if entry is not None and self._is_done(entry, asked):
+                LOG.info('Handle %s is bound already', asked.handle)
+                return
+            self._check_unclaimed(asked)
+            made = self._make_planned(address, asked)
+            self._publish(address)
+        LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
+                 '%(gpu)s, mdev on %(function)s',
+                 {'handle': made.handle, 'profile': made.profile,
+                  'where': _where(made), 'gpu': made.gpu,
+                  'function': made.function})
+
+    def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+        """Return what the handle stands for; idempotent.
+
+        What is still held by a guest stays in the journal and is removed
+        by :meth:`recover` when it can be.
+
+        :raises InvalidValue: if an argument is malformed.
+        :raises NvmlError, SysfsError: if something could not be removed.
+        """
+        asked = request.parse(pci_addr, asked_type, ah_uuid)
+        entry = self._journal.get(asked.handle)
+        if entry is None:
+            self._remove_unrecorded(asked)
+            return
+        if entry.mdev_type != asked.mdev_type:
+            raise plan.refusal(asked, 'the handle is bound as '
+                               f'{entry.mdev_type}')
+        with locks.gpu(self._state_path, entry.gpu):
+            entry = self._journal.get(asked.handle)
+            if entry is not None:
+                self._release(entry)
+
+    def recover(self) -> None:
+        """Finish what was under way when a process ended; never raises."""
+        for entry in self._journal.entries():
+            if entry.phase is journal.Phase.BOUND:
+                continue
+            try:
+                with locks.gpu(self._state_path, entry.gpu):
+                    current = self._journal.get(entry.handle)
+                    if (current is not None
+                            and current.phase is not journal.Phase.BOUND):
+                        self._release(current)
+                        LOG.info('Removed what handle %s had left on GPU '
+                                 '%s', entry.handle, entry.gpu)
+            except exception.GpuDriverError as error:
+                LOG.warning('Handle %(handle)s still has a part of GPU '
+                            '%(gpu)s: %(error)s. Trying again at the next '
+                            'report.', {'handle': entry.handle,
+                                        'gpu': entry.gpu, 'error': error})
+
+    def _is_done(self, entry, asked):
+        """Whether an earlier bind left what this one asks for.
+
+        What an earlier unbind could not remove is removed first.
+        """
+        if entry.phase is not journal.Phase.BOUND:
+            self._release(entry)
+            return False
+        if entry.mdev_type != asked.mdev_type:
+            raise plan.refusal(asked, 'the handle is bound as '
+                               f'{entry.mdev_type}')
+        if self._tools.mdev_type(entry.handle) == entry.mdev_type:
+            return True
+        self._release(entry)
+        return False
+
+    def _remove_unrecorded(self, asked):
+        """Remove the mdev of a handle that the journal does not know.
+
+        Its UUID is the handle's, so it is Cyborg's; which instance it was
+        on is not known, and an instance that we do not know is left alone.
+        """
+        if self._tools.mdev_type(asked.handle) != asked.mdev_type:
+            LOG.info('Handle %s has nothing on this machine', asked.handle)
+            return
+        address = self._host.owner(asked.function)
+        with locks.gpu(self._state_path, address):
+            self._tools.remove_mdev(asked.handle)
+            self._host.record(address, gone=(None, asked.handle))
+            self._publish(address)
+        LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
+                    'journal knows nothing; a GPU instance that it may have '
+                    'been on stays.',
+                    {'handle': asked.handle, 'gpu': address})
+
+    def _check_unclaimed(self, asked):
+        if self._tools.mdev_type(asked.handle) is not None:
+            raise plan.refusal(asked, 'an mdev with that UUID exists that '
+                               'this driver did not make')
+
+    def _make_planned(self, address, asked):
+        """Plan on what is known; look again where that proves wrong."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                gpu = self._host.gpu(address)
+                offer = plan.find_offer(gpu, self._host.offers(gpu), asked)
+                return self._make(gpu, offer,
+                                  plan.plan(gpu, offer, asked), asked)
+            except exception.NvmlError as error:
+                if error.symbol != 'INSUFFICIENT_RESOURCES':
+                    raise
+                LOG.info('GPU %s was changed by somebody else', address)
+                failure = plan.refusal(
+                    asked, 'the place chosen was taken by somebody else')
+            except exception.BindRefused as error:
+                failure = error
+            if attempt < _ATTEMPTS:
+                before = self._host.gpu(address)
+                self._host.refresh()
+                if (isinstance(failure, exception.BindRefused)
+                        and self._host.gpu(address) == before):
+                    break
+        raise failure
+
+    def _make(self, gpu, offer, planned, asked):
+        entry = self._entry(gpu, offer, planned, asked)
+        self._journal.put(entry)
+        try:
+            if entry.placement is not None:
+                entry = self._make_instance(entry)
+            mdev = self._tools.make_mdev(entry)
+            entry = dataclasses.replace(entry, phase=journal.Phase.BOUND)
+            self._journal.put(entry)
+        except _Refused as refused:
+            self._journal.remove(entry.handle)
+            raise refused.error from None
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._undo(entry)
+        self._host.record(gpu.address, made=(_instance(entry), mdev))
+        return entry
+
+    def _make_instance(self, entry):
+        try:
+            return self._tools.make_instance(entry)
+        except exception.NvmlError as error:
+            if hardware.was_refused(error):
+                # Nothing of ours is there, so what lies at the placement is
+                # another's and must not be taken for ours when undoing.
+                raise _Refused(error) from error
+            raise
+
+    def _entry(self, gpu: model.Gpu, offer: offers.Offer,
+               planned: plan.BindPlan, asked: request.Request
+               ) -> journal.Entry:
+        foreign = ()
+        if offer.mode is policy.Mode.MIG:
+            foreign = self._tools.instance_ids(
+                gpu.address, gpu.mig.profile_by_id(planned.profile_id))
+        return journal.Entry(
+            handle=asked.handle, gpu=gpu.address, function=planned.function,
+            mdev_type=asked.mdev_type, profile=offer.profile,
+            phase=journal.Phase.BINDING, profile_id=planned.profile_id,
+            placement=planned.placement, foreign_ids=foreign)
+
+    def _undo(self, entry):
+        """Back to what was there; what resists is left to recover()."""
+        try:
+            self._release(entry, published=False)
+        except exception.GpuDriverError as error:
+            LOG.error('Could not undo the bind of handle %(handle)s on GPU '
+                      '%(gpu)s: %(error)s. Trying again at the next report.',
+                      {'handle': entry.handle, 'gpu': entry.gpu,
+                       'error': error})
+
+    def _release(self, entry, published=True):
+        if entry.phase is journal.Phase.BOUND:
+            entry = dataclasses.replace(
+                entry, phase=journal.Phase.UNBINDING)
+            self._journal.put(entry)
+        self._tools.remove_mdev(entry.handle)
+        try:
+            self._tools.remove_instance(entry)
+        except exception.NvmlError as error:
+            if error.symbol != 'IN_USE':
+                raise
+            entry = self._exchange(entry, error)
+        self._journal.remove(entry.handle)
+        self._host.record(entry.gpu, gone=(_instance(entry), entry.handle))
+        if published:
+            self._publish(entry.gpu)
+
+    def _exchange(self, entry, error):
+        """Give the instance to whose vGPU is on it, and remove theirs.
+
+        The driver puts a vGPU on any free instance of its profile, so
+        another handle's vGPU may sit on ours and ours have sat on its.
+        """
+        for other in self._journal.entries(entry.gpu):
+            if (other.handle == entry.handle
+                    or other.phase is not journal.Phase.BOUND
+                    or other.profile_id != entry.profile_id):
+                continue
+            try:
+                self._tools.remove_instance(other)
+            except exception.NvmlError as refused:
+                if refused.symbol != 'IN_USE':
+                    raise
+                continue
+            swapped = [dataclasses.replace(
+                one, placement=two.placement, instance_id=two.instance_id)
+                for one, two in ((entry, other), (other, entry))]
+            self._journal.put(*swapped)
+            return swapped[0]
+        raise error
+
+
+def _instance(entry):
+    if entry.placement is None:
+        return None
+    return model.GpuInstance(entry.placement, entry.profile_id,
+                             entry.instance_id)
+
+
+def _where(entry):
+    return f' at {entry.placement}' if entry.placement is not None else ''

@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who owns what on this machine, and what was under way.
+
+One entry an attach handle, written before its partition is touched and
+again when that is done, so that whoever comes next can finish or undo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Iterable
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import request
+
+LOG = logging.getLogger(__name__)
+
+_KIND = 'cyborg-gpu journal'
+_VERSION = 1
+
+
+class Phase(enum.Enum):
+    """How far an entry has come."""
+
+    BINDING = 'binding'
+    """Being made; undone if found so at start."""
+    BOUND = 'bound'
+    """Complete, and owned by the handle."""
+    UNBINDING = 'unbinding'
+    """Given back by Cyborg; what is left of it is to be removed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What one attach handle has on a GPU.
+
+    ``function`` is the mdev's parent, which may be another VF than the
+    handle names. The GPU instance's fields are None for time-sliced vGPUs.
+    """
+
+    handle: str
+    gpu: model.PciAddress
+    function: model.PciAddress
+    mdev_type: str
+    profile: str
+    phase: Phase
+    profile_id: int | None = None
+    placement: model.Placement | None = None
+    instance_id: int | None = None
+    foreign_ids: tuple[int, ...] = ()
+    """Instances of the profile that were there before, never ours."""
+
+
+class Journal:
+    """The entries of this machine, in one file.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+
+    def __init__(self, state_path: str):
+        self._state_path = state_path
+        self._path = os.path.join(state_path, 'journal.json')
+
+    def get(self, handle: str) -> Entry | None:
+        """The entry of ``handle``.
+
+        :raises JournalError: if the file cannot be read.
+        """
+        return self._load().get(handle)
+
+    def entries(self, gpu: model.PciAddress | None = None
+                ) -> tuple[Entry, ...]:
+        """All entries, or those of one GPU."""
+        return tuple(entry for entry in self._load().values()
+                     if gpu is None or entry.gpu == gpu)
+
+    def put(self, *entries: Entry) -> None:
+        """Write entries, in one step, over those of the same handles.
+
+        :raises JournalError: if it cannot be put on the disk.
+        """
+        with locks.journal(self._state_path):
+            known = self._load()
+            known.update((entry.handle, entry) for entry in entries)
+            self._store(known.values())
+
+    def remove(self, handle: str) -> None:
+        """Forget ``handle``; does nothing if it is not there."""
+        with locks.journal(self._state_path):
+            known = self._load()
+            if known.pop(handle, None) is not None:
+                self._store(known.values())
+
+    def check(self) -> None:
+        """Set an unusable file aside, with a message, and start anew."""
+        try:
+            self._load()
+        except exception.JournalError as error:
+            kept = durable.set_aside(self._path)
+            LOG.error(
+                '%(error)s. It was moved to %(kept)s; instances that it '
+                'named are now counted as foreign and left alone.',
+                {'error': error, 'kept': kept})
+
+    def _load(self) -> dict[str, Entry]:
+        content = durable.read(self._path, _KIND, _VERSION) or []
+        try:
+            entries = [_entry(item) for item in content]
+        except (KeyError, TypeError, ValueError,
+                exception.InvalidValue) as error:
+            raise exception.JournalError(
+                path=self._path, reason=f'has a bad entry: {error!r}'
+            ) from error
+        return {entry.handle: entry for entry in entries}
+
+    def _store(self, entries: Iterable[Entry]) -> None:
+        durable.write(self._path, _KIND, _VERSION,
+                      [_record(entry) for entry in entries])
+
+
+def _record(entry):
+    record = dataclasses.asdict(entry)
+    record.update(gpu=str(entry.gpu), function=str(entry.function),
+                  phase=entry.phase.value)
+    return record
+
+
+def _entry(record):
+    placement = record['placement']
+    return Entry(**dict(
+        record, handle=request.handle(record['handle']),
+        gpu=model.PciAddress.parse(record['gpu']),
+        function=model.PciAddress.parse(record['function']),
+        mdev_type=request.mdev_type(record['mdev_type']),
+        phase=Phase(record['phase']),
+        profile_id=_number(record['profile_id']),
+        placement=placement and model.Placement(
+            _number(placement['start']), _number(placement['size'])),
+        instance_id=_number(record['instance_id']),
+        foreign_ids=tuple(map(_number, record['foreign_ids']))))
+
+
+def _number(value):
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f'{value!r} is not a number from 0')
+    return value

@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The newest snapshot, kept true by what we change between two of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import offers as partition_offers
+
+
+class LiveHost:
+    """What this process knows of the machine at any moment.
+
+    A snapshot takes a while; a GPU that was bound or unbound meanwhile
+    keeps what the bind knows, which is newer.
+
+    :param host_reader: what takes snapshots.
+    :param settings: the operator's policies.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 settings: policies.Settings):
+        self._reader = host_reader
+        self._settings = settings
+        self._mutex = threading.Lock()
+        self._host: model.Host | None = None
+        self._changes: collections.Counter = collections.Counter()
+        self._owner: dict[model.PciAddress, model.PciAddress] = {}
+
+    def refresh(self) -> model.Host:
+        """Take a snapshot; does not raise for what hardware does."""
+        with self._mutex:
+            before = dict(self._changes)
+        host = self._reader.snapshot()
+        with self._mutex:
+            known = {gpu.address: gpu for gpu in
+                     (self._host.gpus if self._host else ())}
+            gpus = tuple(
+                gpu if self._changes[gpu.address] == before.get(
+                    gpu.address, 0)
+                else known.get(gpu.address, gpu) for gpu in host.gpus)
+            self._set(dataclasses.replace(host, gpus=gpus))
+            return self._host
+
+    def host(self) -> model.Host:
+        """The machine, read if it never was."""
+        with self._mutex:
+            host = self._host
+        return host or self.refresh()
+
+    def gpu(self, address: model.PciAddress) -> model.Gpu:
+        """One GPU.
+
+        :raises UnknownGpu: if there is none at ``address``.
+        """
+        return self.host().gpu(address)
+
+    def owner(self, function: model.PciAddress) -> model.PciAddress:
+        """The GPU that ``function`` is, or is a VF of.
+
+        :raises UnknownGpu: if it is neither.
+        """
+        self.host()
+        owner = self._owner.get(function)
+        if owner is None:
+            self.refresh()
+            owner = self._owner.get(function)
+        if owner is None:
+            raise exception.UnknownGpu(address=function)
+        return owner
+
+    def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
+        """What the GPU's policy offers on it; empty without a policy."""
+        policy = self._settings.policy_for(gpu)
+        if policy is None:
+            return ()
+        return partition_offers.offers(gpu, policy)
+
+    def record(self, address: model.PciAddress, *,
+               made: tuple[model.GpuInstance | None, model.Mdev] = None,
+               gone: tuple[model.GpuInstance | None, str] = None) -> None:
+        """Take over a change that was made to a GPU.
+
+        :param made: instance (None for a time-sliced vGPU) and mdev.
+        :param gone: instance and the UUID of the mdev.
+        """
+        self.host()
+        with self._mutex:
+            if address not in self._owner:
+                return
+            gpu = self._host.gpu(address)
+            if made:
+                gpu = _with(gpu, *made)
+            if gone:
+                gpu = _without(gpu, *gone)
+            self._changes[address] += 1
+            self._set(dataclasses.replace(self._host, gpus=tuple(
+                gpu if other.address == address else other
+                for other in self._host.gpus)))
+
+    def mark(self, address: model.PciAddress) -> int:
+        """A number that changes with every change to the GPU."""
+        with self._mutex:
+            return self._changes[address]
+
+    def _set(self, host):
+        self._host = host
+        self._owner = {
+            address: gpu.address for gpu in host.gpus
+            for address in (gpu.address,
+                            *(function.address for function in gpu.vfs))}
+
+
+def _with(gpu, instance, mdev):
+    gpu = _map_mdevs(gpu, mdev.parent, lambda mdevs: tuple(
+        sorted({*mdevs, mdev})))
+    if instance is None:
+        return gpu
+    return _map_instances(gpu, lambda instances: tuple(
+        sorted({*instances, instance})))
+
+
+def _without(gpu, instance, uuid):
+    for address in (gpu.address, *(vf.address for vf in gpu.vfs)):
+        gpu = _map_mdevs(gpu, address, lambda mdevs: tuple(
+            mdev for mdev in mdevs if mdev.uuid != uuid))
+    if instance is None:
+        return gpu
+    return _map_instances(gpu, lambda instances: tuple(
+        item for item in instances if item != instance))
+
+
+def _map_mdevs(gpu, parent, change):
+    if parent == gpu.address:
+        return dataclasses.replace(gpu, mdevs=change(gpu.mdevs))
+    return dataclasses.replace(gpu, vfs=tuple(
+        dataclasses.replace(vf, mdevs=change(vf.mdevs))
+        if vf.address == parent else vf for vf in gpu.vfs))
+
+
+def _map_instances(gpu, change):
+    return dataclasses.replace(gpu, mig=dataclasses.replace(
+        gpu.mig, instances=change(gpu.mig.instances)))

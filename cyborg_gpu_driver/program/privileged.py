@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Every operation that needs privileges, and nothing else.
+
+Each takes plain values, checks them again (it may run in the daemon of
+oslo.privsep, which trusts nobody) and makes one change to the machine.
+Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
+:class:`~cyborg_gpu_driver.exception.SysfsError` as the hardware gave them.
+"""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.program import request
+
+_MDEVS = ('bus', 'mdev', 'devices')
+_GRID_LIMIT = 64
+
+_platform = None
+
+
+def run_here(machine: platform.Platform) -> None:
+    """Make the changes in this process, on ``machine``.
+
+    For a process that is privileged already, and for simulated machines.
+    """
+    global _platform
+    _platform = machine
+    privsep.gpu_context.set_client_mode(False)
+
+
+def _machine() -> platform.Platform:
+    """The machine of this process; in the daemon that of its options."""
+    global _platform
+    if _platform is None:
+        gpu_conf.register_opts(cfg.CONF)
+        _platform = platform.real(cfg.CONF.gpu.sysfs_root)
+    return _platform
+
+
+@privsep.gpu_context.entrypoint
+def create_gpu_instance(address: str, profile_id: int, start: int,
+                        size: int) -> tuple[int, int, int]:
+    """Cut a GPU instance at an explicit placement and read it back.
+
+    :param profile_id: the board's profile id.
+    :param start, size: memory units of the grid.
+    :returns: instance id, start and size as NVML gives them.
+    :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken.
+    """
+    _check_number('profile id', profile_id, 1 << 31)
+    _check_number('start', start, _GRID_LIMIT)
+    _check_number('size', size, _GRID_LIMIT)
+    nvml = _machine().nvml
+    instance = nvml.create_gpu_instance(
+        nvml.device(model.PciAddress.parse(address)), profile_id,
+        model.Placement(start, size))
+    return (instance.instance_id, instance.placement.start,
+            instance.placement.size)
+
+
+@privsep.gpu_context.entrypoint
+def destroy_gpu_instance(address: str, instance_id: int) -> None:
+    """Destroy a GPU instance, with what compute instances it has left.
+
+    :raises NvmlError: IN_USE if a process or a vGPU runs on it; NOT_FOUND.
+    """
+    _check_number('instance id', instance_id, 1 << 31)
+    nvml = _machine().nvml
+    device = nvml.device(model.PciAddress.parse(address))
+    try:
+        nvml.destroy_gpu_instance(device, instance_id)
+    except exception.NvmlError as error:
+        if error.symbol != 'IN_USE':
+            raise
+        nvml.destroy_compute_instances(device, instance_id)
+        nvml.destroy_gpu_instance(device, instance_id)
+
+
+@privsep.gpu_context.entrypoint
+def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
+    """Create a mediated device.
+
+    :param parent: PCI address of the GPU or VF.
+    :raises SysfsError: with the kernel's errno.
+    """
+    _machine().sysfs.write(
+        request.handle(uuid), 'class', 'mdev_bus',
+        str(model.PciAddress.parse(parent)), 'mdev_supported_types',
+        request.mdev_type(mdev_type), 'create')
+
+
+@privsep.gpu_context.entrypoint
+def remove_mdev(uuid: str) -> None:
+    """Remove a mediated device.
+
+    :raises SysfsError: EBUSY while a guest holds it; ENOENT.
+    """
+    _machine().sysfs.write('1', *_MDEVS, request.handle(uuid), 'remove')
+
+
+def _check_number(what, value, limit):
+    if type(value) is not int or not 0 <= value < limit:
+        raise exception.InvalidValue(
+            what=what, value=value,
+            expected=f'expected a number from 0 to {limit - 1}')

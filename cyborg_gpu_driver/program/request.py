@@ -1,0 +1,74 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Cyborg's RPC may say, checked before anything is built from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import uuid
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+
+_MDEV_TYPE = re.compile(r'nvidia-[1-9][0-9]{0,8}', re.ASCII)
+_UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A bind or unbind as cyborg-conductor or cyborg-api asks for it.
+
+    ``function`` is the handle's PCI function (the GPU or a VF of it),
+    ``handle`` the attach handle's UUID, which becomes the mdev's.
+    """
+
+    function: model.PciAddress
+    mdev_type: str
+    handle: str
+
+
+def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
+    """Check three strings from RPC.
+
+    :param pci_addr: ``0000:3b:00.4``.
+    :param asked_type: mdev type, ``nvidia-474``.
+    :param ah_uuid: the attach handle's UUID, lower case with dashes.
+    :raises InvalidValue: naming the one that is wrong.
+    """
+    return Request(function=model.PciAddress.parse(pci_addr),
+                   mdev_type=mdev_type(asked_type), handle=handle(ah_uuid))
+
+
+def mdev_type(value: str) -> str:
+    """``value`` if it can be the name of an NVIDIA mdev type.
+
+    :raises InvalidValue: if not.
+    """
+    if not isinstance(value, str) or not _MDEV_TYPE.fullmatch(value):
+        raise exception.InvalidValue(
+            what='mdev type', value=value,
+            expected='expected nvidia- and a number, such as nvidia-474')
+    return value
+
+
+def handle(value: str) -> str:
+    """``value`` if it is a UUID in the form that sysfs gives back.
+
+    :raises InvalidValue: if not.
+    """
+    if not isinstance(value, str) or not _UUID.fullmatch(value.lower()):
+        raise exception.InvalidValue(
+            what='attach handle UUID', value=value,
+            expected='expected 8-4-4-4-12 hexadecimal digits')
+    return str(uuid.UUID(value))

@@ -1,0 +1,46 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which inventory each provider of a GPU should have now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cyborg_gpu_driver.partition import offers as partition_offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report import reserved
+
+
+def inventories(offers: Iterable[partition_offers.Offer],
+                owned: Mapping[str, int], hostname: str
+                ) -> tuple[reserved.Inventory, ...]:
+    """The inventories whose ``reserved`` is ours to keep.
+
+    A whole GPU excludes nothing: its ``reserved`` stays the operator's.
+
+    :param offers: the offers of one GPU.
+    :param owned: how many of each profile are bound through Cyborg.
+    :param hostname: as the providers are named by.
+    """
+    return tuple(
+        reserved.Inventory(
+            provider=names.provider_uuid(
+                names.provider_name(hostname, offer)),
+            resource_class=names.resource_class(offer), total=offer.total,
+            reserved=build.reserved(offer.total, owned.get(offer.profile, 0),
+                                    offer.creatable))
+        for offer in offers
+        if offer.mode is not policy.Mode.PASSTHROUGH
+        and build.reportable(offer))

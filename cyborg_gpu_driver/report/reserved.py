@@ -1,0 +1,168 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``reserved`` in Placement, kept equal to what cannot be made now.
+
+The profiles of one GPU exclude each other, which Placement cannot know: a
+unit of a sibling that does not fit beside what is bound is reserved, so that
+the scheduler does not promise it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+# Inventories whose reserved equals total need 1.26 (Placement's history).
+_VERSION = '1.26'
+_TREE_VERSION = '1.14'
+_WRITES = 8
+"""Tries at one write: each loses only to a write that succeeded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """What one provider's inventory is to be."""
+
+    provider: str
+    """UUID."""
+    resource_class: str
+    total: int
+    reserved: int
+
+
+class ReservedKeeper:
+    """Writes ``reserved``, and as little as possible.
+
+    :param client: makes Cyborg's placement client; called once, at the
+        first use (a new client logs in to keystone each time).
+    """
+
+    def __init__(self, client: Callable[[], Any]):
+        self._make_client = client
+        self._client = None
+        self._root: str | None = None
+        self._written: dict[str, tuple[int, int]] = {}
+        """Provider to its reserved and generation, as last seen."""
+
+    def write(self, wanted: Iterable[Inventory]) -> None:
+        """Write what differs from what was last seen; for a bind.
+
+        :raises Exception: what the client raises.
+        """
+        for inventory in wanted:
+            if self._reserved(inventory) != inventory.reserved:
+                self._put(inventory)
+
+    def generations(self, providers: Sequence[str]) -> dict[str, int]:
+        """Generation of each provider of this host's tree, in one request.
+
+        The tree is found by any member: by its root once that is known,
+        before by one of ours, where the first may be a missing one.
+
+        :param providers: UUIDs of ours.
+        :raises Exception: what the client raises.
+        """
+        for member in ([self._root] if self._root else providers[:_WRITES]):
+            response = self._placement().get(
+                f'/resource_providers?in_tree={member}',
+                version=_TREE_VERSION)
+            tree = response.json().get('resource_providers', ())
+            if tree:
+                self._root = tree[0]['root_provider_uuid']
+                return {item['uuid']: item['generation'] for item in tree}
+        self._root = None
+        return {}
+
+    def enforce(self, wanted: Iterable[Inventory],
+                generations: Mapping[str, int]) -> None:
+        """Write what differs from what Placement has; for each report.
+
+        Only providers that have changed since they were last seen are
+        read. Somebody else's write to ``reserved`` is put right.
+
+        :param generations: what :meth:`generations` returned just now.
+        :raises Exception: what the client raises.
+        """
+        for inventory in wanted:
+            generation = generations.get(inventory.provider)
+            if generation is None:
+                # Cyborg has yet to make it, after the first report of it.
+                self._written.pop(inventory.provider, None)
+            elif self._written.get(inventory.provider) != (
+                    inventory.reserved, generation):
+                self._put(inventory)
+
+    def in_use(self, provider: str) -> bool:
+        """Whether Placement has allocations against ``provider``.
+
+        :raises Exception: what the client raises.
+        """
+        response = self._placement().get(
+            f'/resource_providers/{provider}/usages', version=_VERSION)
+        if response.status_code == 404:
+            return False
+        return any(response.json()['usages'].values())
+
+    def _placement(self):
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def _reserved(self, inventory):
+        return self._written.get(inventory.provider, (None, None))[0]
+
+    def _put(self, inventory):
+        """Read one and write it if it differs.
+
+        An absent provider or inventory is left absent.
+        """
+        url = (f'/resource_providers/{inventory.provider}/inventories/'
+               f'{inventory.resource_class}')
+        for _ in range(_WRITES):
+            current = self._placement().get(url, version=_VERSION)
+            if current.status_code == 404:
+                self._written.pop(inventory.provider, None)
+                return
+            body = current.json()
+            generation = body['resource_provider_generation']
+            if body['reserved'] == inventory.reserved:
+                self._written[inventory.provider] = (
+                    inventory.reserved, generation)
+                return
+            response = self._placement().put(
+                url, dict(body, reserved=inventory.reserved),
+                version=_VERSION)
+            if response.status_code == 200:
+                self._written[inventory.provider] = (
+                    inventory.reserved,
+                    response.json()['resource_provider_generation'])
+                LOG.debug('Provider %(provider)s: %(reserved)d of '
+                          '%(total)d %(class)s reserved',
+                          {'provider': inventory.provider,
+                           'reserved': inventory.reserved,
+                           'total': inventory.total,
+                           'class': inventory.resource_class})
+                return
+            if response.status_code != 409:
+                break
+        LOG.error('Placement refused to reserve %(reserved)d of %(total)d '
+                  '%(class)s on provider %(provider)s: %(code)d %(text)s',
+                  {'reserved': inventory.reserved, 'total': inventory.total,
+                   'class': inventory.resource_class,
+                   'provider': inventory.provider,
+                   'code': response.status_code, 'text': response.text})

@@ -1,0 +1,170 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Decides of each GPU: report it anew, or have Cyborg leave it alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Collection
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import memory
+from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report import values
+
+LOG = logging.getLogger(__name__)
+
+_KIND = 'cyborg-gpu report'
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """One report.
+
+    ``trusted`` are the GPUs that are reported as they are read;
+    ``draining`` what must not be promised to anybody any more.
+    """
+
+    devices: tuple[values.ReportedDevice, ...]
+    trusted: tuple[model.PciAddress, ...]
+    draining: tuple[reserved.Inventory, ...]
+
+
+class Withdrawal:
+    """Remembers reports in ``state_path`` and compares the next with them.
+
+    :param in_use: whether a provider (UUID) has allocations; it may raise,
+        which is taken for yes.
+    """
+
+    def __init__(self, state_path: str, in_use: Callable[[str], bool]):
+        self._path = os.path.join(state_path, 'reported.json')
+        self._in_use = in_use
+        self._memory: dict | None = None
+        self._said: dict[model.PciAddress, str] = {}
+
+    def decide(self, host: model.Host,
+               make: Callable[[model.Gpu], values.ReportedDevice | None],
+               ignored: Callable[[model.Gpu], bool],
+               claimed: Collection[model.PciAddress]) -> Decision:
+        """Make the report of ``host``.
+
+        :param make: builds one GPU's device.
+        :param ignored: whether the operator excluded a GPU.
+        :param claimed: GPUs with entries in the journal.
+        """
+        known = self._known()
+        kept, devices, trusted, draining = {}, [], [], []
+        present = {gpu.address: gpu for gpu in host.gpus}
+        for address in sorted({*present, *known}):
+            before = known.get(address)
+            device, gpu, reason = self._look(
+                present.get(address), before, make, ignored,
+                host.library_missing)
+            if not reason and before is not None:
+                dropped = memory.withdrawn(before, device)
+                if dropped and (address in claimed
+                                or any(map(self._held_by, dropped))):
+                    reason = ('what was reported of it is in use and is to '
+                              'be withdrawn')
+                    draining.extend(_drained(before, dropped))
+            self._say(address, reason)
+            if reason:
+                devices.append(build.stub_device(address))
+                if before is not None:
+                    kept[address] = before
+            elif device is not None:
+                devices.append(device)
+                trusted.append(address)
+                kept[address] = memory.remember(gpu, device)
+        self._keep(kept)
+        return Decision(tuple(devices), tuple(trusted), tuple(draining))
+
+    def held(self) -> tuple[values.ReportedDevice, ...]:
+        """Stubs of all that is remembered."""
+        return tuple(build.stub_device(address)
+                     for address in sorted(self._known()))
+
+    def _look(self, gpu, before, make, ignored, library_missing):
+        """The device to report, the GPU completed, why it must wait."""
+        if gpu is None or ignored(gpu):
+            return None, gpu, ''
+        reason = memory.untrusted(gpu, before, library_missing)
+        if reason:
+            return None, gpu, reason
+        gpu = memory.complete(gpu, before)
+        return make(gpu), gpu, ''
+
+    def _held_by(self, provider):
+        try:
+            return self._in_use(provider)
+        except Exception as error:
+            LOG.debug('Usage of provider %(uuid)s is unknown: %(error)s',
+                      {'uuid': provider, 'error': error})
+            return True
+
+    def _known(self):
+        if self._memory is None:
+            try:
+                self._memory = memory.from_content(
+                    durable.read(self._path, _KIND, _VERSION) or {})
+            except (exception.GpuDriverError, KeyError, TypeError,
+                    AttributeError) as error:
+                self._memory = {}
+                LOG.error('The record of earlier reports cannot be used: '
+                          '%s. GPUs that are gone are now withdrawn, in use '
+                          'or not.', error)
+                self._set_aside()
+        return self._memory
+
+    def _set_aside(self):
+        try:
+            LOG.info('The record was moved to %s',
+                     durable.set_aside(self._path))
+        except exception.JournalError as error:
+            LOG.error('%s', error)
+
+    def _keep(self, kept):
+        if kept == self._memory:
+            return
+        self._memory = kept
+        try:
+            durable.write(self._path, _KIND, _VERSION,
+                          memory.to_content(kept))
+        except exception.JournalError as error:
+            LOG.error('%s', error)
+
+    def _say(self, address, reason):
+        """Log a change of reason, in either direction, once."""
+        if reason == self._said.get(address, ''):
+            return
+        if reason:
+            LOG.warning('GPU %(gpu)s is left as Cyborg has it: %(reason)s',
+                        {'gpu': address, 'reason': reason})
+        else:
+            LOG.info('GPU %s is reported again', address)
+        self._said[address] = reason
+
+
+def _drained(before, dropped):
+    return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
+                               before.providers[uuid].total,
+                               before.providers[uuid].total)
+            for uuid in dropped]

@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The one place where this library reaches into Cyborg's agent.
+
+Cyborg calls a driver to discover and never to bind. For a handle of type
+MDEV its agent calls two functions of its own GPU driver instead, which it
+looks up in their module each time: those two are replaced while our driver
+is loaded. A contract test watches both sides.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from oslo_utils import importutils
+
+MODULE = 'cyborg.accelerator.drivers.gpu.utils'
+FUNCTIONS = {
+    'create_mdev_privileged': ('pci_addr', 'mdev_type', 'ah_uuid'),
+    'remove_mdev_privileged': ('physical_device', 'mdev_type', 'medv_uuid'),
+}
+"""The functions and the parameters that we rely on."""
+
+_MARK = 'cyborg_gpu_driver_original'
+
+
+def mismatch() -> str:
+    """Why the installed Cyborg cannot be joined at the seam; or ``''``."""
+    module = importutils.try_import(MODULE)
+    if module is None:
+        return f'{MODULE} cannot be imported'
+    for name, expected in FUNCTIONS.items():
+        function = getattr(module, name, None)
+        if function is None:
+            return f'{MODULE}.{name} does not exist'
+        parameters = tuple(inspect.signature(
+            _unwrapped(original(name))).parameters)
+        if parameters != expected:
+            return (f'{MODULE}.{name} takes {", ".join(parameters)} where '
+                    f'{", ".join(expected)} is expected')
+    return ''
+
+
+def install(bind: Callable[[str, str, str], Any],
+            unbind: Callable[[str, str, str], Any]) -> None:
+    """Have the agent call ``bind`` and ``unbind`` for MDEV handles.
+
+    Installing again replaces what was installed before.
+    """
+    module = importutils.import_module(MODULE)
+    for name, ours in (('create_mdev_privileged', bind),
+                       ('remove_mdev_privileged', unbind)):
+        replacement = _wrap(ours)
+        setattr(replacement, _MARK, original(name))
+        setattr(module, name, replacement)
+
+
+def remove() -> None:
+    """Put Cyborg's own functions back."""
+    module = importutils.import_module(MODULE)
+    for name in FUNCTIONS:
+        setattr(module, name, original(name))
+
+
+def original(name: str) -> Callable[..., Any]:
+    """Cyborg's own function of that name."""
+    function = getattr(importutils.import_module(MODULE), name)
+    return getattr(function, _MARK, function)
+
+
+def _unwrapped(function):
+    """The function that oslo.privsep made an entry point of."""
+    if isinstance(function, functools.partial):
+        return function.args[0]
+    return function
+
+
+def _wrap(function):
+    def call(pci_addr, mdev_type, uuid):
+        return function(pci_addr, mdev_type, uuid)
+    return call

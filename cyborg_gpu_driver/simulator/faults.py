@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Faults and latencies that a test or a demonstration asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import time
+from collections.abc import Callable
+
+
+@dataclasses.dataclass
+class Fault:
+    """One thing that will go wrong."""
+
+    pattern: str
+    """C symbol, or path with globs."""
+    code: int
+    """nvmlReturn_t for a symbol, errno for a path."""
+    nth: int
+    """The first matching call that fails, counted from 1."""
+    times: int | None
+    """How many calls fail from there on; None for all."""
+    after: bool
+    """Whether the effect happens before the error is returned."""
+    address: str | None
+    """Only calls on this GPU."""
+    seen: int = 0
+
+    def strikes(self) -> bool:
+        self.seen += 1
+        return self.seen >= self.nth and (
+            self.times is None or self.seen < self.nth + self.times)
+
+
+class Faults:
+    """The faults of one machine in one process."""
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self) -> None:
+        """Everything works again."""
+        self._symbols = []
+        self._writes = []
+        self._reads = []
+        self._delays = {}
+
+    def fail(self, symbol: str, code: int, nth: int = 1,
+             times: int | None = 1, after: bool = False,
+             address: str | None = None) -> None:
+        """Let calls of a C symbol return ``code``.
+
+        :param symbol: ``nvmlDeviceCreateGpuInstanceWithPlacement``;
+            globs are taken; ``sriov-manage`` stands for that script.
+        :param code: nvmlReturn_t (for sriov-manage an errno).
+        :param nth: the first call from now on that fails.
+        :param times: how many calls fail; None for all from there.
+        :param after: do the work first, then return the error.
+        :param address: only calls on the GPU at that address.
+        """
+        self._symbols.append(
+            Fault(symbol, code, nth, times, after, address))
+
+    def fail_write(self, path: str, errno: int, nth: int = 1,
+                   times: int | None = 1, after: bool = False) -> None:
+        """Let writes to files that match the glob ``path`` fail."""
+        self._writes.append(Fault(path, errno, nth, times, after, None))
+
+    def fail_read(self, path: str, errno: int, nth: int = 1,
+                  times: int | None = 1) -> None:
+        """Let reads of files that match the glob ``path`` fail."""
+        self._reads.append(Fault(path, errno, nth, times, False, None))
+
+    def delay(self, symbol: str, seconds: float,
+              sleep: Callable[[float], object] = time.sleep) -> None:
+        """Let each call of ``symbol`` take ``seconds`` longer.
+
+        :param sleep: called with ``seconds`` before the call, with no lock
+            held.
+        """
+        self._delays[symbol] = (sleep, seconds)
+
+    def wait(self, symbol: str) -> None:
+        if symbol in self._delays:
+            sleep, seconds = self._delays[symbol]
+            sleep(seconds)
+
+    def symbol(self, symbol: str, address: str | None) -> Fault | None:
+        return self._strike(
+            fault for fault in self._symbols
+            if fnmatch.fnmatchcase(symbol, fault.pattern)
+            and fault.address in (None, address))
+
+    def write(self, *paths: str) -> Fault | None:
+        return self._strike(_on_paths(self._writes, paths))
+
+    def read(self, *paths: str) -> Fault | None:
+        return self._strike(_on_paths(self._reads, paths))
+
+    @staticmethod
+    def _strike(faults):
+        # Each fault counts each call that matches it.
+        return next(iter([fault for fault in faults
+                          if fault.strikes()]), None)
+
+
+def _on_paths(faults, paths):
+    return (fault for fault in faults
+            if any(fnmatch.fnmatchcase(path, fault.pattern)
+                   for path in paths))

@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A GPU of a simulated machine: what it is and how it is now."""
+
+from __future__ import annotations
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import refusal
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import state as state_module
+
+
+class Gpu:
+    """One GPU, used within an operation on its machine."""
+
+    def __init__(self, machine, gpu_spec: spec.Gpu):
+        self.machine = machine
+        self.spec = gpu_spec
+        self.model = gpu_spec.model
+        self.address = gpu_spec.address
+        self.vf_addresses = tuple(
+            _vf_address(gpu_spec, index)
+            for index in range(gpu_spec.model.totalvfs))
+
+    @property
+    def state(self) -> state_module.Gpu:
+        return self.machine.state.gpus[self.address]
+
+    @property
+    def bound(self) -> bool:
+        """Whether NVIDIA's driver has it, so that NVML knows it."""
+        return self.state.driver == 'nvidia'
+
+    @property
+    def framework(self) -> str:
+        """How it makes vGPUs, as spec.FRAMEWORKS; none unless bound."""
+        return self.spec.framework if self.bound else spec.NO_FRAMEWORK
+
+    @property
+    def vgpu_on_pf(self) -> bool:
+        """Whether vGPUs lie on the GPU itself: no SR-IOV (Turing)."""
+        return not self.model.totalvfs
+
+    def vfs(self) -> tuple[str, ...]:
+        """Addresses of the virtual functions that there are now."""
+        return self.vf_addresses[:self.state.vfs]
+
+    def vgpu_functions(self) -> tuple[str, ...]:
+        """Functions that can carry a vGPU."""
+        return (self.address,) if self.vgpu_on_pf else self.vfs()
+
+    def vgpus_on(self, function: str) -> list[state_module.Vgpu]:
+        return [vgpu for vgpu in self.state.vgpus
+                if vgpu.function == function]
+
+    def mig(self) -> spec.Mig:
+        """What the model can do in MIG mode.
+
+        :raises Refused: NOT_SUPPORTED if it has no MIG.
+        """
+        if self.model.mig is None or self.machine.host.wsl:
+            raise refusal.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self.model.mig
+
+    def busy(self) -> bool:
+        """Whether anything but an idle driver uses it."""
+        return bool(self.state.processes or self.state.vgpus)
+
+    def clear(self) -> None:
+        """Forget all that does not outlive a reset."""
+        state = self.state
+        state.instances.clear()
+        state.processes.clear()
+        state.vgpus.clear()
+        state.heterogeneous = False
+        state.epoch += 1
+
+
+def _vf_address(gpu, index):
+    """Routing id of a VF: the PF's plus offset plus index * stride.
+
+    The PCIe SR-IOV capability's First VF Offset and VF Stride.
+    """
+    domain, bus, rest = gpu.address.split(':')
+    device, function = rest.split('.')
+    identifier = ((int(bus, 16) << 8) | (int(device, 16) << 3)
+                  | int(function, 16))
+    identifier += gpu.model.vf_offset + index * gpu.model.vf_stride
+    return (f'{domain}:{identifier >> 8:02x}:'
+            f'{identifier >> 3 & 0x1f:02x}.{identifier & 7}')

@@ -1,0 +1,218 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An object in the place of ``pynvml.nvmlLib``: NVML's C functions.
+
+Attributes are callables named after C symbols. They take what pynvml
+passes, fill the caller's ctypes structures and return ``nvmlReturn_t``. A
+symbol that is not there raises AttributeError, as ctypes does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import gpu as gpu_module
+from cyborg_gpu_driver.simulator import handles
+from cyborg_gpu_driver.simulator import library_compute
+from cyborg_gpu_driver.simulator import library_device
+from cyborg_gpu_driver.simulator import library_health
+from cyborg_gpu_driver.simulator import library_link
+from cyborg_gpu_driver.simulator import library_mig
+from cyborg_gpu_driver.simulator import library_system
+from cyborg_gpu_driver.simulator import library_vgpu
+from cyborg_gpu_driver.simulator import memory
+from cyborg_gpu_driver.simulator import refusal
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator import symbols
+
+TOPICS = (library_system, library_device, library_health, library_link,
+          library_mig, library_compute, library_vgpu)
+_WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
+                              'nvmlErrorString'})
+
+Refused = refusal.Refused
+
+
+class Library:
+    """NVML as one process sees it: a session with its handles."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.handles = handles.Handles()
+        self._sessions = 0
+        self._process = None
+        self._boot = None
+
+    def __getattr__(self, name):
+        try:
+            symbol = symbols.TABLE[name]
+        except KeyError:
+            raise AttributeError(name) from None
+        function = _Function(self, name, symbol)
+        setattr(self, name, function)
+        return function
+
+    def call(self, name: str, symbol: symbols.Symbol,
+             arguments: tuple[Any, ...]) -> Any:
+        """One call of a C function, as one operation on the machine."""
+        machine = self.machine
+        machine.faults.wait(name)
+        with machine.operation(symbol.writes):
+            machine.calls[name] += 1
+            fault = machine.faults.symbol(name, self._address(arguments))
+            if fault and not fault.after:
+                return fault.code
+            try:
+                self._check(name, symbol)
+                answer = symbol.function(self, *arguments)
+            except Refused as refused:
+                answer = refused.code
+            if fault:
+                return fault.code
+            return pynvml.NVML_SUCCESS if answer is None else answer
+
+    def _address(self, arguments):
+        """The GPU that a call is about, for faults limited to one."""
+        for argument in arguments:
+            key = self.handles.key(memory.handle(argument))
+            if key is not None:
+                return key[1]
+        return None
+
+    def _check(self, name, symbol):
+        if name in _WITHOUT_SESSION:
+            return
+        if (not self._sessions or self._process != os.getpid()
+                or self._boot != self.machine.state.boot):
+            raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
+        if symbol.privileged and not self.machine.privileged:
+            raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def start(self) -> None:
+        """nvmlInit: sessions nest; a fork or a reboot ends them all."""
+        state = self.machine.state
+        if state.nvml:
+            raise Refused(state.nvml)
+        here = (os.getpid(), state.boot)
+        if here != (self._process, self._boot):
+            self._sessions = 0
+            self.handles.clear()
+        self._process, self._boot = here
+        self._sessions += 1
+
+    def stop(self) -> None:
+        """nvmlShutdown: handles end with the last session."""
+        self._sessions -= 1
+        if not self._sessions:
+            self.handles.clear()
+
+    def visible(self) -> list[gpu_module.Gpu]:
+        """GPUs that NVML counts: those that NVIDIA's driver has."""
+        return [gpu for gpu in self.machine.gpus if gpu.bound]
+
+    def handle_of(self, gpu: gpu_module.Gpu) -> int:
+        """A handle of a GPU.
+
+        :raises Refused: GPU_IS_LOST if it fell off the bus.
+        """
+        if gpu.state.lost:
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return self.handles.value('gpu', gpu.address, gpu.state.epoch)
+
+    def instance_handle(self, gpu: gpu_module.Gpu, instance_id: int) -> int:
+        return self.handles.value(
+            'instance', gpu.address, instance_id,
+            gpu.state.instances[instance_id].serial)
+
+    def compute_handle(self, gpu: gpu_module.Gpu, instance_id: int,
+                       compute_id: int, kind: str = 'compute') -> int:
+        """Handle of a compute instance, or with ``mig`` of its device."""
+        compute = gpu.state.instances[instance_id].compute[compute_id]
+        return self.handles.value(kind, gpu.address, instance_id,
+                                  compute_id, compute.serial)
+
+    def device(self, argument: Any
+               ) -> tuple[gpu_module.Gpu, tuple[int, int] | None]:
+        """The GPU of a device handle, and for a MIG device its ids.
+
+        :raises Refused: INVALID_ARGUMENT for a dead or foreign handle,
+            GPU_IS_LOST.
+        """
+        key = self._key(argument, 'gpu', 'mig')
+        gpu = self._gpu(key)
+        if key[0] == 'gpu':
+            if gpu.state.epoch != key[2] or not gpu.bound:
+                raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            return gpu, None
+        self._live_compute(gpu, key)
+        return gpu, (key[2], key[3])
+
+    def gpu(self, argument: Any) -> gpu_module.Gpu:
+        """The GPU of a handle that must not be a MIG device's."""
+        gpu, ids = self.device(argument)
+        if ids is not None:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return gpu
+
+    def instance(self, argument: Any) -> tuple[
+            gpu_module.Gpu, int, state_module.Instance]:
+        """The GPU instance of a handle: its GPU, its id and itself."""
+        key = self._key(argument, 'instance')
+        gpu = self._gpu(key)
+        instance = gpu.state.instances.get(key[2])
+        if instance is None or instance.serial != key[3]:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return gpu, key[2], instance
+
+    def compute(self, argument: Any) -> tuple[gpu_module.Gpu, int, int]:
+        """The compute instance of a handle: its GPU and both ids."""
+        key = self._key(argument, 'compute')
+        gpu = self._gpu(key)
+        self._live_compute(gpu, key)
+        return gpu, key[2], key[3]
+
+    def _key(self, argument, *kinds):
+        key = self.handles.key(memory.handle(argument))
+        if key is None or key[0] not in kinds:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return key
+
+    def _gpu(self, key):
+        gpu = self.machine.gpu(key[1])
+        if gpu.state.lost:
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return gpu
+
+    def _live_compute(self, gpu, key):
+        _, _, instance_id, compute_id, serial = key
+        instance = gpu.state.instances.get(instance_id)
+        compute = instance and instance.compute.get(compute_id)
+        if compute is None or compute.serial != serial:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+class _Function:
+    """A C function; ctypes' callers may set ``restype`` on it."""
+
+    restype = None
+
+    def __init__(self, library, name, symbol):
+        self._library = library
+        self._name = name
+        self._symbol = symbol
+
+    def __call__(self, *arguments):
+        return self._library.call(self._name, self._symbol, arguments)

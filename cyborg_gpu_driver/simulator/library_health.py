@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVML's calls about health, load and running processes."""
+
+from __future__ import annotations
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import memory
+from cyborg_gpu_driver.simulator import refusal
+from cyborg_gpu_driver.simulator.symbols import symbol
+
+Refused = refusal.Refused
+_IDLE_CELSIUS = 31
+_IDLE_SHARE = 6
+"""An idle board draws about this part of its limit."""
+_NO_INSTANCE = 0xffffffff
+
+
+@symbol('nvmlDeviceGetTemperature')
+def temperature(library, handle, sensor, value):
+    library.gpu(handle)
+    memory.put(value, _IDLE_CELSIUS)
+
+
+@symbol('nvmlDeviceGetTemperatureV')
+def temperature_v(library, handle, value):
+    library.gpu(handle)
+    memory.target(value).temperature = _IDLE_CELSIUS
+
+
+@symbol('nvmlDeviceGetPowerUsage')
+def power_usage(library, handle, milliwatts):
+    limit = library.gpu(handle).model.power_limit_watts
+    memory.put(milliwatts, limit * 1000 // _IDLE_SHARE)
+
+
+@symbol('nvmlDeviceGetPowerManagementLimit', 'nvmlDeviceGetEnforcedPowerLimit')
+def power_limit(library, handle, milliwatts):
+    memory.put(milliwatts,
+               library.gpu(handle).model.power_limit_watts * 1000)
+
+
+@symbol('nvmlDeviceGetUtilizationRates')
+def utilization(library, handle, rates):
+    gpu = library.gpu(handle)
+    if gpu.state.mig:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    rates = memory.target(rates)
+    rates.gpu = rates.memory = 0
+
+
+@symbol('nvmlDeviceGetEccMode')
+def ecc_mode(library, handle, current, pending):
+    library.gpu(handle)
+    memory.put(current, pynvml.NVML_FEATURE_ENABLED)
+    memory.put(pending, pynvml.NVML_FEATURE_ENABLED)
+
+
+@symbol('nvmlDeviceGetTotalEccErrors')
+def ecc_errors(library, handle, kind, counter, count):
+    gpu = library.gpu(handle)
+    memory.put(count, gpu.state.remapped[
+        0 if memory.number(kind) ==
+        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
+
+
+@symbol('nvmlDeviceGetRemappedRows')
+def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
+    gpu = library.gpu(handle)
+    if not gpu.model.row_remapping:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    for reference, value in zip((corrected, uncorrected, pending, failed),
+                                gpu.state.remapped):
+        memory.put(reference, value)
+
+
+@symbol('nvmlDeviceGetRetiredPagesPendingStatus')
+def retired_pages_pending(library, handle, pending):
+    gpu = library.gpu(handle)
+    if gpu.model.row_remapping:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    memory.put(pending, gpu.state.remapped[2])
+
+
+@symbol('nvmlDeviceGetComputeRunningProcesses_v3')
+def compute_processes(library, handle, count, infos):
+    gpu, ids = library.device(handle)
+    values = []
+    for process in gpu.state.processes:
+        if ids is not None and ids != (process.instance, process.compute):
+            continue
+        values.append(pynvml.c_nvmlProcessInfo_v3_t(
+            pid=process.pid, usedGpuMemory=1 << 28,
+            gpuInstanceId=_or_none(process.instance),
+            computeInstanceId=_or_none(process.compute)))
+    memory.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
+
+
+def _or_none(number):
+    return _NO_INSTANCE if number is None else number
+
+
+@symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
+        'nvmlDeviceGetMPSComputeRunningProcesses_v3')
+def other_processes(library, handle, count, infos):
+    library.device(handle)
+    memory.put(count, 0)

@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a simulated machine is made of: immutable values, no behaviour.
+
+Read from the YAML files beside this module by
+:mod:`cyborg_gpu_driver.simulator.files`. Memory is in MiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+ENGINES = ('decoders', 'encoders', 'jpeg', 'ofa')
+"""Media engines, which instances share out among themselves."""
+
+MDEV = 'mdev'
+VENDOR_VFIO = 'vendor-vfio'
+NO_FRAMEWORK = 'none'
+FRAMEWORKS = (MDEV, VENDOR_VFIO, NO_FRAMEWORK)
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceProfile:
+    """A GPU instance profile of a model."""
+
+    enum: int
+    """Index that finds it (NVML_GPU_INSTANCE_PROFILE_*)."""
+    profile_id: int
+    """The board's number, which every other call takes."""
+    name: str
+    """Without NVML's ``MIG ``: 1g.10gb+me."""
+    slices: int
+    """Compute slices."""
+    memory_mib: int
+    max_instances: int
+    size: int
+    """Units of the placement grid."""
+    starts: tuple[int, ...]
+    order: tuple[int, ...]
+    """Starts as the driver tries them when no placement is asked for."""
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg: int
+    ofa: int
+    capabilities: int
+    """NVML_GPU_INSTANCE_PROFILE_CAPS_*: 0x1 P2P, 0x2 graphics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputeProfile:
+    """A compute instance profile within instances of one size."""
+
+    enum: int
+    """Index and id alike (NVML_COMPUTE_INSTANCE_PROFILE_*)."""
+    slices: int
+    max_instances: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Mig:
+    """What a model can do in MIG mode."""
+
+    units: int
+    """Units of the placement grid."""
+    needs_reset: bool
+    """Whether a change of mode waits for a reset (Ampere)."""
+    profiles: tuple[InstanceProfile, ...]
+    compute_profiles: dict[int, tuple[ComputeProfile, ...]]
+    """By the compute slices of the GPU instance."""
+
+    def by_enum(self, enum: int) -> InstanceProfile | None:
+        return next((profile for profile in self.profiles
+                     if profile.enum == enum), None)
+
+    def by_id(self, profile_id: int) -> InstanceProfile | None:
+        return next((profile for profile in self.profiles
+                     if profile.profile_id == profile_id), None)
+
+    def engines(self, name: str) -> int:
+        """How many of a media engine the GPU has to share out."""
+        return max(getattr(profile, name) for profile in self.profiles)
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuType:
+    """A vGPU type of a model."""
+
+    type_id: int
+    name: str
+    """``A100-1-5C``."""
+    vgpu_class: str
+    framebuffer_mib: int
+    max_instances: int
+    profile_id: int | None
+    """GPU instance profile behind it, None where it is time-sliced."""
+    per_instance: int | None
+    """How many one GPU instance holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One kind of board."""
+
+    name: str
+    """The data file's name."""
+    product: str
+    """nvmlDeviceGetName."""
+    brand: int
+    architecture: int
+    """NVML_DEVICE_ARCH_*."""
+    compute_capability: tuple[int, int]
+    vendor: str
+    device: str
+    subsystem_vendor: str
+    subsystem_device: str
+    class_code: str
+    """Six digits: 030200."""
+    memory_mib: int
+    bar1_mib: int
+    power_limit_watts: int
+    multiprocessors: int
+    row_remapping: bool
+    """Whether faulty memory is remapped (Ampere on) or retired."""
+    totalvfs: int
+    vf_offset: int
+    vf_stride: int
+    nvlinks: int
+    """NVLink links; 0 where the board has none."""
+    mig: Mig | None
+    vgpu_types: tuple[VgpuType, ...]
+
+    def vgpu_type(self, type_id: int) -> VgpuType | None:
+        return next((kind for kind in self.vgpu_types
+                     if kind.type_id == type_id), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A board in a slot, as the machine starts."""
+
+    address: str
+    """``0000:07:00.0``, as sysfs spells it."""
+    model: Model
+    minor: int
+    uuid: str
+    serial: str
+    numa_node: int
+    """-1 where the firmware says nothing."""
+    iommu_group: int | None
+    driver: str | None
+    mig: bool
+    vfs: int
+    framework: str
+    nvlink_peers: tuple[str, ...]
+    """Address at the other end, one a link: of a GPU or of a switch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A PCI function that is not one of our GPUs."""
+
+    address: str
+    vendor: str
+    device: str
+    class_code: str
+    driver: str | None
+    numa_node: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A whole machine as it starts."""
+
+    name: str
+    digest: str
+    """Of everything that was read; ties a state file to its machine."""
+    driver_version: str
+    nvml_version: str
+    cuda_version: int
+    """As nvmlSystemGetCudaDriverVersion: 12040 for 12.4."""
+    wsl: bool
+    """WSL 2: NVML knows the GPUs, PCI does not."""
+    gpus: tuple[Gpu, ...]
+    functions: tuple[Function, ...]
+
+    def gpu(self, address: str) -> Gpu | None:
+        return next((gpu for gpu in self.gpus
+                     if gpu.address == address), None)

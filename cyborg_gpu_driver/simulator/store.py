@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Where a machine's state lives: in memory, or in a file that processes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import state as state_module
+
+
+class Store:
+    """One machine's state, seen by one operation at a time.
+
+    :param host: what the machine is; a state file of another is refused.
+    :param path: the state file, made when it is not there; None keeps the
+        state in memory. ``PATH.lock`` beside it is locked around each
+        operation.
+    """
+
+    def __init__(self, host: spec.Host, path: str | None = None):
+        self.state = state_module.first(host)
+        self._host = host
+        self._path = path and os.path.abspath(path)
+        self._text = None
+        self._loaded = None
+        self._depth = 0
+        self._write = False
+        self._lock = threading.RLock()
+        # A fork while another thread is inside an operation would leave
+        # the child with a lock that nobody opens.
+        reference = weakref.ref(self)
+        os.register_at_fork(
+            after_in_child=lambda: _renew_lock(reference()))
+
+    @contextlib.contextmanager
+    def operation(self, write: bool = False
+                  ) -> Iterator[state_module.State]:
+        """Hold the machine for one operation; operations may nest.
+
+        :param write: whether the operation may change the state.
+        :raises SimulationError: if the state file cannot be used.
+        """
+        with self._lock:
+            self._write = self._write or write
+            if self._path is None or self._depth:
+                yield self.state
+                return
+            self._depth += 1
+            try:
+                with self._file_lock():
+                    self._load()
+                    try:
+                        yield self.state
+                    finally:
+                        if self._write:
+                            self._save()
+            finally:
+                self._depth -= 1
+                self._write = False
+
+    @contextlib.contextmanager
+    def _file_lock(self):
+        # Opened each time: a descriptor kept over a fork would share its
+        # lock with the child.
+        try:
+            descriptor = os.open(self._path + '.lock',
+                                 os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                                 0o644)
+        except OSError as error:
+            raise self._refusal(f'cannot be locked: {error.strerror}'
+                                ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _load(self):
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            self.state = state_module.first(self._host)
+            self._text = None
+            return
+        if self._loaded is not None and _same_file(
+                found, os.fstat(self._loaded.fileno())):
+            return
+        self._keep(open(self._path, encoding='utf-8'))
+        text = self._loaded.read()
+        self.state = self._parse(text)
+        self._text = text
+
+    def _parse(self, text):
+        try:
+            value = json.loads(text)
+            if value['format'] != state_module.FORMAT:
+                raise self._refusal(
+                    f'format {value["format"]} is not '
+                    f'{state_module.FORMAT}; remove the file')
+            if value['digest'] != self._host.digest:
+                raise self._refusal(
+                    f'it is the state of host {value["host"]!r}, not of '
+                    f'this {self._host.name!r}; give another file')
+            return state_module.from_json(value['state'])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._refusal(f'not a state file: {error!r}') from error
+
+    def _save(self):
+        text = json.dumps(
+            {'format': state_module.FORMAT, 'host': self._host.name,
+             'digest': self._host.digest,
+             'state': state_module.to_json(self.state)})
+        if text == self._text:
+            return
+        temporary = f'{self._path}.new'
+        with open(temporary, 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.replace(temporary, self._path)
+        self._keep(open(self._path, encoding='utf-8'))
+        self._text = text
+
+    def _keep(self, file):
+        """Keep the file that was read open until another is read.
+
+        Its inode can then not be given to a newer file, so that the inode
+        alone tells whether another process has written.
+        """
+        if self._loaded is not None:
+            self._loaded.close()
+        self._loaded = file
+
+    def _refusal(self, reason):
+        return exception.SimulationError(name=self._path, reason=reason)
+
+
+def _same_file(one, other):
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _renew_lock(store):
+    if store is not None:
+        store._lock = threading.RLock()
+        store._depth = 0

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The cloud that functional tests run on, and their base class."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.demo import cloud
+from cyborg_gpu_driver.demo import database
+
+# Asked now, because a test's own temporary directory goes away with it.
+_TEMPORARY = tempfile.gettempdir()
+
+
+@functools.cache
+def _templates() -> database.Templates:
+    directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
+                                 dir=_TEMPORARY)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    templates = database.Templates(directory)
+    templates.make()
+    return templates
+
+
+class CloudFixture(fixtures.Fixture):
+    """The released Placement and Cyborg around one compute node.
+
+    ``cloud`` is a :class:`cyborg_gpu_driver.demo.cloud.Cloud`; what tests
+    use most is here under its own name. Nothing happens periodically: call
+    :meth:`report`.
+
+    :param host: name of the compute node.
+    :param simulate: simulated machine for ``[gpu] simulate``; None leaves
+        the option out.
+    :param drivers: ``[agent] enabled_drivers``; this library's driver
+        unless given.
+    :param overrides: more of cyborg.conf, as ``{group: {option: value}}``.
+    """
+
+    def __init__(self, host='compute1', simulate=None, drivers=None,
+                 overrides=None):
+        super().__init__()
+        self._host = host
+        self._drivers = drivers or ['cyborg_gpu_driver']
+        self._overrides = {group: dict(options) for group, options
+                           in (overrides or {}).items()}
+        if simulate is not None:
+            self._overrides.setdefault('gpu', {})['simulate'] = simulate
+
+    def _setUp(self):
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self._overrides.setdefault('gpu', {}).setdefault(
+            'state_path', self.directory)
+        self.cloud = cloud.Cloud(self.directory, _templates(), self._host,
+                                 self._drivers, self._overrides)
+        self.addCleanup(self.cloud.stop)
+        self.placement = self.cloud.placement
+        self.cyborg = self.cloud.cyborg
+        self.nova = self.cloud.nova
+        self.conductor = self.cloud.conductor
+        self.agent = self.cloud.agent
+
+    def report(self):
+        """Let the agent discover and report now."""
+        self.cloud.report()
+
+    def provider(self, name):
+        """The provider of that name.
+
+        :raises KeyError: naming the providers that there are.
+        """
+        providers = self.placement.providers()
+        if name not in providers:
+            raise KeyError(f'{name}: there are {sorted(providers)}')
+        return providers[name]
+
+    def inventory(self, name):
+        """``(resource class, its inventory)`` of a provider by name."""
+        inventories = self.placement.inventories(self.provider(name)['uuid'])
+        (item,) = inventories.items()
+        return item
+
+    def bind(self, device_profile):
+        """Create a server; see ``NovaPart.create_server``."""
+        return self.nova.create_server(device_profile)
+
+    def unbind(self, server):
+        """Delete a server that :meth:`bind` created."""
+        self.nova.delete_server(server.uuid)
+
+
+class TestCase(base.BaseTestCase):
+    """A test on the released services."""
+
+    def use_cloud(self, **kwargs):
+        """Start a cloud that lasts for this test."""
+        return self.useFixture(CloudFixture(**kwargs))

@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Policies from a configuration file, and every mistake by its name."""
+
+import os
+import textwrap
+
+import fixtures
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import opts
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+
+
+def _gpu(address='0000:07:00.0', **facts):
+    return model.Gpu(address=model.PciAddress.parse(address),
+                     vendor_id='10de', device_id='20b2', class_code='0302',
+                     **facts)
+
+
+class PoliciesTest(base.BaseTestCase):
+
+    def read(self, text):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'conf')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(textwrap.dedent(text))
+        conf = cfg.ConfigOpts()
+        conf(['--config-file', path], project='test')
+        return policies.read(conf)
+
+    def test_without_policies_the_machine_decides(self):
+        settings = self.read('')
+        self.assertIsNone(settings.policies)
+        self.assertIs(policy.Mode.PASSTHROUGH,
+                      settings.policy_for(_gpu()).mode)
+        vf = model.VirtualFunction(
+            model.PciAddress.parse('0000:07:00.4'), 0, 'nvidia', 4)
+        for enabled, vfs, mode in ((True, (vf,), policy.Mode.MIG),
+                                   (True, (), policy.Mode.PASSTHROUGH),
+                                   (False, (vf,), policy.Mode.PASSTHROUGH)):
+            gpu = _gpu(mig=model.Mig(enabled, enabled), vfs=vfs)
+            self.assertIs(mode, settings.policy_for(gpu).mode)
+
+    def test_the_first_that_matches_governs(self):
+        settings = self.read('''
+            [gpu]
+            policies = one,two,rest
+            [gpu_policy:one]
+            match_address = 0000:07:00.0
+            mode = mig
+            profiles = 1g.10gb, 3g.40gb
+            [gpu_policy:two]
+            match_numa_node = 1
+            match_model = *A100*
+            mode = vgpu
+            vgpu_types = A100D-8C
+            [gpu_policy:rest]
+            mode = off
+            ''')
+        one, two, rest = settings.policies
+        self.assertEqual(('1g.10gb', '3g.40gb'), one.profiles)
+        self.assertEqual(one, settings.policy_for(
+            _gpu(numa_node=1, model='NVIDIA A100-SXM4-80GB')))
+        self.assertEqual(two, settings.policy_for(
+            _gpu('0000:0f:00.0', numa_node=1, model='nvidia a100-sxm4')))
+        # Each kind of match that is set must hold.
+        for gpu in (_gpu('0000:0f:00.0', numa_node=0, model='A100'),
+                    _gpu('0000:0f:00.0', numa_node=1, model='H100'),
+                    _gpu('0000:0f:00.0', numa_node=1)):
+            self.assertEqual(rest, settings.policy_for(gpu))
+
+    def test_a_gpu_that_no_policy_matches_is_not_offered(self):
+        settings = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            match_uuid = GPU-ABC
+            mode = passthrough
+            ''')
+        self.assertIsNone(settings.policy_for(_gpu(uuid='GPU-abd')))
+        self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abc')))
+
+    def test_ignored_devices_by_address_and_by_uuid(self):
+        settings = self.read('''
+            [gpu]
+            ignored_devices = 0000:0F:00.0, gpu-ABC
+            ''')
+        self.assertIsNone(settings.policy_for(_gpu('0000:0f:00.0')))
+        self.assertIsNone(settings.policy_for(_gpu(uuid='GPU-abc')))
+        self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abd')))
+
+    def test_a_model_may_be_matched_by_pci_device_id(self):
+        settings = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            match_model = 20B?
+            mode = passthrough
+            ''')
+        self.assertIsNotNone(settings.policy_for(_gpu()))
+
+    def test_every_mistake_names_group_and_option(self):
+        for text, words in (
+                ('[gpu]\nignored_devices = nonsense',
+                 ('[gpu] ignored_devices', 'nonsense')),
+                ('[gpu]\npolicies = a/b', ('[gpu] policies', 'a/b')),
+                ('[gpu]\npolicies = a,a\n[gpu_policy:a]\nmode = off',
+                 ('[gpu] policies', 'twice')),
+                ('[gpu]\npolicies = a',
+                 ('[gpu_policy:a] mode', 'passthrough')),
+                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = whole',
+                 ('[gpu_policy:a] mode', 'whole', 'passthrough')),
+                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = vgpu',
+                 ('[gpu_policy:a] vgpu_types',)),
+                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = vgpu\n'
+                 'vgpu_types = T4-2B\nprofiles = 1g.10gb',
+                 ('[gpu_policy:a] profiles', 'mig')),
+                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = off\n'
+                 'match_address = 3b:00.0',
+                 ('[gpu_policy:a] match_address', '3b:00.0')),
+                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = off\n'
+                 'match_numa_node = zero',
+                 ('[gpu_policy:a] match_numa_node', 'zero'))):
+            error = self.assertRaises(exception.InvalidConfiguration,
+                                      self.read, text)
+            for word in words:
+                self.assertIn(word, str(error))
+
+    def test_every_option_is_listed_for_the_sample(self):
+        names = {option.name for _, options in opts.list_opts()
+                 for option in options}
+        self.assertLessEqual({'policies', 'simulate', 'mode', 'profiles',
+                              'match_numa_node', 'state_path'}, names)

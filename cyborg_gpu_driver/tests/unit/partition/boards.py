@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Boards as NVML describes them, for tests.
+
+Figures as ``nvidia-smi mig -lgip`` and ``-lgipp`` print them on real boards
+and as NVIDIA's MIG user guide gives them.
+"""
+
+from cyborg_gpu_driver.host import model
+
+
+def _profile(profile_id, name, memory_mib, maximum, starts, size,
+             multiprocessors, engines=()):
+    slices = int(name.split('g.')[0])
+    return model.GpuInstanceProfile(
+        profile_id=profile_id, name=name, slices=slices,
+        memory_mib=memory_mib, max_instances=maximum,
+        placements=tuple(model.Placement(start, size) for start in starts),
+        multiprocessors=multiprocessors,
+        engines=model.Engines(*engines))
+
+
+def _eight_units(names, memory, multiprocessors, decoders, jpeg):
+    """A grid of 8 units and 7 slices; ids as on all such boards.
+
+    :param memory: MiB of 1g, 1g of double memory, 2g, 3g and 4g, 7g.
+    """
+    one, double, two, half, whole = memory
+    rows = (
+        (19, one, 7, range(7), 1, 0),
+        (20, one, 1, range(7), 1, 1),
+        (15, double, 4, (0, 2, 4, 6), 2, 0),
+        (14, two, 3, (0, 2, 4), 2, 0),
+        (9, half, 2, (0, 4), 4, 0),
+        (5, half, 1, (0,), 4, 0),
+        (0, whole, 1, (0,), 8, 1),
+    )
+    return tuple(
+        _profile(profile_id, name, memory_mib, maximum, starts, size,
+                 processors, (decode, 0, pictures, flow))
+        for (profile_id, memory_mib, maximum, starts, size, flow), name,
+        processors, decode, pictures in zip(
+            rows, names, multiprocessors, decoders, jpeg, strict=True))
+
+
+_A100_ENGINES = ((0, 1, 1, 1, 2, 2, 5), (0, 1, 0, 0, 0, 0, 1))
+_H100_ENGINES = ((1, 1, 1, 2, 3, 4, 7),) * 2
+_A100_SMS = (14, 14, 14, 28, 42, 56, 98)
+_H100_SMS = (16, 16, 26, 32, 60, 64, 132)
+
+A100_40 = _eight_units(
+    ('1g.5gb', '1g.5gb+me', '1g.10gb', '2g.10gb', '3g.20gb', '4g.20gb',
+     '7g.40gb'),
+    (4864, 9856, 9856, 19968, 40192), _A100_SMS, *_A100_ENGINES)
+A100_80 = _eight_units(
+    ('1g.10gb', '1g.10gb+me', '1g.20gb', '2g.20gb', '3g.40gb', '4g.40gb',
+     '7g.80gb'),
+    (9856, 19968, 19968, 40192, 80384), _A100_SMS, *_A100_ENGINES)
+H100_80 = _eight_units(
+    ('1g.10gb', '1g.10gb+me', '1g.20gb', '2g.20gb', '3g.40gb', '4g.40gb',
+     '7g.80gb'),
+    (9984, 20096, 20096, 40448, 81152), _H100_SMS, *_H100_ENGINES)
+H200_141 = _eight_units(
+    ('1g.18gb', '1g.18gb+me', '1g.35gb', '2g.35gb', '3g.71gb', '4g.71gb',
+     '7g.141gb'),
+    (16384, 33280, 33280, 71424, 143360), _H100_SMS, *_H100_ENGINES)
+
+A30 = (
+    _profile(14, '1g.6gb', 5952, 4, range(4), 1, 14),
+    _profile(21, '1g.6gb+me', 5952, 1, range(4), 1, 14, (1, 0, 1, 1)),
+    _profile(5, '2g.12gb', 11968, 2, (0, 2), 2, 28, (2, 0, 0, 0)),
+    _profile(6, '2g.12gb+me', 11968, 1, (0, 2), 2, 28, (2, 0, 1, 1)),
+    _profile(0, '4g.24gb', 24000, 1, (0,), 4, 56, (4, 0, 1, 1)),
+)
+
+_QUARTERS = (0, 3, 6, 9)
+_HALVES = (0, 6)
+RTX_PRO_6000 = (
+    _profile(14, '1g.24gb', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
+    _profile(21, '1g.24gb+me', 24192, 1, _QUARTERS, 3, 46, (1, 1, 1, 1)),
+    _profile(47, '1g.24gb+gfx', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
+    _profile(65, '1g.24gb+me.all', 24192, 1, _QUARTERS, 3, 46,
+             (4, 4, 4, 1)),
+    _profile(67, '1g.24gb-me', 24192, 4, _QUARTERS, 3, 46),
+    _profile(5, '2g.48gb', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
+    _profile(35, '2g.48gb+gfx', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
+    _profile(64, '2g.48gb+me.all', 48512, 1, _HALVES, 6, 94, (4, 4, 4, 1)),
+    _profile(66, '2g.48gb-me', 48512, 2, _HALVES, 6, 94),
+    _profile(0, '4g.96gb', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
+    _profile(32, '4g.96gb+gfx', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
+)
+
+ALL = {
+    'A100-40': A100_40, 'A100-80': A100_80, 'H100-80': H100_80,
+    'H200-141': H200_141, 'A30': A30, 'RTX PRO 6000': RTX_PRO_6000,
+}
+"""Profiles by board."""
+
+TOTAL_MIB = {
+    'A100-40': 40960, 'A100-80': 81920, 'H100-80': 81559,
+    'H200-141': 143771, 'A30': 24576, 'RTX PRO 6000': 97887,
+}
+"""Memory of the whole GPU (nvmlDeviceGetMemoryInfo) by board."""
+
+BASE = {
+    'A100-40': ('1g.5gb', '2g.10gb', '3g.20gb', '4g.20gb', '7g.40gb'),
+    'A100-80': ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb'),
+    'H100-80': ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb'),
+    'H200-141': ('1g.18gb', '2g.35gb', '3g.71gb', '4g.71gb', '7g.141gb'),
+    'A30': ('1g.6gb', '2g.12gb', '4g.24gb'),
+    'RTX PRO 6000': ('1g.24gb', '2g.48gb', '4g.96gb'),
+}
+"""The plain profiles by board."""
+
+
+def named(profiles, *names):
+    """The profiles of those names, in the order of ``names``."""
+    by_name = {profile.name: profile for profile in profiles}
+    return tuple(by_name[name] for name in names)
+
+
+def gpu(profiles, live=(), enabled=True, **fields):
+    """A GPU with a MIG grid.
+
+    :param live: what is on it, as (profile name, start).
+    """
+    instances = []
+    for number, (name, start) in enumerate(live, start=7):
+        profile, = named(profiles, name)
+        placement = next(place for place in profile.placements
+                         if place.start == start)
+        instances.append(model.GpuInstance(
+            placement, profile.profile_id, number))
+    return model.Gpu(**{
+        'address': model.PciAddress(0, 7, 0, 0), 'vendor_id': '10de',
+        'device_id': '20b2', 'class_code': '0302', 'driver': 'nvidia',
+        'visible_to_nvml': True,
+        'mig': model.Mig(enabled=enabled, pending=enabled,
+                         profiles=profiles, instances=tuple(instances)),
+        **fields})

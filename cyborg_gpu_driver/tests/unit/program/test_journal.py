@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The journal gives back what it was given, or says why it cannot."""
+
+import dataclasses
+import json
+import os
+import uuid
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import journal
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_OTHER = model.PciAddress.parse('0000:0f:00.0')
+_VF = model.PciAddress.parse('0000:07:00.4')
+
+
+def _entry(number=1, **changes):
+    entry = journal.Entry(
+        handle=str(uuid.UUID(int=number)), gpu=_GPU, function=_VF,
+        mdev_type='nvidia-474', profile='1g.5gb',
+        phase=journal.Phase.BINDING, profile_id=19,
+        placement=model.Placement(6, 1), foreign_ids=(7, 8))
+    return dataclasses.replace(entry, **changes)
+
+
+class JournalTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.state_path, 'journal.json')
+        self.journal = journal.Journal(self.state_path)
+
+    def test_entries_outlive_the_process(self):
+        entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
+                                     placement=None, foreign_ids=(),
+                                     phase=journal.Phase.BOUND))
+        self.journal.put(*entries)
+        again = journal.Journal(self.state_path)
+        self.assertEqual(entries, again.entries())
+        self.assertEqual(entries[1:], again.entries(_OTHER))
+        self.assertEqual(entries[0], again.get(entries[0].handle))
+
+    def test_the_last_word_on_a_handle_counts(self):
+        done = _entry(phase=journal.Phase.BOUND, instance_id=13)
+        self.journal.put(_entry())
+        self.journal.put(done)
+        self.assertEqual((done,), self.journal.entries())
+
+    def test_a_removed_entry_is_gone_and_may_be_removed_again(self):
+        self.journal.put(_entry(1), _entry(2))
+        self.journal.remove(_entry(1).handle)
+        self.journal.remove(_entry(1).handle)
+        self.assertEqual((_entry(2),), self.journal.entries())
+
+    def test_a_bad_entry_is_refused_not_acted_upon(self):
+        self.journal.put(_entry())
+        with open(self.path, encoding='utf-8') as stream:
+            good = json.load(stream)['content'][0]
+        for field, value in (('handle', '../../x'), ('gpu', 'x'),
+                             ('function', '/'), ('mdev_type', 'nvidia-1/..'),
+                             ('phase', 'lost'), ('profile_id', '19'),
+                             ('placement', {'start': -1, 'size': 1}),
+                             ('instance_id', 1.5), ('foreign_ids', ['x']),
+                             ('unheard_of', 1)):
+            durable.write(self.path, 'cyborg-gpu journal', 1,
+                          [dict(good, **{field: value})])
+            self.assertRaises(exception.JournalError, self.journal.entries)
+
+    def test_an_unusable_journal_is_kept_and_begun_anew(self):
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.journal.check()
+        self.assertEqual((), self.journal.entries())
+        with open(self.path + '.unusable-1', encoding='utf-8') as stream:
+            self.assertEqual('{', stream.read())
+
+    def test_a_good_journal_passes_the_check(self):
+        self.journal.put(_entry())
+        self.journal.check()
+        self.assertEqual((_entry(),), self.journal.entries())

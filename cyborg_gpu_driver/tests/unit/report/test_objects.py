@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+from cyborg.accelerator.common import utils as cyborg_utils
+from cyborg.common import constants
+from cyborg.objects import base as cyborg_base
+from oslotest import base
+
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import objects
+from cyborg_gpu_driver.tests.unit.report import samples
+
+
+class TestObjects(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        host, offers = samples.host()
+        self.reported = build.build(host, offers, 'compute1',
+                                    stubs=[samples.WHOLE])
+        self.devices = objects.driver_devices(self.reported)
+
+    def test_every_field(self):
+        for reported, device in zip(self.reported, self.devices,
+                                    strict=True):
+            self.assertEqual('10de', device.vendor)
+            self.assertEqual(reported.model, device.model)
+            self.assertEqual(constants.DEVICE_GPU, device.type)
+            self.assertEqual(reported.std_board_info, device.std_board_info)
+            self.assertEqual(reported.vendor_board_info,
+                             device.vendor_board_info)
+            self.assertEqual(reported.stub, device.stub)
+            self.assertEqual(constants.CPID_TYPE_PCI,
+                             device.controlpath_id.cpid_type)
+            self.assertEqual(reported.cpid_info,
+                             device.controlpath_id.cpid_info)
+        self.assertEqual([False, False, True],
+                         [device.stub for device in self.devices])
+
+    def test_deployables(self):
+        deployable = self.devices[1].deployable_list[0]
+        self.assertEqual('compute1_gpu_0000:3b:00.0_T4-2B', deployable.name)
+        self.assertEqual(8, deployable.num_accelerators)
+        self.assertEqual('cyborg_gpu_driver', deployable.driver_name)
+        self.assertEqual(
+            dict(self.reported[1].deployables[0].attributes),
+            {attribute.key: attribute.value
+             for attribute in deployable.attribute_list})
+        self.assertEqual(
+            [(constants.AH_TYPE_MDEV, handle.attach_info, False)
+             for handle in self.reported[1].deployables[0].handles],
+            [(handle.attach_type, handle.attach_info, handle.in_use)
+             for handle in deployable.attach_handle_list])
+
+    def test_round_trip_through_rpc(self):
+        serializer = cyborg_base.CyborgObjectSerializer()
+        sent = serializer.serialize_entity(None, self.devices)
+        received = serializer.deserialize_entity(None, sent)
+        self.assertEqual(len(self.devices), len(received))
+        for before, after in zip(self.devices, received, strict=True):
+            self.assertTrue(cyborg_base.obj_equal_prims(before, after))
+
+    def test_pci_texts_are_those_of_cyborgs_own_driver(self):
+        # A host that changes over from it keeps its devices.
+        text = cyborg_utils.pci_str_to_json('0000:d8:00.0')
+        device = self.devices[2]
+        self.assertEqual(text, device.controlpath_id.cpid_info)
+        self.assertEqual(text, device.deployable_list[0]
+                         .attach_handle_list[0].attach_info)
+
+    def test_mdev_keys_are_those_of_cyborgs_own_driver(self):
+        handle = self.reported[1].deployables[0].handles[0]
+        mark = handle.attach_info.rpartition('"vgpu_mark": "')[2][:-2]
+        self.assertEqual(
+            cyborg_utils.mdev_str_to_json('0000:3b:00.0', 'nvidia-231',
+                                          mark),
+            handle.attach_info)

@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import re
+
+import hypothesis
+import os_traits
+from hypothesis import strategies
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.report import traits
+from cyborg_gpu_driver.tests.unit.report import samples
+
+CUSTOM = re.compile(r'CUSTOM_[A-Z0-9_]+', re.ASCII)
+
+
+class TestTraits(base.BaseTestCase):
+
+    def test_slice(self):
+        self.assertEqual((
+            'CUSTOM_GPU_ARCH_AMPERE',
+            'CUSTOM_GPU_KIND_MIG',
+            'CUSTOM_GPU_MEMORY_10GB',
+            'CUSTOM_GPU_MODEL_A100_SXM4_80GB',
+            'CUSTOM_GPU_NUMA_3',
+            'CUSTOM_NVIDIA_20B2',
+            'CUSTOM_NVIDIA_20B2_1G_10GB',
+            'CUSTOM_NVIDIA_20B2_A100D_1_10C',
+            'OWNER_CYBORG',
+        ), traits.traits(samples.a100(), samples.a100_offers()[0]))
+
+    def test_vgpu_without_a_numa_node(self):
+        self.assertEqual((
+            'CUSTOM_GPU_ARCH_TURING',
+            'CUSTOM_GPU_KIND_VGPU',
+            'CUSTOM_GPU_MEMORY_2GB',
+            'CUSTOM_GPU_MODEL_TESLA_T4',
+            'CUSTOM_NVIDIA_1EB8',
+            'CUSTOM_NVIDIA_1EB8_T4_2B',
+            'OWNER_CYBORG',
+        ), traits.traits(samples.t4(), samples.t4_offer()))
+
+    def test_unknown_facts_give_no_trait(self):
+        self.assertEqual((
+            'CUSTOM_GPU_KIND_PASSTHROUGH',
+            'CUSTOM_NVIDIA_2235',
+            'OWNER_CYBORG',
+        ), traits.traits(samples.whole(), samples.whole_offer()))
+
+    def test_whole_with_everything_known(self):
+        gpu = samples.whole(model='NVIDIA A40', architecture='ampere',
+                            memory_mib=46068, numa_node=0)
+        self.assertEqual((
+            'CUSTOM_GPU_ARCH_AMPERE',
+            'CUSTOM_GPU_KIND_PASSTHROUGH',
+            'CUSTOM_GPU_MEMORY_45GB',
+            'CUSTOM_GPU_MODEL_A40',
+            'CUSTOM_GPU_NUMA_0',
+            'CUSTOM_NVIDIA_2235',
+            'OWNER_CYBORG',
+        ), traits.traits(gpu, samples.whole_offer()))
+
+    def test_standard_or_custom(self):
+        known = set(os_traits.get_traits())
+        for name in traits.traits(samples.a100(), samples.a100_offers()[0]):
+            if name not in known:
+                self.assertTrue(CUSTOM.fullmatch(name), name)
+
+    def test_type_name_from_sysfs_of_a_function(self):
+        function = model.VirtualFunction(
+            address=samples.vf(0), index=0, driver='nvidia', iommu_group=1,
+            mdev_types=(model.MdevType('nvidia-699', 'A100D-1-10Q', 1),))
+        gpu = samples.a100(vgpu_types=(), vfs=(function,))
+        self.assertIn('CUSTOM_NVIDIA_20B2_A100D_1_10Q',
+                      traits.traits(gpu, samples.a100_offers()[0]))
+
+    def test_usage_changes_nothing(self):
+        gpu = samples.a100()
+        self.assertEqual(
+            traits.traits(gpu, samples.a100_offers()[0]),
+            traits.traits(gpu, samples.a100_offers(in_use=3,
+                                                   creatable=0)[0]))
+
+    @hypothesis.settings(deadline=None)
+    @hypothesis.given(strategies.text(min_size=1, max_size=400),
+                      strategies.text(min_size=1, max_size=400))
+    def test_always_valid(self, name, profile):
+        gpu = samples.t4(model=name, architecture=name)
+        for trait in traits.traits(gpu, samples.t4_offer(profile=profile)):
+            self.assertLessEqual(len(trait), 255)
+            self.assertRegex(trait, r'\A(CUSTOM_[A-Z0-9_]+|OWNER_CYBORG)\Z')
+
+
+class TestMemoryClass(base.BaseTestCase):
+
+    def of_type(self, name, framebuffer_mib):
+        gpu = samples.t4(mdev_types=(model.MdevType(
+            'nvidia-231', name, 8, framebuffer_mib=framebuffer_mib),))
+        return traits.memory_class(gpu, samples.t4_offer(profile=name))
+
+    def test_types(self):
+        for name, framebuffer_mib, expected in (
+                ('T4-2B', 2048, '2GB'),
+                ('T4-2B4', 2048, '2GB'),
+                ('A100-3-20C', 19968, '20GB'),
+                ('A100-7-40C', 40192, '40GB'),
+                ('A100-1-5CME', 4864, '5GB'),
+                ('DC-1-24QNOME', 24576, '24GB'),
+                ('M60-0B', 512, '512MB'),
+                ('M60-0B', None, None)):
+            self.assertEqual(expected, self.of_type(name, framebuffer_mib))
+
+    def test_profile_whose_type_is_unknown(self):
+        gpu = samples.a100(vgpu_types=())
+        self.assertEqual('10GB', traits.memory_class(
+            gpu, samples.a100_offers()[0]))
+
+    def test_whole(self):
+        for mib, expected in ((81920, '80GB'), (81559, '80GB'),
+                              (15360, '15GB'), (512, '512MB'), (None, None)):
+            self.assertEqual(expected, traits.memory_class(
+                samples.whole(memory_mib=mib), samples.whole_offer()))

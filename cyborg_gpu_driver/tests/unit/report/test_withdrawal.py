@@ -1,0 +1,209 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What was reported and is in use is never withdrawn."""
+
+import dataclasses
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import withdrawal
+
+_ADDRESS = model.PciAddress.parse('0000:07:00.0')
+_OTHER = model.PciAddress.parse('0000:0f:00.0')
+_GPU = model.Gpu(
+    address=_ADDRESS, vendor_id='10de', device_id='20b2', class_code='0302',
+    model='NVIDIA A100-SXM4-80GB', uuid='GPU-1', memory_mib=81920,
+    driver='nvidia', visible_to_nvml=True)
+_IN_GUEST = dataclasses.replace(
+    _GPU, model=None, uuid=None, memory_mib=None, driver='vfio-pci',
+    visible_to_nvml=False)
+_UNSEEN = dataclasses.replace(_IN_GUEST, driver='nvidia')
+
+
+def _device(gpu, profiles=('1g.10gb', '3g.40gb'), total=2):
+    parents = (model.PciAddress.parse('0000:07:00.4'),)
+    return build.device(gpu, [
+        offers.Offer(gpu.address, 'p', policy.Mode.MIG, profile, total,
+                     vgpu_type_id=f'nvidia-{number}', parents=parents)
+        for number, profile in enumerate(profiles, 1)], 'host')
+
+
+class WithdrawalTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.used = set()
+        self.restart()
+
+    def restart(self):
+        self.withdrawal = withdrawal.Withdrawal(self.state_path, self._is_used)
+
+    def _is_used(self, provider):
+        if self.used is None:
+            raise ConnectionError('Placement is away')
+        return provider in self.used
+
+    def decide(self, *gpus, make=_device, ignored=(), claimed=(),
+               library_missing=False):
+        decision = self.withdrawal.decide(
+            model.Host(gpus=gpus, library_missing=library_missing), make,
+            lambda gpu: gpu.address in ignored, set(claimed))
+        return decision, {device.address: device
+                          for device in decision.devices}
+
+    def report(self, *gpus, **kwargs):
+        return self.decide(*gpus, **kwargs)[1]
+
+    def use(self, device, number=0):
+        self.used.add(device.deployables[number].provider_uuid)
+
+    def test_a_healthy_gpu_is_reported_as_it_is(self):
+        decision, devices = self.decide(_GPU)
+        self.assertEqual({_ADDRESS: _device(_GPU)}, devices)
+        self.assertEqual((_ADDRESS,), decision.trusted)
+        self.assertEqual((), decision.draining)
+
+    def test_a_gpu_that_cannot_be_read_is_left_alone(self):
+        sick = dataclasses.replace(_GPU, problems=('MIG mode: UNKNOWN',))
+        for gpu in (sick, _UNSEEN):
+            decision, devices = self.decide(gpu)
+            self.assertTrue(devices[_ADDRESS].stub)
+            self.assertEqual((), decision.trusted)
+            self.assertEqual(build.cpid_info(_ADDRESS),
+                             devices[_ADDRESS].cpid_info)
+
+    def test_without_library_a_gpu_never_seen_is_whole(self):
+        devices = self.report(_UNSEEN, library_missing=True)
+        self.assertFalse(devices[_ADDRESS].stub)
+
+    def test_without_library_a_gpu_that_nvml_once_saw_is_left_alone(self):
+        self.report(_GPU)
+        devices = self.report(_UNSEEN, library_missing=True)
+        self.assertTrue(devices[_ADDRESS].stub)
+
+    def test_facts_of_nvml_stay_while_a_guest_has_the_gpu(self):
+        before = self.report(_GPU)
+        self.restart()
+        self.assertEqual(before, self.report(_IN_GUEST))
+
+    def test_facts_of_another_board_are_not_taken_over(self):
+        self.report(_GPU)
+        other = dataclasses.replace(_IN_GUEST, device_id='2330')
+        self.assertNotEqual('NVIDIA A100-SXM4-80GB',
+                            self.report(other)[_ADDRESS].model)
+
+    def test_an_idle_gpu_that_vanishes_is_withdrawn(self):
+        self.report(_GPU)
+        self.assertEqual({}, self.report())
+        self.assertEqual((), self.withdrawal.held())
+
+    def test_a_gpu_that_vanishes_in_use_is_left_alone_even_restarted(self):
+        self.use(self.report(_GPU)[_ADDRESS])
+        for _ in range(2):
+            self.restart()
+            self.assertTrue(self.report()[_ADDRESS].stub)
+        self.used.clear()
+        self.assertEqual({}, self.report())
+
+    def test_unknown_use_counts_as_use(self):
+        self.report(_GPU)
+        self.used = None
+        self.assertTrue(self.report()[_ADDRESS].stub)
+
+    def test_a_claim_in_the_journal_counts_as_use(self):
+        self.report(_GPU)
+        self.assertTrue(self.report(claimed=[_ADDRESS])[_ADDRESS].stub)
+
+    def test_another_gpu_is_not_disturbed(self):
+        other = dataclasses.replace(_GPU, address=_OTHER)
+        self.use(self.report(_GPU, other)[_ADDRESS])
+        devices = self.report(other)
+        self.assertTrue(devices[_ADDRESS].stub)
+        self.assertFalse(devices[_OTHER].stub)
+
+    def test_a_profile_in_use_is_not_dropped_but_drained(self):
+        first = self.report(_GPU)[_ADDRESS]
+        dropped = first.deployables[1]
+        self.used.add(dropped.provider_uuid)
+
+        def fewer(gpu):
+            return _device(gpu, profiles=(first.deployables[0].profile,))
+
+        decision, devices = self.decide(_GPU, make=fewer)
+        self.assertTrue(devices[_ADDRESS].stub)
+        (drained,) = decision.draining
+        self.assertEqual(
+            (dropped.provider_uuid, dropped.resource_class, 2, 2),
+            (drained.provider, drained.resource_class, drained.total,
+             drained.reserved))
+        self.used.clear()
+        decision, devices = self.decide(_GPU, make=fewer)
+        self.assertEqual(fewer(_GPU), devices[_ADDRESS])
+        self.assertEqual((), decision.draining)
+
+    def test_use_of_a_profile_that_stays_does_not_hold_up_the_others(self):
+        first = self.report(_GPU)[_ADDRESS]
+        self.use(first, 0)
+
+        def fewer(gpu):
+            return _device(gpu, profiles=(first.deployables[0].profile,))
+
+        self.assertFalse(self.report(_GPU, make=fewer)[_ADDRESS].stub)
+
+    def test_another_set_of_handles_waits_until_idle(self):
+        self.use(self.report(_GPU)[_ADDRESS])
+
+        def more(gpu):
+            return _device(gpu, total=3)
+
+        self.assertTrue(self.report(_GPU, make=more)[_ADDRESS].stub)
+        self.used.clear()
+        self.assertEqual(more(_GPU), self.report(_GPU, make=more)[_ADDRESS])
+
+    def test_an_ignored_gpu_in_use_is_left_alone(self):
+        self.use(self.report(_GPU)[_ADDRESS])
+        self.assertTrue(
+            self.report(_GPU, ignored=[_ADDRESS])[_ADDRESS].stub)
+        self.used.clear()
+        self.assertEqual({}, self.report(_GPU, ignored=[_ADDRESS]))
+
+    def test_held_is_a_stub_of_all_that_was_reported(self):
+        other = dataclasses.replace(_GPU, address=_OTHER)
+        self.report(_GPU, other)
+        self.restart()
+        self.assertEqual(
+            (build.stub_device(_ADDRESS), build.stub_device(_OTHER)),
+            self.withdrawal.held())
+
+    def test_an_unusable_record_is_set_aside(self):
+        self.report(_GPU)
+        path = os.path.join(self.state_path, 'reported.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{}')
+        self.restart()
+        self.assertEqual((), self.withdrawal.held())
+        self.assertTrue(os.path.exists(path + '.unusable-1'))
+
+    def test_a_state_path_that_cannot_be_written_does_not_stop_reports(self):
+        self.state_path = os.path.join(self.state_path, 'file')
+        with open(self.state_path, 'w'):
+            pass
+        self.restart()
+        self.assertFalse(self.report(_GPU)[_ADDRESS].stub)

@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Files that are whole or the old ones, and say what is wrong with them."""
+
+import json
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+
+
+class DurableTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.directory, 'below', 'file.json')
+
+    def test_what_was_written_is_read(self):
+        content = {'a': [1, None, 'ä']}
+        durable.write(self.path, 'thing', 1, content)
+        self.assertEqual(content, durable.read(self.path, 'thing', 1))
+
+    def test_no_file_is_no_content(self):
+        self.assertIsNone(durable.read(self.path, 'thing', 1))
+
+    def test_nothing_else_stays_in_the_directory(self):
+        durable.write(self.path, 'thing', 1, 1)
+        durable.write(self.path, 'thing', 1, 2)
+        self.assertEqual(['file.json'],
+                         os.listdir(os.path.dirname(self.path)))
+
+    def test_each_damage_is_named(self):
+        durable.write(self.path, 'thing', 1, {'a': 1})
+        whole = open(self.path, encoding='utf-8').read()
+        changed = dict(json.loads(whole), content={'a': 2})
+        for text, words in (
+                (whole[:-3], 'cannot be read'),
+                ('[]', 'is not a thing'),
+                (whole.replace('"thing"', '"other"'), 'is not a thing'),
+                (whole.replace('"version": 1', '"version": 2'),
+                 'version 2'),
+                (json.dumps(changed), 'checksum')):
+            with open(self.path, 'w', encoding='utf-8') as stream:
+                stream.write(text)
+            error = self.assertRaises(exception.JournalError, durable.read,
+                                      self.path, 'thing', 1)
+            self.assertIn(words, str(error))
+            self.assertIn(self.path, str(error))
+
+    def test_a_write_that_fails_leaves_the_old_file(self):
+        durable.write(self.path, 'thing', 1, 'old')
+        self.assertRaises(TypeError, durable.write, self.path, 'thing', 1,
+                          object())
+        self.assertEqual('old', durable.read(self.path, 'thing', 1))
+        self.assertEqual(['file.json'],
+                         os.listdir(os.path.dirname(self.path)))
+
+    def test_a_directory_that_cannot_be_is_named(self):
+        with open(os.path.join(self.directory, 'below'), 'w'):
+            pass
+        error = self.assertRaises(exception.JournalError, durable.write,
+                                  self.path, 'thing', 1, 1)
+        self.assertIn('state_path', str(error))
+
+    def test_files_set_aside_are_all_kept(self):
+        for number in (1, 2):
+            durable.write(self.path, 'thing', 1, number)
+            kept = durable.set_aside(self.path)
+            self.assertEqual(number, durable.read(kept, 'thing', 1))
+        self.assertFalse(os.path.exists(self.path))

@@ -1,0 +1,45 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Errors say what is wrong and survive the way through oslo.privsep."""
+
+import pickle
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+
+
+class ExceptionTest(base.BaseTestCase):
+
+    def test_the_message_has_the_values(self):
+        error = exception.NvmlError(call='nvmlDeviceGetMigMode', code=3,
+                                    symbol='NOT_SUPPORTED')
+        self.assertEqual('nvmlDeviceGetMigMode failed: NOT_SUPPORTED (3)',
+                         str(error))
+
+    def test_every_error_can_be_made_again_from_its_args(self):
+        for error in (
+                exception.NvmlError(call='c', code=3, symbol='S'),
+                exception.SysfsError(action='write', path='/sys/x', errno=5,
+                                     reason='Input/output error'),
+                exception.InvalidPciAddress('x'),
+                exception.InvalidValue(what='a', value='b', expected='c')):
+            for again in (type(error)(*error.args),
+                          pickle.loads(pickle.dumps(error))):
+                self.assertEqual(str(error), str(again))
+                self.assertEqual(error.kwargs, again.kwargs)
+
+    def test_code_and_errno_stay_numbers(self):
+        error = exception.SysfsError(action='write', path='/sys/x', errno=5,
+                                     reason='Input/output error')
+        self.assertEqual(5, type(error)(*error.args).errno)

@@ -1,0 +1,76 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The seam replaces Cyborg's two functions, and puts them back."""
+
+from cyborg.accelerator.drivers.gpu import utils
+from oslotest import base
+
+from cyborg_gpu_driver import seam
+
+
+class SeamTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cyborgs = {name: getattr(utils, name)
+                        for name in seam.FUNCTIONS}
+        self.addCleanup(seam.remove)
+        self.calls = []
+
+    def _bind(self, *strings):
+        self.calls.append(('bind', *strings))
+
+    def _unbind(self, *strings):
+        self.calls.append(('unbind', *strings))
+
+    def test_the_installed_cyborg_fits(self):
+        self.assertEqual('', seam.mismatch())
+
+    def test_calls_arrive_in_order(self):
+        seam.install(self._bind, self._unbind)
+        utils.create_mdev_privileged('a', 'b', 'c')
+        utils.remove_mdev_privileged('d', 'e', 'f')
+        self.assertEqual([('bind', 'a', 'b', 'c'), ('unbind', 'd', 'e', 'f')],
+                         self.calls)
+
+    def test_installing_twice_keeps_cyborgs_own(self):
+        seam.install(self._bind, self._unbind)
+        seam.install(self._unbind, self._bind)
+        utils.create_mdev_privileged('a', 'b', 'c')
+        self.assertEqual([('unbind', 'a', 'b', 'c')], self.calls)
+        self.assertEqual('', seam.mismatch())
+        for name, function in self.cyborgs.items():
+            self.assertIs(function, seam.original(name))
+
+    def test_removed_means_as_before(self):
+        seam.install(self._bind, self._unbind)
+        seam.remove()
+        for name, function in self.cyborgs.items():
+            self.assertIs(function, getattr(utils, name))
+
+    def test_a_changed_signature_is_named(self):
+        def create_mdev_privileged(pci_addr, mdev_type, ah_uuid, extra):
+            """As another release might have it."""
+
+        self.addCleanup(setattr, utils, 'create_mdev_privileged',
+                        self.cyborgs['create_mdev_privileged'])
+        utils.create_mdev_privileged = create_mdev_privileged
+        self.assertIn('extra', seam.mismatch())
+        self.assertIn('create_mdev_privileged', seam.mismatch())
+
+    def test_a_function_that_is_gone_is_named(self):
+        self.addCleanup(setattr, utils, 'remove_mdev_privileged',
+                        self.cyborgs['remove_mdev_privileged'])
+        del utils.remove_mdev_privileged
+        self.assertIn('remove_mdev_privileged', seam.mismatch())
+        utils.remove_mdev_privileged = self.cyborgs['remove_mdev_privileged']

@@ -1,0 +1,25 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How Sphinx builds the release notes."""
+
+extensions = ['openstackdocstheme', 'reno.sphinxext']
+
+project = 'cyborg_gpu_driver Release Notes'
+# Sphinx reads the variable by this name.
+copyright = 'The cyborg_gpu_driver developers'  # noqa: A001
+openstackdocs_auto_name = False
+openstackdocs_auto_version = False
+
+root_doc = 'index'
+html_theme = 'openstackdocs'
+html_copy_source = False
