@@ -117,8 +117,9 @@ class Placement(Api):
 
 
 class Cyborg(Api):
-    """Cyborg's API as Nova calls it: an administrator's token beside its
-    own service token.
+    """Cyborg's API as Nova calls it.
+
+    That is with an administrator's token beside its own service token.
     """
 
     def __init__(self, url: str):

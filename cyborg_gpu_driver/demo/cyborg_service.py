@@ -130,8 +130,9 @@ class CyborgService:
         """Stop everything and leave no configuration behind."""
         if self._httpd is not None:
             self._httpd.stop()
-        for server in reversed(self._servers):
+        for server in self._servers:
             server.stop()
+        for server in self._servers:
             server.wait()
         rpc.cleanup()
         self._database.detach()

@@ -100,12 +100,17 @@ class Sysfs:
 
     def link_name(self, *parts: str) -> str | None:
         """Last component of a symbolic link's target, None without one."""
+        target = self.link_parts(*parts)
+        return target[-1] if target else None
+
+    def link_parts(self, *parts: str) -> tuple[str, ...]:
+        """Components of a symbolic link's target, empty without one."""
         path = self._path(parts)
         try:
-            return os.path.basename(self._os.readlink(path))
+            return tuple(self._os.readlink(path).split('/'))
         except OSError as error:
             if error.errno in _ABSENT or error.errno == errno_codes.EINVAL:
-                return None
+                return ()
             raise _sysfs_error('follow', path, error) from error
 
     def exists(self, *parts: str) -> bool:

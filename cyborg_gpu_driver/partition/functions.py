@@ -20,7 +20,8 @@ where there are too few; the bind then takes another that is empty.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 

@@ -20,11 +20,11 @@ quarter of another), so a name is looked up on one GPU, in what NVML lists.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import profile_name
 
 ATTRIBUTES = ('+me', '+me.all', '+gfx', '-me')
 """Attributes of GPU instance profiles: with media extensions, with all of
@@ -33,9 +33,6 @@ them, with graphics, without media engines."""
 SERIES = 'CQBA'
 """Series of vGPU types (compute, workstation, desktop, application), the
 one that a compute cloud wants first."""
-
-_MIB_PER_GIB = 1024
-_EIGHTHS = 8
 
 _PROFILE = re.compile(
     r'(?:(?P<compute>[1-9]\d?)c\.)?(?P<slices>[1-9]\d?)g\.'
@@ -115,9 +112,8 @@ def computed(slices: int, memory_mib: int, total_mib: int,
              attributes: Collection[str] = ()) -> ProfileName:
     """The name that NVIDIA's tools give to a GPU instance profile.
 
-    For drivers whose profile structure carries none (before
-    nvmlGpuInstanceProfileInfo_v2_t). The memory is counted in started
-    eighths of the GPU's, as marketed: in started GiB.
+    For drivers whose profile structure carries none
+    (:mod:`cyborg_gpu_driver.host.profile_name`).
 
     :param slices: ``sliceCount``.
     :param memory_mib: ``memorySizeMB``.
@@ -130,11 +126,9 @@ def computed(slices: int, memory_mib: int, total_mib: int,
         if size <= 0:
             raise exception.InvalidValue(
                 what=what, value=size, expected='expected more than 0')
-    eighths = -(-memory_mib * _EIGHTHS // total_mib)
-    whole_gb = -(-total_mib // _MIB_PER_GIB)
-    # Half goes up; round() would send 70.5 down to 70.
-    memory_gb = math.floor(eighths * whole_gb / _EIGHTHS + 0.5)
-    return ProfileName(None, slices, memory_gb, frozenset(attributes))
+    return ProfileName(
+        None, slices, profile_name.memory_gb(memory_mib, total_mib),
+        frozenset(attributes))
 
 
 @dataclasses.dataclass(frozen=True)

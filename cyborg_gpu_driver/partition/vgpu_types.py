@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model

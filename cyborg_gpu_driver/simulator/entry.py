@@ -91,7 +91,7 @@ class Entry:
     def text(self, key: str, default: Any = REQUIRED) -> Any:
         return self.take(
             key, lambda value: isinstance(value, str) and value != '',
-            'a text', default)
+            'a text, in quotes if it could be a number', default)
 
     def choice(self, key: str, choices: Iterable[str],
                default: Any = REQUIRED) -> Any:

@@ -27,6 +27,8 @@ from cyborg_gpu_driver.simulator import entry as entry_module
 from cyborg_gpu_driver.simulator import spec
 
 HERE = pathlib.Path(__file__).parent
+# The same loader in C where PyYAML was built with it.
+_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _SUFFIXES = ('.yaml', '.yml')
 _ARCHITECTURES = {
     'turing': pynvml.NVML_DEVICE_ARCH_TURING,
@@ -100,7 +102,7 @@ def _read(path, digest):
             name=str(path), reason=error.strerror) from error
     digest.update(data)
     try:
-        return yaml.safe_load(data)
+        return yaml.load(data, _LOADER)
     except yaml.YAMLError as error:
         raise exception.SimulationError(
             name=str(path), reason=f'not YAML: {error}') from error

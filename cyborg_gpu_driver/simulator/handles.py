@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _FIRST = 0x7f5200000000
 _STEP = 0x140
 
@@ -21,9 +23,11 @@ _STEP = 0x140
 class Handles:
     """Handles that one NVML session has given out.
 
-    A key names a thing for as long as it lives (with the serial number of
-    an instance, the epoch of a GPU), so that a handle of something gone is
-    never taken for its successor. A number is never used again.
+    A key names a thing for as long as it lives: kind, GPU's address, then
+    the serial number of an instance, the epoch of a GPU. A number may be
+    given out again for another thing of the same kind on the same GPU when
+    the first is gone, as memory is: whoever keeps a handle too long must
+    not count on an error.
     """
 
     def __init__(self):
@@ -31,13 +35,24 @@ class Handles:
         self._keys = {}
         self._next = _FIRST
 
-    def value(self, *key: object) -> int:
-        """The handle of the thing named by ``key``."""
+    def value(self, key: tuple, gone: Callable[[tuple], bool]) -> int:
+        """The handle of the thing named by ``key``.
+
+        :param gone: whether the thing of another key is no more.
+        """
         if key not in self._values:
-            self._values[key] = self._next
-            self._keys[self._next] = key
-            self._next += _STEP
+            value = self._free(key, gone)
+            self._values[key] = value
+            self._keys[value] = key
         return self._values[key]
+
+    def _free(self, key, gone):
+        for value, other in self._keys.items():
+            if other[:2] == key[:2] and gone(other):
+                del self._values[other]
+                return value
+        self._next += _STEP
+        return self._next
 
     def key(self, value: int) -> tuple | None:
         """What a handle stands for, None if it was never given out."""

@@ -72,10 +72,12 @@ class Library:
         machine.faults.wait(name)
         with machine.operation(symbol.writes):
             machine.calls[name] += 1
-            fault = machine.faults.symbol(name, self._address(arguments))
-            if fault and not fault.after:
-                return fault.code
+            fault = None
             try:
+                fault = machine.faults.symbol(
+                    name, self._address(name, arguments))
+                if fault and not fault.after:
+                    return fault.code
                 self._check(name, symbol)
                 answer = symbol.function(self, *arguments)
             except Refused as refused:
@@ -84,8 +86,11 @@ class Library:
                 return fault.code
             return pynvml.NVML_SUCCESS if answer is None else answer
 
-    def _address(self, arguments):
+    def _address(self, name, arguments):
         """The GPU that a call is about, for faults limited to one."""
+        if 'HandleBy' in name:
+            gpu = library_device.asked_for(self, name, arguments[0])
+            return gpu and gpu.address
         for argument in arguments:
             key = self.handles.key(memory.handle(argument))
             if key is not None:
@@ -130,19 +135,32 @@ class Library:
         """
         if gpu.state.lost:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return self.handles.value('gpu', gpu.address, gpu.state.epoch)
+        return self._value('gpu', gpu.address, gpu.state.epoch)
 
     def instance_handle(self, gpu: gpu_module.Gpu, instance_id: int) -> int:
-        return self.handles.value(
-            'instance', gpu.address, instance_id,
-            gpu.state.instances[instance_id].serial)
+        return self._value('instance', gpu.address, instance_id,
+                           gpu.state.instances[instance_id].serial)
 
     def compute_handle(self, gpu: gpu_module.Gpu, instance_id: int,
                        compute_id: int, kind: str = 'compute') -> int:
         """Handle of a compute instance, or with ``mig`` of its device."""
         compute = gpu.state.instances[instance_id].compute[compute_id]
-        return self.handles.value(kind, gpu.address, instance_id,
-                                  compute_id, compute.serial)
+        return self._value(kind, gpu.address, instance_id, compute_id,
+                           compute.serial)
+
+    def _value(self, *key):
+        return self.handles.value(key, lambda other: not self._lives(other))
+
+    def _lives(self, key):
+        """Whether what a key names is still there."""
+        state = self.machine.gpu(key[1]).state
+        if key[0] == 'gpu':
+            return state.epoch == key[2] and state.driver == 'nvidia'
+        instance = state.instances.get(key[2])
+        if key[0] == 'instance':
+            return instance is not None and instance.serial == key[3]
+        compute = instance and instance.compute.get(key[3])
+        return compute is not None and compute.serial == key[4]
 
     def device(self, argument: Any
                ) -> tuple[gpu_module.Gpu, tuple[int, int] | None]:
@@ -152,13 +170,8 @@ class Library:
             GPU_IS_LOST.
         """
         key = self._key(argument, 'gpu', 'mig')
-        gpu = self._gpu(key)
-        if key[0] == 'gpu':
-            if gpu.state.epoch != key[2] or not gpu.bound:
-                raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            return gpu, None
-        self._live_compute(gpu, key)
-        return gpu, (key[2], key[3])
+        gpu = self.machine.gpu(key[1])
+        return gpu, None if key[0] == 'gpu' else (key[2], key[3])
 
     def gpu(self, argument: Any) -> gpu_module.Gpu:
         """The GPU of a handle that must not be a MIG device's."""
@@ -171,37 +184,24 @@ class Library:
             gpu_module.Gpu, int, state_module.Instance]:
         """The GPU instance of a handle: its GPU, its id and itself."""
         key = self._key(argument, 'instance')
-        gpu = self._gpu(key)
-        instance = gpu.state.instances.get(key[2])
-        if instance is None or instance.serial != key[3]:
-            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return gpu, key[2], instance
+        gpu = self.machine.gpu(key[1])
+        return gpu, key[2], gpu.state.instances[key[2]]
 
     def compute(self, argument: Any) -> tuple[gpu_module.Gpu, int, int]:
         """The compute instance of a handle: its GPU and both ids."""
         key = self._key(argument, 'compute')
-        gpu = self._gpu(key)
-        self._live_compute(gpu, key)
-        return gpu, key[2], key[3]
+        return self.machine.gpu(key[1]), key[2], key[3]
 
     def _key(self, argument, *kinds):
+        """What a handle names, which must be of these kinds and live."""
         key = self.handles.key(memory.handle(argument))
         if key is None or key[0] not in kinds:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return key
-
-    def _gpu(self, key):
-        gpu = self.machine.gpu(key[1])
-        if gpu.state.lost:
+        if self.machine.gpu(key[1]).state.lost:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return gpu
-
-    def _live_compute(self, gpu, key):
-        _, _, instance_id, compute_id, serial = key
-        instance = gpu.state.instances.get(instance_id)
-        compute = instance and instance.compute.get(compute_id)
-        if compute is None or compute.serial != serial:
+        if not self._lives(key):
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return key
 
 
 class _Function:

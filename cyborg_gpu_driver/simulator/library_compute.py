@@ -20,7 +20,7 @@ from cyborg_gpu_driver.simulator import library_mig
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import mig as rules
 from cyborg_gpu_driver.simulator import refusal
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
 _REV1 = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
@@ -60,13 +60,13 @@ def _fill(info, parent, profile):
     info.sharedOfaCount = parent.ofa
 
 
-@symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
 def profile_info(library, handle, number, engines, info):
     parent, profile = _enumerated(library, handle, number, engines)
     _fill(memory.target(info), parent, profile)
 
 
-@symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
 def profile_info_v(library, handle, number, engines, info):
     parent, profile = _enumerated(library, handle, number, engines)
     info = memory.target(info)
@@ -81,14 +81,14 @@ def profile_info_v(library, handle, number, engines, info):
     info.name = f'MIG {name}'.encode()
 
 
-@symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity')
 def remaining_capacity(library, handle, number, count):
     gpu, _, instance = library.instance(handle)
     memory.put(count, rules.compute_remaining(
         gpu, instance, _known(gpu, instance, number)))
 
 
-@symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements')
 def possible_placements(library, handle, number, placements, count):
     gpu, _, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -97,7 +97,7 @@ def possible_placements(library, handle, number, placements, count):
         profile.slices, pynvml.c_nvmlComputeInstancePlacement_t)
 
 
-@symbol('nvmlGpuInstanceCreateComputeInstance', writes=True)
+@symbols.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True)
 def create(library, handle, number, compute):
     gpu, instance_id, _ = library.instance(handle)
     memory.target(compute)
@@ -106,7 +106,8 @@ def create(library, handle, number, compute):
             gpu, instance_id, memory.number(number))))
 
 
-@symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement', writes=True)
+@symbols.symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement',
+                writes=True)
 def create_with_placement(library, handle, number, placement, compute):
     gpu, instance_id, _ = library.instance(handle)
     memory.target(compute)
@@ -117,12 +118,12 @@ def create_with_placement(library, handle, number, placement, compute):
             (placement.start, placement.size))))
 
 
-@symbol('nvmlComputeInstanceDestroy', writes=True)
+@symbols.symbol('nvmlComputeInstanceDestroy', writes=True)
 def destroy(library, handle):
     rules.destroy_compute(*library.compute(handle))
 
 
-@symbol('nvmlGpuInstanceGetComputeInstances')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstances')
 def instances(library, handle, number, array, count):
     gpu, instance_id, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -132,7 +133,7 @@ def instances(library, handle, number, array, count):
         if compute.profile_id == profile.enum])
 
 
-@symbol('nvmlGpuInstanceGetComputeInstanceById')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceById')
 def instance_by_id(library, handle, number, compute):
     gpu, instance_id, instance = library.instance(handle)
     compute_id = memory.number(number)
@@ -142,7 +143,7 @@ def instance_by_id(library, handle, number, compute):
         gpu, instance_id, compute_id))
 
 
-@symbol('nvmlComputeInstanceGetInfo_v2')
+@symbols.symbol('nvmlComputeInstanceGetInfo_v2')
 def info_of(library, handle, info):
     gpu, instance_id, compute_id = library.compute(handle)
     compute = gpu.state.instances[instance_id].compute[compute_id]

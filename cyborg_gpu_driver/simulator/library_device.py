@@ -20,7 +20,7 @@ import pynvml
 
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import refusal
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
 _MIB = 1 << 20
@@ -30,75 +30,109 @@ _BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
                      '([0-9a-fA-F]{1,2})(?:[.]([0-7]))?')
 
 
-@symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
-def handle_by_index(library, index, handle):
-    gpus = library.visible()
-    position = memory.number(index)
-    if not 0 <= position < len(gpus):
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.put_handle(handle, library.handle_of(gpus[position]))
+def asked_for(library, name, argument):
+    """The GPU that a GetHandleBy call asks for, None if there is none."""
+    if 'ByIndex' in name:
+        position = memory.number(argument)
+        gpus = library.visible()
+        return gpus[position] if 0 <= position < len(gpus) else None
+    if 'ByUUIDV' in name:
+        return _by_uuid(library, _uuid_of(memory.target(argument)))[0]
+    if 'ByUUID' in name:
+        return _by_uuid(library, memory.text(argument))[0]
+    if 'BySerial' in name:
+        return _first(library, lambda gpu: gpu.spec.serial
+                      == memory.text(argument))
+    address = _sysfs_address(memory.text(argument))
+    return _first(library, lambda gpu: gpu.address == address)
 
 
-@symbol('nvmlDeviceGetHandleByPciBusId_v2', 'nvmlDeviceGetHandleByPciBusId')
-def handle_by_bus_id(library, bus_id, handle):
-    match = _BUS_ID.fullmatch(memory.text(bus_id))
+def _first(library, test):
+    return next((gpu for gpu in library.visible() if test(gpu)), None)
+
+
+def _sysfs_address(bus_id):
+    """Sysfs's spelling of a bus id in any spelling; None if it is none."""
+    match = _BUS_ID.fullmatch(bus_id)
     if match is None:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return None
     domain, bus, device, function = (int(part or '0', 16)
                                      for part in match.groups())
-    address = f'{domain:04x}:{bus:02x}:{device:02x}.{function}'
-    for gpu in library.visible():
-        if gpu.address == address:
-            memory.put_handle(handle, library.handle_of(gpu))
-            return
-    raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    return f'{domain:04x}:{bus:02x}:{device:02x}.{function}'
 
 
-@symbol('nvmlDeviceGetHandleByUUID')
-def handle_by_uuid(library, uuid, handle):
-    _find_uuid(library, memory.text(uuid), handle)
-
-
-@symbol('nvmlDeviceGetHandleByUUIDV')
-def handle_by_uuid_v(library, uuid, handle):
-    uuid = memory.target(uuid)
-    if uuid.version != pynvml.nvmlUUID_v1:
+def _uuid_of(argument):
+    if argument.version != pynvml.nvmlUUID_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    if uuid.type != pynvml.NVML_UUID_TYPE_ASCII:
+    if argument.type != pynvml.NVML_UUID_TYPE_ASCII:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    _find_uuid(library, uuid.value.str.decode(), handle)
+    return argument.value.str.decode()
 
 
-def _find_uuid(library, uuid, handle):
+def _by_uuid(library, uuid):
+    """The GPU of a UUID, and the ids if it is a MIG device's."""
     for gpu in library.visible():
         if gpu.spec.uuid == uuid:
-            memory.put_handle(handle, library.handle_of(gpu))
-            return
+            return gpu, None
         for instance_id, instance in gpu.state.instances.items():
             for compute_id, compute in instance.compute.items():
                 if compute.uuid == uuid:
-                    memory.put_handle(handle, library.compute_handle(
-                        gpu, instance_id, compute_id, 'mig'))
-                    return
-    raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+                    return gpu, (instance_id, compute_id)
+    return None, None
 
 
-@symbol('nvmlDeviceGetHandleBySerial')
+@symbols.symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
+def handle_by_index(library, index, handle):
+    gpu = asked_for(library, 'ByIndex', index)
+    if gpu is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    memory.put_handle(handle, library.handle_of(gpu))
+
+
+@symbols.symbol('nvmlDeviceGetHandleByPciBusId_v2',
+                'nvmlDeviceGetHandleByPciBusId')
+def handle_by_bus_id(library, bus_id, handle):
+    if _sysfs_address(memory.text(bus_id)) is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
+
+
+@symbols.symbol('nvmlDeviceGetHandleBySerial')
 def handle_by_serial(library, serial, handle):
-    for gpu in library.visible():
-        if gpu.spec.serial == memory.text(serial):
-            memory.put_handle(handle, library.handle_of(gpu))
-            return
-    raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    _put_found(library, asked_for(library, 'BySerial', serial), handle)
 
 
-@symbol('nvmlDeviceGetIndex')
+def _put_found(library, gpu, handle):
+    if gpu is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    memory.put_handle(handle, library.handle_of(gpu))
+
+
+@symbols.symbol('nvmlDeviceGetHandleByUUID')
+def handle_by_uuid(library, uuid, handle):
+    _put_by_uuid(library, memory.text(uuid), handle)
+
+
+@symbols.symbol('nvmlDeviceGetHandleByUUIDV')
+def handle_by_uuid_v(library, uuid, handle):
+    _put_by_uuid(library, _uuid_of(memory.target(uuid)), handle)
+
+
+def _put_by_uuid(library, uuid, handle):
+    gpu, ids = _by_uuid(library, uuid)
+    if ids is None:
+        _put_found(library, gpu, handle)
+    else:
+        memory.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
+
+
+@symbols.symbol('nvmlDeviceGetIndex')
 def index_of(library, handle, index):
     gpu = library.gpu(handle)
     memory.put(index, library.visible().index(gpu))
 
 
-@symbol('nvmlDeviceGetName')
+@symbols.symbol('nvmlDeviceGetName')
 def name(library, handle, buffer, length):
     gpu, ids = library.device(handle)
     text = gpu.model.product
@@ -111,7 +145,7 @@ def _profile(gpu, ids):
     return gpu.mig().by_id(gpu.state.instances[ids[0]].profile_id)
 
 
-@symbol('nvmlDeviceGetUUID')
+@symbols.symbol('nvmlDeviceGetUUID')
 def uuid_of(library, handle, buffer, length):
     gpu, ids = library.device(handle)
     uuid = gpu.spec.uuid
@@ -120,18 +154,18 @@ def uuid_of(library, handle, buffer, length):
     memory.put_text(buffer, memory.number(length), uuid)
 
 
-@symbol('nvmlDeviceGetSerial')
+@symbols.symbol('nvmlDeviceGetSerial')
 def serial_of(library, handle, buffer, length):
     memory.put_text(buffer, memory.number(length),
                     library.gpu(handle).spec.serial)
 
 
-@symbol('nvmlDeviceGetMinorNumber')
+@symbols.symbol('nvmlDeviceGetMinorNumber')
 def minor_number(library, handle, number):
     memory.put(number, library.gpu(handle).spec.minor)
 
 
-@symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
+@symbols.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
 def pci_info(library, handle, info):
     gpu = library.gpu(handle)
     info = memory.target(info)
@@ -142,7 +176,7 @@ def pci_info(library, handle, info):
         model.subsystem_device + model.subsystem_vendor, 16)
 
 
-@symbol('nvmlDeviceGetPciInfoExt')
+@symbols.symbol('nvmlDeviceGetPciInfoExt')
 def pci_info_ext(library, handle, info):
     gpu = library.gpu(handle)
     info = memory.target(info)
@@ -174,7 +208,7 @@ def _memory_mib(gpu, ids):
         _profile(gpu, ids).memory_mib)
 
 
-@symbol('nvmlDeviceGetMemoryInfo')
+@symbols.symbol('nvmlDeviceGetMemoryInfo')
 def memory_info(library, handle, info):
     total = _memory_mib(*library.device(handle)) * _MIB
     info = memory.target(info)
@@ -183,7 +217,7 @@ def memory_info(library, handle, info):
     info.free = total - info.used
 
 
-@symbol('nvmlDeviceGetMemoryInfo_v2')
+@symbols.symbol('nvmlDeviceGetMemoryInfo_v2')
 def memory_info_v2(library, handle, info):
     total = _memory_mib(*library.device(handle)) * _MIB
     info = memory.target(info)
@@ -195,7 +229,7 @@ def memory_info_v2(library, handle, info):
     info.free = total - info.reserved
 
 
-@symbol('nvmlDeviceGetBAR1MemoryInfo')
+@symbols.symbol('nvmlDeviceGetBAR1MemoryInfo')
 def bar1_memory_info(library, handle, info):
     total = library.gpu(handle).model.bar1_mib * _MIB
     info = memory.target(info)
@@ -203,24 +237,24 @@ def bar1_memory_info(library, handle, info):
     info.bar1Used = 0
 
 
-@symbol('nvmlDeviceGetArchitecture')
+@symbols.symbol('nvmlDeviceGetArchitecture')
 def architecture(library, handle, value):
     memory.put(value, library.device(handle)[0].model.architecture)
 
 
-@symbol('nvmlDeviceGetBrand')
+@symbols.symbol('nvmlDeviceGetBrand')
 def brand(library, handle, value):
     memory.put(value, library.device(handle)[0].model.brand)
 
 
-@symbol('nvmlDeviceGetCudaComputeCapability')
+@symbols.symbol('nvmlDeviceGetCudaComputeCapability')
 def compute_capability(library, handle, major, minor):
     values = library.device(handle)[0].model.compute_capability
     memory.put(major, values[0])
     memory.put(minor, values[1])
 
 
-@symbol('nvmlDeviceGetNumaNodeId')
+@symbols.symbol('nvmlDeviceGetNumaNodeId')
 def numa_node_id(library, handle, node):
     # Only where the GPU's memory is itself a NUMA node (Grace); the node
     # that a PCI GPU lies at is known to sysfs alone.
@@ -228,7 +262,7 @@ def numa_node_id(library, handle, node):
     raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-@symbol('nvmlDeviceGetMemoryAffinity')
+@symbols.symbol('nvmlDeviceGetMemoryAffinity')
 def memory_affinity(library, handle, size, nodes, scope):
     node = library.gpu(handle).spec.numa_node
     if node < 0:
@@ -239,19 +273,19 @@ def memory_affinity(library, handle, size, nodes, scope):
             1 << node % 64 if position == node // 64 else 0)
 
 
-@symbol('nvmlDeviceGetPersistenceMode')
+@symbols.symbol('nvmlDeviceGetPersistenceMode')
 def persistence_mode(library, handle, mode):
     library.gpu(handle)
     memory.put(mode, pynvml.NVML_FEATURE_ENABLED)
 
 
-@symbol('nvmlDeviceGetComputeMode')
+@symbols.symbol('nvmlDeviceGetComputeMode')
 def compute_mode(library, handle, mode):
     library.device(handle)
     memory.put(mode, pynvml.NVML_COMPUTEMODE_DEFAULT)
 
 
-@symbol('nvmlDeviceGetAttributes_v2')
+@symbols.symbol('nvmlDeviceGetAttributes_v2')
 def attributes(library, handle, values):
     gpu, ids = library.device(handle)
     if ids is None:

@@ -18,7 +18,7 @@ import pynvml
 
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import refusal
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
 _IDLE_CELSIUS = 31
@@ -27,31 +27,32 @@ _IDLE_SHARE = 6
 _NO_INSTANCE = 0xffffffff
 
 
-@symbol('nvmlDeviceGetTemperature')
+@symbols.symbol('nvmlDeviceGetTemperature')
 def temperature(library, handle, sensor, value):
     library.gpu(handle)
     memory.put(value, _IDLE_CELSIUS)
 
 
-@symbol('nvmlDeviceGetTemperatureV')
+@symbols.symbol('nvmlDeviceGetTemperatureV')
 def temperature_v(library, handle, value):
     library.gpu(handle)
     memory.target(value).temperature = _IDLE_CELSIUS
 
 
-@symbol('nvmlDeviceGetPowerUsage')
+@symbols.symbol('nvmlDeviceGetPowerUsage')
 def power_usage(library, handle, milliwatts):
     limit = library.gpu(handle).model.power_limit_watts
     memory.put(milliwatts, limit * 1000 // _IDLE_SHARE)
 
 
-@symbol('nvmlDeviceGetPowerManagementLimit', 'nvmlDeviceGetEnforcedPowerLimit')
+@symbols.symbol('nvmlDeviceGetPowerManagementLimit',
+                'nvmlDeviceGetEnforcedPowerLimit')
 def power_limit(library, handle, milliwatts):
     memory.put(milliwatts,
                library.gpu(handle).model.power_limit_watts * 1000)
 
 
-@symbol('nvmlDeviceGetUtilizationRates')
+@symbols.symbol('nvmlDeviceGetUtilizationRates')
 def utilization(library, handle, rates):
     gpu = library.gpu(handle)
     if gpu.state.mig:
@@ -60,14 +61,14 @@ def utilization(library, handle, rates):
     rates.gpu = rates.memory = 0
 
 
-@symbol('nvmlDeviceGetEccMode')
+@symbols.symbol('nvmlDeviceGetEccMode')
 def ecc_mode(library, handle, current, pending):
     library.gpu(handle)
     memory.put(current, pynvml.NVML_FEATURE_ENABLED)
     memory.put(pending, pynvml.NVML_FEATURE_ENABLED)
 
 
-@symbol('nvmlDeviceGetTotalEccErrors')
+@symbols.symbol('nvmlDeviceGetTotalEccErrors')
 def ecc_errors(library, handle, kind, counter, count):
     gpu = library.gpu(handle)
     memory.put(count, gpu.state.remapped[
@@ -75,7 +76,7 @@ def ecc_errors(library, handle, kind, counter, count):
         pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
 
 
-@symbol('nvmlDeviceGetRemappedRows')
+@symbols.symbol('nvmlDeviceGetRemappedRows')
 def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
     gpu = library.gpu(handle)
     if not gpu.model.row_remapping:
@@ -85,7 +86,7 @@ def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
         memory.put(reference, value)
 
 
-@symbol('nvmlDeviceGetRetiredPagesPendingStatus')
+@symbols.symbol('nvmlDeviceGetRetiredPagesPendingStatus')
 def retired_pages_pending(library, handle, pending):
     gpu = library.gpu(handle)
     if gpu.model.row_remapping:
@@ -93,7 +94,7 @@ def retired_pages_pending(library, handle, pending):
     memory.put(pending, gpu.state.remapped[2])
 
 
-@symbol('nvmlDeviceGetComputeRunningProcesses_v3')
+@symbols.symbol('nvmlDeviceGetComputeRunningProcesses_v3')
 def compute_processes(library, handle, count, infos):
     gpu, ids = library.device(handle)
     values = []
@@ -111,8 +112,8 @@ def _or_none(number):
     return _NO_INSTANCE if number is None else number
 
 
-@symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
-        'nvmlDeviceGetMPSComputeRunningProcesses_v3')
+@symbols.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
+                'nvmlDeviceGetMPSComputeRunningProcesses_v3')
 def other_processes(library, handle, count, infos):
     library.device(handle)
     memory.put(count, 0)

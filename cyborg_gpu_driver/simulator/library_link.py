@@ -19,7 +19,7 @@ import pynvml
 from cyborg_gpu_driver.simulator import library_device
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import refusal
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
 
@@ -36,27 +36,24 @@ def _link(library, handle, link):
     return gpu, peers[number] if number < len(peers) else None
 
 
-@symbol('nvmlDeviceGetNvLinkState')
+@symbols.symbol('nvmlDeviceGetNvLinkState')
 def link_state(library, handle, link, active):
     _, peer = _link(library, handle, link)
     memory.put(active, int(peer is not None))
 
 
-@symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2',
-        'nvmlDeviceGetNvLinkRemotePciInfo')
+@symbols.symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2',
+                'nvmlDeviceGetNvLinkRemotePciInfo')
 def remote_pci_info(library, handle, link, info):
     gpu, peer = _link(library, handle, link)
     if peer is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     info = memory.target(info)
     library_device.fill_bus_id(info, peer)
-    # NVML gives the device id too, but not the subsystem's.
-    other = gpu.machine.host.gpu(peer)
-    if other is not None:
-        info.pciDeviceId = int(other.model.device + other.model.vendor, 16)
+    info.pciDeviceId = gpu.machine.host.pci_id(peer)
 
 
-@symbol('nvmlDeviceGetNvLinkRemoteDeviceType')
+@symbols.symbol('nvmlDeviceGetNvLinkRemoteDeviceType')
 def remote_device_type(library, handle, link, kind):
     gpu, peer = _link(library, handle, link)
     if peer is None:
@@ -66,7 +63,7 @@ def remote_device_type(library, handle, link, kind):
                else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
 
 
-@symbol('nvmlDeviceGetP2PStatus')
+@symbols.symbol('nvmlDeviceGetP2PStatus')
 def p2p_status(library, handle, other_handle, index, status):
     gpu, other = library.gpu(handle), library.gpu(other_handle)
     one, two = set(gpu.spec.nvlink_peers), set(other.spec.nvlink_peers)
@@ -78,7 +75,7 @@ def p2p_status(library, handle, other_handle, index, status):
                else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
 
 
-@symbol('nvmlDeviceGetTopologyCommonAncestor')
+@symbols.symbol('nvmlDeviceGetTopologyCommonAncestor')
 def common_ancestor(library, handle, other_handle, level):
     gpu, other = library.gpu(handle), library.gpu(other_handle)
     if gpu is other:

@@ -14,18 +14,22 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pynvml
 
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import mig as rules
 from cyborg_gpu_driver.simulator import refusal
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
-_INFO_V2 = pynvml.nvmlGpuInstanceProfileInfo_v2
+_VERSIONS = (2, 3)
+_PEER = 0x1
+"""NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
 
 
-@symbol('nvmlDeviceGetMigMode')
+@symbols.symbol('nvmlDeviceGetMigMode')
 def get_mode(library, handle, current, pending):
     gpu = library.gpu(handle)
     gpu.mig()
@@ -33,7 +37,7 @@ def get_mode(library, handle, current, pending):
     memory.put(pending, int(gpu.state.pending))
 
 
-@symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
+@symbols.symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
 def set_mode(library, handle, mode, activation):
     gpu = library.gpu(handle)
     gpu.mig()
@@ -59,7 +63,6 @@ def _enumerated(library, handle, number):
 
 def _fill(info, profile):
     info.id = profile.profile_id
-    info.isP2pSupported = profile.capabilities
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances
     info.multiprocessorCount = profile.multiprocessors
@@ -71,37 +74,43 @@ def _fill(info, profile):
     info.memorySizeMB = profile.memory_mib
 
 
-@symbol('nvmlDeviceGetGpuInstanceProfileInfo')
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfo')
 def profile_info(library, handle, number, info):
     profile = _enumerated(library, handle, number)
     info = memory.target(info)
     _fill(info, profile)
-    # Version 1 knows of peer access alone.
-    info.isP2pSupported = profile.capabilities & 1
+    info.isP2pSupported = profile.capabilities & _PEER
 
 
-@symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
 def profile_info_v(library, handle, number, info):
-    _fill_v2(info, _enumerated(library, handle, number))
+    _fill_versioned(info, _enumerated(library, handle, number))
 
 
-@symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
 def profile_info_by_id(library, handle, profile_id, info):
     gpu = library.gpu(handle)
-    _fill_v2(info, rules.profile_by_id(gpu.mig(),
+    _fill_versioned(info, rules.profile_by_id(gpu.mig(),
                                        memory.number(profile_id)))
 
 
-def _fill_v2(info, profile):
+def _fill_versioned(info, profile):
+    """Version 2 has a name; version 3 capabilities, not peer access."""
     info = memory.target(info)
-    if info.version != _INFO_V2:
+    version = info.version >> 24
+    if (version not in _VERSIONS
+            or info.version & 0xffffff != ctypes.sizeof(info)):
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     _fill(info, profile)
-    info.isP2pSupported = profile.capabilities & 1
+    if version == 3:
+        info.capabilities = profile.capabilities
+    else:
+        info.isP2pSupported = profile.capabilities & _PEER
     info.name = f'MIG {profile.name}'.encode()
 
 
-@symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2', privileged=True)
+@symbols.symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2',
+                privileged=True)
 def possible_placements(library, handle, profile_id, placements, count):
     gpu = library.gpu(handle)
     profile = rules.profile_by_id(gpu.mig(), memory.number(profile_id))
@@ -120,13 +129,13 @@ def put_placements(placements, count, starts, size, kind):
     count.value = len(starts)
 
 
-@symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
+@symbols.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
 def remaining_capacity(library, handle, profile_id, count):
     gpu = library.gpu(handle)
     memory.put(count, rules.remaining(gpu, memory.number(profile_id)))
 
 
-@symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
+@symbols.symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
 def create(library, handle, profile_id, instance):
     gpu = library.gpu(handle)
     memory.target(instance)
@@ -134,8 +143,8 @@ def create(library, handle, profile_id, instance):
         gpu, rules.create(gpu, memory.number(profile_id))))
 
 
-@symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
-        privileged=True)
+@symbols.symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
+                privileged=True)
 def create_with_placement(library, handle, profile_id, placement, instance):
     gpu = library.gpu(handle)
     memory.target(instance)
@@ -145,13 +154,13 @@ def create_with_placement(library, handle, profile_id, placement, instance):
                           (placement.start, placement.size))))
 
 
-@symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)
+@symbols.symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)
 def destroy(library, handle):
     gpu, instance_id, _ = library.instance(handle)
     rules.destroy(gpu, instance_id)
 
 
-@symbol('nvmlDeviceGetGpuInstances', privileged=True)
+@symbols.symbol('nvmlDeviceGetGpuInstances', privileged=True)
 def instances(library, handle, profile_id, array, count):
     gpu = library.gpu(handle)
     number = memory.number(profile_id)
@@ -177,7 +186,7 @@ def put_handles(array, count, values):
     count.value = len(values)
 
 
-@symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
+@symbols.symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
 def instance_by_id(library, handle, number, instance):
     gpu = library.gpu(handle)
     rules.enabled(gpu)
@@ -187,7 +196,7 @@ def instance_by_id(library, handle, number, instance):
     memory.put_handle(instance, library.instance_handle(gpu, instance_id))
 
 
-@symbol('nvmlGpuInstanceGetInfo')
+@symbols.symbol('nvmlGpuInstanceGetInfo')
 def instance_info(library, handle, info):
     gpu, instance_id, instance = library.instance(handle)
     info = memory.target(info)
@@ -199,17 +208,17 @@ def instance_info(library, handle, info):
     info.placement.size = instance.size
 
 
-@symbol('nvmlDeviceIsMigDeviceHandle')
+@symbols.symbol('nvmlDeviceIsMigDeviceHandle')
 def is_mig_device(library, handle, answer):
     memory.put(answer, int(library.device(handle)[1] is not None))
 
 
-@symbol('nvmlDeviceGetGpuInstanceId')
+@symbols.symbol('nvmlDeviceGetGpuInstanceId')
 def gpu_instance_id(library, handle, number):
     memory.put(number, _mig_device(library, handle)[1][0])
 
 
-@symbol('nvmlDeviceGetComputeInstanceId')
+@symbols.symbol('nvmlDeviceGetComputeInstanceId')
 def compute_instance_id(library, handle, number):
     memory.put(number, _mig_device(library, handle)[1][1])
 
@@ -221,7 +230,7 @@ def _mig_device(library, handle):
     return gpu, ids
 
 
-@symbol('nvmlDeviceGetMaxMigDeviceCount')
+@symbols.symbol('nvmlDeviceGetMaxMigDeviceCount')
 def max_mig_devices(library, handle, count):
     gpu = library.gpu(handle)
     mig = gpu.model.mig
@@ -229,7 +238,7 @@ def max_mig_devices(library, handle, count):
         profile.max_instances for profile in mig.profiles))
 
 
-@symbol('nvmlDeviceGetMigDeviceHandleByIndex')
+@symbols.symbol('nvmlDeviceGetMigDeviceHandleByIndex')
 def mig_device_by_index(library, handle, index, device):
     gpu = library.gpu(handle)
     mig = rules.enabled(gpu)
@@ -246,7 +255,7 @@ def mig_device_by_index(library, handle, index, device):
         gpu, *devices[number], 'mig'))
 
 
-@symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
+@symbols.symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
 def parent_device(library, handle, device):
     gpu, _ = _mig_device(library, handle)
     memory.put_handle(device, library.handle_of(gpu))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import pynvml
 
 from cyborg_gpu_driver.simulator import memory
-from cyborg_gpu_driver.simulator.symbols import symbol
+from cyborg_gpu_driver.simulator import symbols
 
 _PCI = 'NVML_ERROR_'
 _TEXTS = {
@@ -25,22 +25,22 @@ _TEXTS = {
     for name in dir(pynvml) if name.startswith(_PCI)}
 
 
-@symbol('nvmlInitWithFlags')
+@symbols.symbol('nvmlInitWithFlags')
 def init_with_flags(library, flags):
     library.start()
 
 
-@symbol('nvmlInit_v2')
+@symbols.symbol('nvmlInit_v2')
 def init(library):
     library.start()
 
 
-@symbol('nvmlShutdown')
+@symbols.symbol('nvmlShutdown')
 def shutdown(library):
     library.stop()
 
 
-@symbol('nvmlErrorString')
+@symbols.symbol('nvmlErrorString')
 def error_string(library, code):
     code = memory.number(code)
     if code == pynvml.NVML_SUCCESS:
@@ -48,24 +48,24 @@ def error_string(library, code):
     return _TEXTS.get(code, 'Unknown Error').encode()
 
 
-@symbol('nvmlSystemGetDriverVersion')
+@symbols.symbol('nvmlSystemGetDriverVersion')
 def driver_version(library, buffer, length):
     memory.put_text(buffer, memory.number(length),
                     library.machine.host.driver_version)
 
 
-@symbol('nvmlSystemGetNVMLVersion')
+@symbols.symbol('nvmlSystemGetNVMLVersion')
 def nvml_version(library, buffer, length):
     memory.put_text(buffer, memory.number(length),
                     library.machine.host.nvml_version)
 
 
-@symbol('nvmlSystemGetCudaDriverVersion',
-        'nvmlSystemGetCudaDriverVersion_v2')
+@symbols.symbol('nvmlSystemGetCudaDriverVersion',
+                'nvmlSystemGetCudaDriverVersion_v2')
 def cuda_version(library, version):
     memory.put(version, library.machine.host.cuda_version)
 
 
-@symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
+@symbols.symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
 def device_count(library, count):
     memory.put(count, len(library.visible()))

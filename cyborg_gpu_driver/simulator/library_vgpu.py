@@ -21,8 +21,8 @@ import pynvml
 from cyborg_gpu_driver.simulator import memory
 from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import symbols
 from cyborg_gpu_driver.simulator import vgpu as rules
-from cyborg_gpu_driver.simulator.symbols import symbol
 
 Refused = refusal.Refused
 _NONE = 0xffffffff
@@ -54,7 +54,7 @@ def _type(library, type_id):
     raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@symbol('nvmlDeviceGetVirtualizationMode')
+@symbols.symbol('nvmlDeviceGetVirtualizationMode')
 def virtualization_mode(library, handle, mode):
     gpu = library.gpu(handle)
     memory.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
@@ -62,60 +62,60 @@ def virtualization_mode(library, handle, mode):
                else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
 
 
-@symbol('nvmlDeviceGetHostVgpuMode')
+@symbols.symbol('nvmlDeviceGetHostVgpuMode')
 def host_vgpu_mode(library, handle, mode):
     gpu = _host(library, handle)
     memory.put(mode, pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV
                if gpu.vgpu_on_pf else pynvml.NVML_HOST_VGPU_MODE_SRIOV)
 
 
-@symbol('nvmlDeviceGetSupportedVgpus')
+@symbols.symbol('nvmlDeviceGetSupportedVgpus')
 def supported(library, handle, count, types):
     gpu = _host(library, handle)
     memory.put_list(types, count, ctypes.c_uint,
                     [kind.type_id for kind in gpu.model.vgpu_types])
 
 
-@symbol('nvmlDeviceGetCreatableVgpus')
+@symbols.symbol('nvmlDeviceGetCreatableVgpus')
 def creatable(library, handle, count, types):
     gpu = _host(library, handle)
     memory.put_list(types, count, ctypes.c_uint,
                     [kind.type_id for kind in rules.creatable(gpu)])
 
 
-@symbol('nvmlVgpuTypeGetName')
+@symbols.symbol('nvmlVgpuTypeGetName')
 def type_name(library, type_id, buffer, size):
     kind = _type(library, type_id)
     memory.put_text(buffer, memory.target(size).value,
                     f'NVIDIA {kind.name}')
 
 
-@symbol('nvmlVgpuTypeGetClass')
+@symbols.symbol('nvmlVgpuTypeGetClass')
 def type_class(library, type_id, buffer, size):
     kind = _type(library, type_id)
     memory.put_text(buffer, memory.target(size).value, kind.vgpu_class)
 
 
-@symbol('nvmlVgpuTypeGetLicense')
+@symbols.symbol('nvmlVgpuTypeGetLicense')
 def type_license(library, type_id, buffer, size):
     kind = _type(library, type_id)
     memory.put_text(buffer, memory.number(size),
                     _LICENSES[kind.vgpu_class])
 
 
-@symbol('nvmlVgpuTypeGetFramebufferSize')
+@symbols.symbol('nvmlVgpuTypeGetFramebufferSize')
 def type_framebuffer(library, type_id, size):
     memory.put(size, _type(library, type_id).framebuffer_mib * _MIB)
 
 
-@symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
+@symbols.symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
 def type_profile(library, type_id, profile_id):
     kind = _type(library, type_id)
     memory.put(profile_id, _NONE if kind.profile_id is None
                else kind.profile_id)
 
 
-@symbol('nvmlVgpuTypeGetMaxInstances')
+@symbols.symbol('nvmlVgpuTypeGetMaxInstances')
 def type_max_instances(library, handle, type_id, count):
     gpu = _host(library, handle)
     kind = gpu.model.vgpu_type(_type(library, type_id).type_id)
@@ -124,13 +124,13 @@ def type_max_instances(library, handle, type_id, count):
     memory.put(count, kind.max_instances)
 
 
-@symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
+@symbols.symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
 def type_max_per_vm(library, type_id, count):
     _type(library, type_id)
     memory.put(count, 1)
 
 
-@symbol('nvmlVgpuTypeGetMaxInstancesPerGpuInstance')
+@symbols.symbol('nvmlVgpuTypeGetMaxInstancesPerGpuInstance')
 def type_max_per_instance(library, info):
     info = memory.target(info)
     if info.version != pynvml.nvmlVgpuTypeMaxInstance_v1:
@@ -141,7 +141,7 @@ def type_max_per_instance(library, info):
     info.maxInstancePerGI = kind.per_instance
 
 
-@symbol('nvmlVgpuTypeGetCapabilities')
+@symbols.symbol('nvmlVgpuTypeGetCapabilities')
 def type_capabilities(library, type_id, capability, value):
     kind = _type(library, type_id)
     number = memory.number(capability)
@@ -152,20 +152,21 @@ def type_capabilities(library, type_id, capability, value):
         and kind.profile_id is None))
 
 
-@symbol('nvmlVgpuTypeGetNumDisplayHeads')
+@symbols.symbol('nvmlVgpuTypeGetNumDisplayHeads')
 def type_display_heads(library, type_id, count):
     memory.put(count, 1 if _type(library, type_id).vgpu_class == 'Compute'
                else 4)
 
 
-@symbol('nvmlDeviceGetVgpuHeterogeneousMode')
+@symbols.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
 def heterogeneous_mode(library, handle, info):
     gpu = _host(library, handle)
     info = _heterogeneous(gpu, info)
     info.mode = int(gpu.state.heterogeneous)
 
 
-@symbol('nvmlDeviceSetVgpuHeterogeneousMode', writes=True, privileged=True)
+@symbols.symbol('nvmlDeviceSetVgpuHeterogeneousMode', writes=True,
+                privileged=True)
 def set_heterogeneous_mode(library, handle, info):
     gpu = _host(library, handle)
     info = _heterogeneous(gpu, info)
@@ -185,7 +186,7 @@ def _heterogeneous(gpu, info):
     return info
 
 
-@symbol('nvmlDeviceGetActiveVgpus')
+@symbols.symbol('nvmlDeviceGetActiveVgpus')
 def active(library, handle, count, vgpus):
     gpu = _host(library, handle)
     memory.put_list(vgpus, count, ctypes.c_uint,
@@ -203,12 +204,12 @@ def _active(library, vgpu_id):
     raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@symbol('nvmlVgpuInstanceGetType')
+@symbols.symbol('nvmlVgpuInstanceGetType')
 def instance_type(library, vgpu_id, type_id):
     memory.put(type_id, _active(library, vgpu_id)[1].type_id)
 
 
-@symbol('nvmlVgpuInstanceGetMdevUUID')
+@symbols.symbol('nvmlVgpuInstanceGetMdevUUID')
 def instance_mdev_uuid(library, vgpu_id, buffer, size):
     _, vgpu = _active(library, vgpu_id)
     if vgpu.uuid is None:
@@ -216,19 +217,19 @@ def instance_mdev_uuid(library, vgpu_id, buffer, size):
     memory.put_text(buffer, memory.number(size), vgpu.uuid)
 
 
-@symbol('nvmlVgpuInstanceGetGpuInstanceId')
+@symbols.symbol('nvmlVgpuInstanceGetGpuInstanceId')
 def instance_gpu_instance(library, vgpu_id, number):
     _, vgpu = _active(library, vgpu_id)
     memory.put(number, _NONE if vgpu.instance is None else vgpu.instance)
 
 
-@symbol('nvmlVgpuInstanceGetPlacementId')
+@symbols.symbol('nvmlVgpuInstanceGetPlacementId')
 def instance_placement(library, vgpu_id, info):
     _, vgpu = _active(library, vgpu_id)
     memory.target(info).placementId = vgpu.placement
 
 
-@symbol('nvmlVgpuInstanceGetGpuPciId')
+@symbols.symbol('nvmlVgpuInstanceGetGpuPciId')
 def instance_pci_id(library, vgpu_id, buffer, size):
     _, vgpu = _active(library, vgpu_id)
     memory.put_text(buffer, memory.target(size).value,

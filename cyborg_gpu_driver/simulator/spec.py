@@ -195,6 +195,14 @@ class Host:
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
 
+    def pci_id(self, address: str) -> int:
+        """Device id and vendor id of a function, as NVML packs them."""
+        gpu = self.gpu(address)
+        found = gpu.model if gpu else next(
+            function for function in self.functions
+            if function.address == address)
+        return int(found.device + found.vendor, 16)
+
     def gpu(self, address: str) -> Gpu | None:
         return next((gpu for gpu in self.gpus
                      if gpu.address == address), None)

@@ -105,8 +105,11 @@ class Store:
         if self._loaded is not None and _same_file(
                 found, os.fstat(self._loaded.fileno())):
             return
-        self._keep(open(self._path, encoding='utf-8'))
-        text = self._loaded.read()
+        try:
+            self._keep(open(self._path, encoding='utf-8'))
+            text = self._loaded.read()
+        except (OSError, ValueError) as error:
+            raise self._refusal(f'cannot be read: {error}') from error
         self.state = self._parse(text)
         self._text = text
 
@@ -133,10 +136,14 @@ class Store:
         if text == self._text:
             return
         temporary = f'{self._path}.new'
-        with open(temporary, 'w', encoding='utf-8') as file:
-            file.write(text)
-        os.replace(temporary, self._path)
-        self._keep(open(self._path, encoding='utf-8'))
+        try:
+            with open(temporary, 'w', encoding='utf-8') as file:
+                file.write(text)
+            os.replace(temporary, self._path)
+            self._keep(open(self._path, encoding='utf-8'))
+        except OSError as error:
+            raise self._refusal(f'cannot be written: {error.strerror}'
+                                ) from error
         self._text = text
 
     def _keep(self, file):

@@ -13,6 +13,8 @@
 
 """The harness itself, with the driver that Cyborg ships for tests."""
 
+from concurrent import futures
+
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests.functional import base
 
@@ -49,6 +51,17 @@ class FakeDriverTest(base.TestCase):
             [(event['tag'], event['status'])
              for event in self.cloud.cloud.events.events])
         self.cloud.unbind(server)
+        self.assertEqual([], self.cloud.cyborg.arqs())
+        self.assertEqual(before, self.cloud.placement.snapshot())
+
+    def test_servers_at_once(self):
+        before = self.cloud.placement.snapshot()
+        with futures.ThreadPoolExecutor(4) as pool:
+            servers = list(pool.map(self.cloud.bind, ['fake'] * 8))
+            handles = {server.arqs[0]['attach_handle_uuid']
+                       for server in servers}
+            list(pool.map(self.cloud.unbind, servers))
+        self.assertEqual(8, len(handles))
         self.assertEqual([], self.cloud.cyborg.arqs())
         self.assertEqual(before, self.cloud.placement.snapshot())
 

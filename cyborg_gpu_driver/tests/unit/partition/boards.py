@@ -148,3 +148,21 @@ def gpu(profiles, live=(), enabled=True, **fields):
         'mig': model.Mig(enabled=enabled, pending=enabled,
                          profiles=profiles, instances=tuple(instances)),
         **fields})
+
+
+def vfs(count, mdev_types=(), used=()):
+    """Virtual functions of the GPU that :func:`gpu` makes.
+
+    :param used: mdev type ids of those on the first functions.
+    """
+    result = []
+    for index in range(count):
+        address = model.PciAddress(
+            0, 7, (4 + index) // 8, (4 + index) % 8)
+        mdevs = tuple(model.Mdev(f'mdev-{index}', address, type_id)
+                      for type_id in used[index:index + 1])
+        result.append(model.VirtualFunction(
+            address=address, index=index, driver='nvidia',
+            iommu_group=100 + index, mdev_types=tuple(mdev_types),
+            mdevs=mdevs))
+    return tuple(result)

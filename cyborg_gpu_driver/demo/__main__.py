@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``python -m cyborg_gpu_driver.demo``: the demonstration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+from cyborg_gpu_driver.demo import cloud
+from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.demo import operator
+from cyborg_gpu_driver.demo import screen
+from cyborg_gpu_driver.demo import story
+
+_HOST = 'compute1'
+_DRIVER = 'cyborg_gpu_driver'
+
+
+def main() -> int:
+    """Run the demonstration.
+
+    :returns: 0 if all went as it has to, else 1. Databases, configuration
+        and logs are then kept and named.
+    """
+    began = time.monotonic()
+    directory = tempfile.mkdtemp(prefix='cyborg-gpu-demo-')
+    problem = None
+    try:
+        _run(directory, screen.Screen())
+    except KeyboardInterrupt:
+        problem = 'interrupted'
+    except Exception as error:
+        problem = f'{type(error).__name__}: {error}'
+    if problem is None:
+        shutil.rmtree(directory, ignore_errors=True)
+        print('\ndemo: passed in %.0f s' % (time.monotonic() - began))
+        return 0
+    print(f'\nLogs, databases and configuration are in {directory}')
+    print(f'demo: FAILED: {problem}')
+    return 1
+
+
+def _run(directory, output):
+    output.heading('The released Placement and Cyborg start')
+    output.line("databases, by the services' own commands ...")
+    templates = database.Templates(directory)
+    templates.make()
+    running = cloud.Cloud(
+        directory, templates, _HOST, [_DRIVER], _configuration(directory),
+        log=True)
+    try:
+        output.line('Placement API         '
+                    + running.placement_service.url)
+        output.line('Cyborg API            ' + running.cyborg_service.url)
+        output.line('Cyborg conductor and agent, without a message broker')
+        story.Story(running, operator.Operator(running.config_path),
+                    output).tell()
+    finally:
+        running.stop()
+
+
+def _configuration(directory):
+    return {
+        **story.CONFIGURATION,
+        'DEFAULT': {'log_file': os.path.join(directory, 'services.log'),
+                    'use_stderr': False},
+        'gpu': {**story.CONFIGURATION['gpu'], 'simulate': story.MACHINE,
+                'simulate_state': os.path.join(directory, 'hardware.json'),
+                'state_path': os.path.join(directory, 'gpu')}}
+
+
+if __name__ == '__main__':
+    sys.exit(main())

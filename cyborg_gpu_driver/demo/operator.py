@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The operator's part: ``cyborg-gpu`` in a process of its own.
+
+It reads the same configuration as the agent, so it sees the same simulated
+machine through its state file, and knows nothing of what the agent thinks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+_TIMEOUT = 60
+
+
+class CommandFailed(Exception):
+    """A command of ``cyborg-gpu`` failed; the message is its output."""
+
+
+class Operator:
+    """Runs commands with one configuration file."""
+
+    def __init__(self, config_path: str):
+        self._config_path = config_path
+
+    def text(self, *command: str) -> str:
+        """What a command prints for people.
+
+        :raises CommandFailed: if it exits with another code than 0.
+        """
+        finished = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', self._config_path, *command],
+            capture_output=True, check=False, timeout=_TIMEOUT,
+            encoding='utf-8', env=dict(os.environ, PYTHONIOENCODING='utf-8'))
+        if finished.returncode:
+            raise CommandFailed('cyborg-gpu %s: %s' % (
+                ' '.join(command), finished.stderr.strip()
+                or f'exit code {finished.returncode}'))
+        return finished.stdout
+
+    def data(self, *command: str):
+        """What a command gives programs.
+
+        :raises CommandFailed: as :meth:`text`.
+        """
+        return json.loads(self.text(*command, '-f', 'json'))
+
+    def machine(self) -> dict[str, dict]:
+        """All that ``gpu show`` tells of every GPU, by address."""
+        return {gpu['address']: self.data('gpu', 'show', gpu['address'])
+                for gpu in self.data('gpu', 'list')}
+
+    def picture(self, address: str) -> str:
+        """What is where on one GPU."""
+        return self.text('gpu', 'show', address, '-c', 'address', '-c',
+                         'model', '-c', 'partitions')

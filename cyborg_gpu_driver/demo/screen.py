@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the demonstration prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+
+class Screen:
+    """Headings, remarks and small tables on standard output."""
+
+    def __init__(self):
+        self._number = 0
+
+    def heading(self, text: str) -> None:
+        """Begin the next numbered part."""
+        self._number += 1
+        _print(f'\n== {self._number}. {text}')
+
+    def line(self, text: str) -> None:
+        _print('   ' + text)
+
+    def block(self, text: str) -> None:
+        """Several lines, as they are."""
+        _print(textwrap.indent(text.rstrip('\n'), '   '))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence]
+              ) -> None:
+        """Aligned columns; numbers to the right."""
+        cells = [tuple(columns), *(tuple(row) for row in rows)]
+        widths = [max(len(str(row[column])) for row in cells)
+                  for column in range(len(columns))]
+        for row in cells:
+            self.line('  '.join(
+                _aligned(value, width)
+                for value, width in zip(row, widths)).rstrip())
+
+    def proof(self, text: str) -> None:
+        """Something that was checked and is so."""
+        self.line('ok: ' + text)
+
+
+def _aligned(value, width):
+    if isinstance(value, int):
+        return str(value).rjust(width)
+    return str(value).ljust(width)
+
+
+def _print(text):
+    print(text, flush=True)

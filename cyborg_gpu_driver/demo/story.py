@@ -1,0 +1,229 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the demonstration does, part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver.demo import cloud
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.demo import operator
+from cyborg_gpu_driver.demo import screen
+
+MACHINE = 'mixed'
+VGPU_TYPE = 'T4-4Q'
+_T4 = '0000:3b:00.0'
+_A100 = '0000:41:00.0'
+_SLICES = ('3g.40gb', '2g.20gb', '1g.10gb')
+
+CONFIGURATION = {
+    'gpu': {'policies': 'shared,sliced,whole'},
+    'gpu_policy:shared': {'match_model': '*T4*', 'mode': 'vgpu',
+                          'vgpu_types': VGPU_TYPE},
+    'gpu_policy:sliced': {'match_model': '*A100*', 'mode': 'mig',
+                          'profiles': ','.join(_SLICES)},
+    'gpu_policy:whole': {'mode': 'passthrough'},
+}
+"""What an operator would write for the machine."""
+
+
+class Broken(Exception):
+    """Something was not as it has to be; the message says what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """The state that must come back."""
+
+    placement: dict
+    machine: dict
+
+
+class Story:
+    """The demonstration on a running cloud.
+
+    Each part raises :class:`Broken`, or what the APIs raise, if something
+    is not as it has to be.
+    """
+
+    def __init__(self, running: cloud.Cloud, hand: operator.Operator,
+                 output: screen.Screen):
+        self._cloud = running
+        self._operator = hand
+        self._screen = output
+        self._servers: list[nova_part.Server] = []
+
+    def tell(self) -> None:
+        """The whole demonstration."""
+        self._look_around()
+        before = self._report()
+        self._create_device_profiles()
+        self._boot_whole()
+        self._boot_shared()
+        self._boot_slices()
+        self._delete_servers()
+        self._prove(before)
+
+    def _look_around(self):
+        self._screen.heading('A simulated compute node: one GPU of each kind')
+        self._screen.block(self._operator.text(
+            'gpu', 'list', '-c', 'address', '-c', 'model', '-c', 'mode',
+            '-c', 'driver', '-c', 'health'))
+
+    def _report(self):
+        self._screen.heading('cyborg-agent reports what it can offer')
+        # Providers come to be in the first report; what is reserved on them
+        # is compared in the next one.
+        for _ in range(2):
+            self._cloud.report()
+        self._show_inventories('_gpu_')
+        return Before(self._cloud.placement.snapshot(),
+                      self._operator.machine())
+
+    def _create_device_profiles(self):
+        self._screen.heading('The administrator makes device profiles')
+        profiles = {
+            'whole-h100': {'resources:PGPU': '1',
+                           'trait:CUSTOM_GPU_ARCH_HOPPER': 'required'},
+            'whole-a40': {'resources:PGPU': '1',
+                          'trait:CUSTOM_NVIDIA_2235': 'required'},
+            _profile(VGPU_TYPE): {_resource(VGPU_TYPE): '1'},
+            **{_profile(name): {_resource(name): '1'} for name in _SLICES}}
+        for name, group in profiles.items():
+            self._cloud.cyborg.create_device_profile(name, group)
+            self._screen.line('%-14s %s' % (name, ', '.join(
+                f'{key}={value}' for key, value in group.items())))
+
+    def _boot_whole(self):
+        self._screen.heading(
+            'Servers with a whole GPU (the A40 is unknown to NVML)')
+        for name in ('whole-h100', 'whole-a40'):
+            arq = self._boot(name)
+            _expect(arq['attach_handle_type'] == 'PCI',
+                    f'the handle of {name} is {arq["attach_handle_type"]}')
+
+    def _boot_shared(self):
+        self._screen.heading('A server with a vGPU of the T4')
+        self._expect_mdev(_T4, self._boot(_profile(VGPU_TYPE)))
+        self._screen.block(self._operator.picture(_T4))
+
+    def _boot_slices(self):
+        self._screen.heading(
+            'Servers with MIG slices of the A100, cut when they are bound')
+        for name in _SLICES:
+            self._expect_mdev(_A100, self._boot(_profile(name)))
+            self._screen.block(self._operator.picture(_A100))
+        smallest = _profile(_SLICES[-1])
+        while self._cloud.nova.candidates(smallest):
+            self._expect_mdev(_A100, self._boot(smallest))
+            self._screen.block(self._operator.picture(_A100))
+        self._refuse(smallest)
+
+    def _refuse(self, profile):
+        try:
+            self._cloud.nova.create_server(profile)
+        except nova_part.NoCandidates:
+            self._screen.line(f'One more {profile}: Placement has no '
+                              'candidate left, because all is reserved or '
+                              'used:')
+            self._show_inventories(_A100)
+        else:
+            raise Broken(f'one {profile} too many was bound')
+
+    def _delete_servers(self):
+        self._screen.heading('All servers are deleted')
+        for server in self._servers:
+            self._cloud.nova.delete_server(server.uuid)
+            self._screen.line(f'deleted {server.uuid} '
+                              f'({server.device_profile})')
+        self._screen.block(self._operator.picture(_A100))
+
+    def _prove(self, before):
+        self._screen.heading('Everything is as before')
+        self._cloud.report()
+        left = self._cloud.cyborg.arqs()
+        _expect(not left, f'accelerator requests are left: {left}')
+        self._screen.proof('Cyborg has no accelerator request')
+        used = [handle['uuid'] for handle in self._cloud.cyborg.get(
+            '/attach_handles')['attach_handles'] if handle['in_use']]
+        _expect(not used, f'attach handles are still in use: {used}')
+        self._screen.proof('Cyborg has no attach handle in use')
+        _compare('Placement', before.placement,
+                 self._cloud.placement.snapshot())
+        self._screen.proof(
+            f'{len(before.placement)} providers in Placement: inventories, '
+            'reserved, usages and traits')
+        _compare('GPU', before.machine, self._operator.machine())
+        self._screen.proof(f'{len(before.machine)} GPUs: GPU instances, '
+                           'mdevs and modes')
+
+    def _boot(self, device_profile):
+        server = self._cloud.nova.create_server(device_profile)
+        self._servers.append(server)
+        (arq,) = server.arqs
+        self._screen.line(f'server {server.uuid} ({device_profile})')
+        self._screen.line(f'  accelerator request {arq["uuid"]}: '
+                          f'{arq["state"]}')
+        self._screen.line('  %s handle: %s' % (
+            arq['attach_handle_type'], ', '.join(
+                f'{key}={value}' for key, value
+                in sorted(arq['attach_handle_info'].items()))))
+        _expect(arq['state'] == 'Bound', f'{arq["uuid"]} is {arq["state"]}')
+        return arq
+
+    def _expect_mdev(self, address, arq):
+        """The handle's UUID must be that of an mdev of the GPU."""
+        found = {mdev['uuid']: mdev['name'] for mdev in self._operator.data(
+            'gpu', 'show', address)['mdevs']}
+        handle = arq['attach_handle_uuid']
+        _expect(handle in found, f'GPU {address} has no mdev {handle}')
+        self._screen.line(f'  mdev {handle} ({found[handle]})')
+
+    def _show_inventories(self, part):
+        rows = []
+        for name, provider in sorted(
+                self._cloud.placement.snapshot().items()):
+            if part in name:
+                rows.extend(
+                    (name, resource_class, inventory['total'],
+                     inventory['reserved'], provider['usages'].get(
+                         resource_class, 0))
+                    for resource_class, inventory
+                    in provider['inventories'].items())
+        self._screen.table(('provider', 'resource class', 'total',
+                            'reserved', 'used'), rows)
+
+
+def _expect(condition, otherwise):
+    if not condition:
+        raise Broken(otherwise)
+
+
+def _compare(what, before, after):
+    changed = sorted(name for name in before.keys() | after.keys()
+                     if before.get(name) != after.get(name))
+    _expect(not changed, '; '.join(
+        f'{what} {name} was {before.get(name)} and is {after.get(name)}'
+        for name in changed))
+
+
+def _profile(name):
+    """Name of the device profile for a MIG profile or vGPU type."""
+    return name.lower().replace('.', '-')
+
+
+def _resource(name):
+    return 'resources:CUSTOM_NVIDIA_' + name.upper().replace(
+        '.', '_').replace('-', '_')

@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Taking out of a record what names one board among all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_UUID = re.compile('[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}')
+_SECRET_CALLS = frozenset({'nvmlDeviceGetSerial'})
+"""Calls whose answers are replaced wherever they occur."""
+
+
+def anonymise(document: Any) -> Any:
+    """The same document without identities.
+
+    Each UUID and serial number is replaced by a made-up one, the same
+    wherever it occurs, so that what belonged together still does.
+
+    :param document: what :func:`json.dumps` takes.
+    """
+    return _Replacement(_secrets(document)).of(document)
+
+
+def _secrets(value):
+    """Answers that are secret as a whole, in order."""
+    if isinstance(value, dict):
+        if (value.get('call') in _SECRET_CALLS
+                and isinstance(value.get('result'), str)):
+            return [value['result']]
+        value = list(value.values())
+    if isinstance(value, list):
+        return [secret for item in value for secret in _secrets(item)]
+    return []
+
+
+class _Replacement:
+    def __init__(self, secrets):
+        self._uuids = {}
+        self._words = {secret: f'SERIAL-{number}' for number, secret
+                       in enumerate(dict.fromkeys(secrets), 1)}
+        longest_first = sorted(self._words, key=len, reverse=True)
+        self._pattern = re.compile(
+            r'(?<![0-9A-Za-z])(?:' + '|'.join(map(re.escape, longest_first))
+            + r')(?![0-9A-Za-z])') if longest_first else None
+
+    def of(self, value):
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return {self._text(key): self.of(item)
+                    for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.of(item) for item in value]
+        return value
+
+    def _text(self, text):
+        text = _UUID.sub(self._uuid, text)
+        if self._pattern is not None:
+            text = self._pattern.sub(
+                lambda match: self._words[match.group()], text)
+        return text
+
+    def _uuid(self, match):
+        found = match.group().lower()
+        number = self._uuids.setdefault(found, len(self._uuids) + 1)
+        return f'00000000-0000-4000-8000-{number:012x}'

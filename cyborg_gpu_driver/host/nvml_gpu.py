@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What NVML says of GPUs: static facts once, the rest each time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import mig
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml as nvml_module
+from cyborg_gpu_driver.host import nvml_static
+from cyborg_gpu_driver.host import problems as problems_module
+
+LOG = logging.getLogger(__name__)
+
+_NOTHING = nvml_static.Facts()
+_FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
+"""Errors that a new handle does not cure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """Static facts and what they hold for."""
+
+    valid: tuple
+    facts: nvml_static.Facts
+
+
+class GpuReader:
+    """Reads GPUs through one session; remembers static facts.
+
+    They are read again when the session is opened anew, and when the GPU's
+    driver, number of virtual functions or MIG mode has changed.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession):
+        self._nvml = nvml
+        self._static = nvml_static.StaticReader(nvml)
+        self._known: dict[model.PciAddress, _Known] = {}
+        self._failures: dict[model.PciAddress, str] = {}
+        self._version: tuple[int, str] | None = None
+        self._listed: tuple[tuple[int, int],
+                            tuple[model.PciAddress, ...]] | None = None
+
+    def complete(self, gpu: model.Gpu, problems: problems_module.Problems,
+                 detail: bool = False) -> model.Gpu:
+        """``gpu`` with all that NVML knows of it.
+
+        Where its MIG state cannot be read, that is a problem and ``mig`` is
+        None. A handle that died (reset, new driver) is asked for again; if
+        that does not help, the session is opened anew, once for each new
+        failure.
+        """
+        found = problems_module.Problems()
+        try:
+            complete = self._read(gpu, found, detail)
+        except exception.NvmlError as error:
+            if error.symbol in _FINAL:
+                return self._failed(gpu, problems, error)
+            try:
+                complete = self._read_again(gpu, found, detail)
+            except exception.NvmlError as again:
+                return self._failed(gpu, problems, again)
+        self._failures.pop(gpu.address, None)
+        for reason in found.all():
+            problems.add(reason)
+        return complete
+
+    def _failed(self, gpu, problems, error):
+        self._known.pop(gpu.address, None)
+        self._failures[gpu.address] = error.symbol
+        problems.add(f'NVML: {error}')
+        return gpu
+
+    def _read_again(self, gpu, problems, detail):
+        self._nvml.forget(gpu.address)
+        try:
+            return self._read(gpu, problems, detail)
+        except exception.NvmlError as error:
+            if self._failures.get(gpu.address) == error.symbol:
+                raise
+            LOG.info('Opening NVML anew because of GPU %(gpu)s: %(error)s',
+                     {'gpu': gpu.address, 'error': error})
+            self._failures[gpu.address] = error.symbol
+        self._nvml.reset()
+        return self._read(gpu, problems, detail)
+
+    def _read(self, gpu, problems, detail):
+        device = self._nvml.device(gpu.address)
+        mode = self._mode(device)
+        facts = self._facts(gpu, device, mode, problems)
+        ids = {} if gpu.in_pci_sysfs else self._static.pci_identity(device)
+        return dataclasses.replace(
+            gpu, visible_to_nvml=True, model=facts.model,
+            architecture=facts.architecture, uuid=facts.uuid,
+            serial=facts.serial, memory_mib=facts.memory_mib,
+            vgpu_types=facts.vgpu_types,
+            mig=self._mig(device, mode, facts, problems, detail), **ids)
+
+    def _mode(self, device):
+        """Current and pending MIG mode, None if the GPU has none.
+
+        Also asked of those without, to find out whether they are well.
+        """
+        try:
+            return self._nvml.mig_mode(device)
+        except exception.NvmlError as error:
+            if error.symbol in nvml_static.ABSENT:
+                return None
+            raise
+
+    def _facts(self, gpu, device, mode, problems):
+        valid = (self._nvml.generation, gpu.driver, gpu.sriov_numvfs,
+                 mode and mode[0])
+        known = self._known.get(gpu.address)
+        if known is None or known.valid != valid:
+            found = problems_module.Problems()
+            known = _Known(valid, self._static.facts(
+                device, mode is not None, found))
+            self._known[gpu.address] = known
+            if found.all():
+                # Incomplete: read again in the next snapshot.
+                self._known[gpu.address] = dataclasses.replace(
+                    known, valid=())
+                for reason in found.all():
+                    problems.add(reason)
+        return known.facts
+
+    def _mig(self, device, mode, facts, problems, detail):
+        if mode is None or (not facts.profiles and problems.all()):
+            return None
+        enabled, pending = mode
+        instances = ()
+        if enabled:
+            instances = mig.instances(self._nvml, device, facts.profiles)
+            if detail:
+                with problems.noted('MIG devices'):
+                    instances = mig.with_uuids(self._nvml, device, instances)
+        return model.Mig(enabled=enabled, pending=pending,
+                         profiles=facts.profiles, instances=instances)
+
+    def links(self, address: model.PciAddress
+              ) -> tuple[tuple[model.PciAddress, ...], bool]:
+        """Ends of a GPU's NVLinks, and whether one is an NVSwitch."""
+        known = self._known.get(address)
+        facts = known.facts if known else _NOTHING
+        return facts.links, facts.on_switch
+
+    def hidden(self, seen: Iterable[model.Gpu]
+               ) -> tuple[model.PciAddress, ...]:
+        """GPUs that NVML knows and sysfs does not show.
+
+        One call where there are none.
+
+        :param seen: what sysfs shows, completed.
+        """
+        seen = list(seen)
+        try:
+            count = self._nvml.device_count()
+            if count <= sum(gpu.visible_to_nvml for gpu in seen):
+                return ()
+            key = (self._nvml.generation, count)
+            if self._listed is None or self._listed[0] != key:
+                self._listed = (key, self._nvml.addresses())
+        except exception.NvmlError as error:
+            LOG.debug('GPUs cannot be counted: %s', error)
+            return ()
+        shown = {gpu.address for gpu in seen}
+        return tuple(address for address in self._listed[1]
+                     if address not in shown)
+
+    def driver_version(self) -> str:
+        """Version of the kernel driver, read once a session.
+
+        :raises NvmlError: if it cannot be read.
+        """
+        generation = self._nvml.generation
+        if self._version is None or self._version[0] != generation:
+            self._version = (generation, self._nvml.driver_version())
+        return self._version[1]

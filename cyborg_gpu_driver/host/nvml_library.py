@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVML's shared library: where it is, and what its codes mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from oslo_log import log as logging
+import pynvml
+
+from cyborg_gpu_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
+"""Where Windows puts the library under WSL 2, outside the loader's path."""
+
+_PREFIX = 'NVML_ERROR_'
+_SYMBOLS = {getattr(pynvml, name): name[len(_PREFIX):]
+            for name in dir(pynvml) if name.startswith(_PREFIX)}
+_MISSING = 'LIBRARY_NOT_FOUND'
+_NOT_LOADED = 'DRIVER_NOT_LOADED'
+_REASONS = {
+    _MISSING: 'there is no NVML library (libnvidia-ml.so.1) on this machine',
+    _NOT_LOADED: 'the NVIDIA kernel driver is not loaded',
+    'LIB_RM_VERSION_MISMATCH': 'the NVML library and the loaded NVIDIA '
+                               'kernel driver are of different versions',
+    'NO_PERMISSION': 'this user may not open the NVIDIA driver',
+}
+
+
+def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
+    """Load the library if it is not loaded, and open a session.
+
+    :param wsl_path: tried where the loader knows no library.
+    :param load: loads a library by path, :class:`ctypes.CDLL`.
+    :raises NVMLError: pynvml's own, as nvmlInit answered.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if (error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+                or not os.path.exists(wsl_path)):
+            raise
+        try:
+            library = load(wsl_path)
+        except OSError as failure:
+            LOG.debug('%(path)s cannot be loaded: %(failure)s',
+                      {'path': wsl_path, 'failure': failure})
+            raise error from failure
+        pynvml.nvmlLib = library
+        pynvml.nvmlInit()
+
+
+def symbol(code: int) -> str:
+    """Name of an ``nvmlReturn_t`` without ``NVML_ERROR_`` (nvml.h)."""
+    if code == pynvml.NVML_SUCCESS:
+        return 'SUCCESS'
+    return _SYMBOLS.get(code, f'CODE_{code}')
+
+
+def error(call: str, code: int) -> exception.NvmlError:
+    """Our exception for what a call answered."""
+    return exception.NvmlError(call=call, code=code, symbol=symbol(code))
+
+
+def reason(failure: exception.NvmlError) -> str:
+    """Why NVML cannot be opened, for people."""
+    return _REASONS.get(failure.symbol, str(failure))
+
+
+def is_missing(failure: exception.NvmlError) -> bool:
+    """Whether there is no NVML library at all."""
+    return failure.symbol == _MISSING
+
+
+def is_usual(failure: exception.NvmlError) -> bool:
+    """Whether a healthy machine may be like that."""
+    return failure.symbol in (_MISSING, _NOT_LOADED)
+
+
+def text(value: str | bytes) -> str:
+    """What NVML wrote into a buffer: up to NUL, bytes in a structure."""
+    if isinstance(value, bytes):
+        value = value.decode('utf-8', 'replace')
+    return value.split('\0', 1)[0]

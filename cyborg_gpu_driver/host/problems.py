@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What could not be read, collected for the snapshot and logged once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+
+class Problems:
+    """What could not be read of one thing in one snapshot."""
+
+    def __init__(self):
+        self._found: list[str] = []
+
+    def add(self, reason: str) -> None:
+        if reason not in self._found:
+            self._found.append(reason)
+
+    @contextlib.contextmanager
+    def noted(self, what: str) -> Iterator[None]:
+        """Note an error of NVML or sysfs, and go on after the block."""
+        try:
+            yield
+        except exception.GpuDriverError as error:
+            self.add(f'{what}: {error}')
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._found)
+
+
+class Chronicle:
+    """Logs each problem when it comes and when it goes."""
+
+    def __init__(self):
+        self._said: dict[str, tuple[str, ...]] = {}
+
+    def tell(self, current: Mapping[str, tuple[str, ...]]) -> None:
+        """Compare the problems of this snapshot with those before.
+
+        :param current: problems by what they are about.
+        """
+        for name in sorted({*current, *self._said}):
+            now = current.get(name, ())
+            before = self._said.get(name, ())
+            for reason in now:
+                if reason not in before:
+                    LOG.warning('%(what)s: %(reason)s',
+                                {'what': name, 'reason': reason})
+            for reason in before:
+                if reason not in now:
+                    LOG.warning('%(what)s: no longer so: %(reason)s',
+                                {'what': name, 'reason': reason})
+        self._said = {name: reasons for name, reasons in current.items()
+                      if reasons}

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""One snapshot of the machine, out of sysfs and NVML.
+
+A fault costs the detail of the GPU that has it, never the snapshot. What
+changes is read each time; what could not be read is left out and said, and
+never taken from an earlier snapshot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host import functions
+from cyborg_gpu_driver.host import mdev
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_gpu
+from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host import platform as platform_module
+from cyborg_gpu_driver.host import problems as problems_module
+
+_DRIVER = 'nvidia'
+
+
+class HostReader:
+    """Takes snapshots of one machine.
+
+    :param platform: the machine, real or simulated; nothing of it is
+        opened before the first snapshot.
+    """
+
+    def __init__(self, platform: platform_module.Platform):
+        self._nvml = platform.nvml
+        self._bus = pci.PciBus(platform.sysfs)
+        self._functions = functions.FunctionReader(
+            self._bus, mdev.MdevTree(platform.sysfs))
+        self._gpus = nvml_gpu.GpuReader(platform.nvml)
+        self._chronicle = problems_module.Chronicle()
+        self._mutex = threading.Lock()
+
+    def snapshot(self, detail: bool = False) -> model.Host:
+        """The machine as it is now.
+
+        Does not raise for anything that hardware does.
+
+        :param detail: also read what takes long and people want to see:
+            UUIDs of MIG devices, availability on each virtual function.
+        """
+        with self._mutex:
+            host = self._read(detail)
+            self._chronicle.tell({
+                'The machine': host.problems,
+                **{f'GPU {gpu.address}': gpu.problems for gpu in host.gpus}})
+            return host
+
+    def _read(self, detail):
+        problems = problems_module.Problems()
+        identities = {identity.address: identity for identity
+                      in self._bus.functions(problems)}
+        bus_problems = problems.all()
+        mdevs = self._functions.mdevs(problems)
+        unlisted = problems.all()[len(bus_problems):]
+        nvml_problem = self._nvml.problem()
+        gpus = []
+        for identity in identities.values():
+            if identity.physfn in identities:
+                continue
+            found = problems_module.Problems()
+            for reason in (*identity.problems, *unlisted):
+                found.add(reason)
+            gpus.append(self._gpu(identity, mdevs, found, detail,
+                                  nvml_problem is None))
+        self._functions.keep(identities)
+        if nvml_problem is None:
+            if self._nvml.problem() is not None:
+                # It went away meanwhile: one account of it, not one a GPU.
+                return self._read(detail)
+            gpus.extend(self._hidden_gpu(address, detail)
+                        for address in self._gpus.hidden(gpus))
+        return model.Host(
+            gpus=self._with_peers(gpus),
+            driver_version=self._driver_version(problems, nvml_problem),
+            nvml_problem=nvml_problem,
+            library_missing=self._nvml.library_missing,
+            wsl=self._nvml.wsl,
+            problems=problems.all())
+
+    def _gpu(self, identity, mdevs, problems, detail, with_nvml):
+        """A GPU that is on the PCI bus."""
+        gpu = self._functions.bare(identity, problems)
+        if with_nvml and gpu.driver == _DRIVER and gpu.physfn is None:
+            gpu = self._gpus.complete(gpu, problems, detail)
+        gpu = self._functions.with_vgpus(gpu, mdevs, problems, detail)
+        return dataclasses.replace(gpu, problems=problems.all())
+
+    def _hidden_gpu(self, address, detail):
+        """A GPU that NVML alone knows."""
+        problems = problems_module.Problems()
+        gpu = self._gpus.complete(
+            model.Gpu(address=address, vendor_id='10de', device_id='0000',
+                      class_code='0300', in_pci_sysfs=False),
+            problems, detail)
+        return dataclasses.replace(gpu, problems=problems.all())
+
+    def _driver_version(self, problems, nvml_problem):
+        if nvml_problem is None:
+            with problems.noted('driver version'):
+                return self._gpus.driver_version()
+        return None
+
+    def _with_peers(self, gpus: list[model.Gpu]) -> tuple[model.Gpu, ...]:
+        """Name NVLink peers, now that all GPUs are known.
+
+        GPUs on NVSwitches are peers of each other: within one machine the
+        switches reach every GPU on them.
+        """
+        present = {gpu.address for gpu in gpus}
+        links: Mapping = {gpu.address: self._gpus.links(gpu.address)
+                          for gpu in gpus}
+        switched = {address for address, (_, on_switch) in links.items()
+                    if on_switch}
+        found = []
+        for gpu in sorted(gpus, key=lambda gpu: gpu.address):
+            ends, on_switch = links[gpu.address]
+            peers = {*ends, *(switched if on_switch else ())} & present
+            found.append(dataclasses.replace(gpu, nvlink_peers=tuple(
+                sorted(peers - {gpu.address}))))
+        return tuple(found)

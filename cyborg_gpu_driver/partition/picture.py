@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A GPU's slice grid, drawn for a terminal of 80 columns.
+
+Pure: a snapshot in, lines out, none of them with a space at its end.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import textwrap
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import vgpu_types
+
+WIDTH = 80
+"""No line is longer."""
+
+_GRID_WIDTH = 64
+_MARGIN = '  '
+_LABEL = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pens:
+    """The characters to draw with."""
+
+    line: str
+    wall: str
+    top: tuple[str, str, str]
+    bottom: tuple[str, str, str]
+    free: str
+    full_box: str
+    empty_box: str
+    cut: str
+    times: str
+
+
+UNICODE = Pens('─', '│', ('┌', '┬', '┐'), ('└', '┴', '┘'), '·', '■', '□',
+               '…', '×')
+ASCII = Pens('-', '|', ('+', '+', '+'), ('+', '+', '+'), '.', '#', '-',
+             '~', 'x')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    """A box of the grid: an instance, or one free unit."""
+
+    units: int
+    text: tuple[str, ...] = ()
+
+
+def pens_for(encoding: str | None) -> Pens:
+    """Box drawing if a terminal of that encoding can show it."""
+    try:
+        ''.join(''.join(part) for part in
+                dataclasses.astuple(UNICODE)).encode(encoding or 'ascii')
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def lines(gpu: model.Gpu,
+          owners: Mapping[model.Placement, str] | None = None,
+          pens: Pens = UNICODE) -> tuple[str, ...]:
+    """The GPU as lines of text: its grid, or its time-sliced vGPUs.
+
+    :param owners: whose the instance at a placement is, as far as known;
+        for the others the instance's id is shown.
+    :returns: empty for a GPU that has neither.
+    """
+    if gpu.mig is not None and gpu.mig.enabled and gpu.mig.profiles:
+        drawn = _mig(gpu.mig, owners or {}, pens)
+    elif gpu.mig is not None and not gpu.all_mdevs:
+        drawn = ['MIG mode is on, NVML lists no profiles' if gpu.mig.enabled
+                 else 'MIG mode is off']
+    else:
+        drawn = _time_sliced(gpu, pens)
+    return tuple((_MARGIN + line).rstrip() for line in drawn)
+
+
+def _mig(mig, owners, pens):
+    grid = geometry.Geometry(mig.profiles)
+    units = max([grid.units, *(item.placement.start + item.placement.size
+                               for item in mig.instances)])
+    drawn, hidden = _laid_out(mig.instances)
+    cells = _cells(mig, drawn, units, owners)
+    return [
+        *_grid(cells, units, pens),
+        *(f'{_label("also")}{_name(mig, item)} at {item.placement}'
+          for item in hidden),
+        _compute(mig, pens), _memory(grid, mig, units, pens),
+        *_fitting(grid, mig, pens)]
+
+
+def _laid_out(instances: Sequence[model.GpuInstance]
+              ) -> tuple[list[model.GpuInstance], list[model.GpuInstance]]:
+    """Those that can be drawn side by side, and the rest (never any)."""
+    drawn, hidden, end = [], [], 0
+    for instance in sorted(instances):
+        if instance.placement.start < end or not instance.placement.size:
+            hidden.append(instance)
+            continue
+        drawn.append(instance)
+        end = instance.placement.start + instance.placement.size
+    return drawn, hidden
+
+
+def _cells(mig, instances, units, owners):
+    cells, unit = [], 0
+    for instance in instances:
+        place = instance.placement
+        cells += [_Cell(1)] * (place.start - unit)
+        owner = owners.get(place, f'id {instance.instance_id}')
+        owner = ''.join(letter if letter.isprintable() else '?'
+                        for letter in owner)
+        cells.append(_Cell(place.size, (_name(mig, instance), owner)))
+        unit = place.start + place.size
+    return cells + [_Cell(1)] * (units - unit)
+
+
+def _grid(cells, units, pens):
+    pitch = max(2, _GRID_WIDTH // units)
+    if 1 + units * pitch > WIDTH - _LABEL - len(_MARGIN):
+        return _listed(cells)
+    edge = [pens.line * (cell.units * pitch - 1) for cell in cells]
+    texts = [_cell_text(cell, cell.units * pitch - 1, pens)
+             for cell in cells]
+    height = max(map(len, texts))
+    rows = [
+        pens.wall + pens.wall.join(
+            (text[row] if row < len(text) else '').center(len(line))
+            for text, line in zip(texts, edge, strict=True)) + pens.wall
+        for row in range(height)]
+    numbers = ''.join(' ' + str(unit).center(pitch - 1)
+                      for unit in range(units))
+    return [
+        f'{_label("unit")}{numbers}',
+        f'{_label("")}{pens.top[1].join(edge).join(pens.top[::2])}',
+        *(_label('') + row for row in rows),
+        f'{_label("")}{pens.bottom[1].join(edge).join(pens.bottom[::2])}']
+
+
+def _listed(cells):
+    """In place of a grid too fine to be drawn."""
+    rows, unit = [], 0
+    for cell in cells:
+        if cell.text:
+            rows.append(f'{_label(f"unit {unit}")}{": ".join(cell.text)}')
+        unit += cell.units
+    return rows
+
+
+def _cell_text(cell, width, pens):
+    if not cell.text:
+        return [pens.free] * 2
+    name, owner = cell.text
+    parts = [name]
+    if len(name) > width:
+        # 1g.10gb+me in a single unit: the attribute gets a line of its own.
+        parts = re.findall(r'[^+-]+|[+-].*', name)
+    return [part if len(part) <= width else part[:width - 1] + pens.cut
+            for part in (*parts, owner)]
+
+
+def _compute(mig, pens):
+    total = max(profile.slices for profile in mig.profiles)
+    used = sum(profile.slices for profile in map(
+        mig.profile_by_id, (item.profile_id for item in mig.instances))
+        if profile is not None)
+    return (f'{_label("compute")}{_bar(used, total, pens)}  '
+            f'{used} of {total} slices')
+
+
+def _memory(grid, mig, units, pens):
+    used = grid.occupancy_of(mig.instances).mask
+    bar = ''.join(pens.full_box if used >> unit & 1 else pens.empty_box
+                  for unit in range(units))
+    return (f'{_label("memory")}{bar[:WIDTH // 2]}  '
+            f'{used.bit_count()} of {units} units')
+
+
+def _fitting(grid, mig, pens):
+    occupancy = grid.occupancy_of(mig.instances)
+    creatable = {profile.name: grid.creatable(occupancy, profile)
+                 for profile in mig.profiles}
+    words = [f'{count} {pens.times} {name}'.replace(' ', '\0')
+             for name, count in creatable.items() if count]
+    text = ' or '.join(words) or 'nothing'
+    return [line.replace('\0', ' ') for line in textwrap.wrap(
+        text, WIDTH - len(_MARGIN), initial_indent=_label('fits now'),
+        subsequent_indent=_label(''), break_on_hyphens=False)]
+
+
+def _time_sliced(gpu, pens):
+    types = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    rows = []
+    for type_id, count in sorted(collections.Counter(
+            mdev.type_id for mdev in gpu.all_mdevs).items()):
+        entry = types.get(type_id)
+        name = entry.name if entry else type_id
+        total = entry.max_instances if entry else None
+        rows.append(
+            f'{name}  {_bar(count, total, pens)}  {count} of {total}'
+            if total else f'{name}  {count}')
+    return rows
+
+
+def _bar(used, total, pens):
+    bar = pens.full_box * used + pens.empty_box * (total - used)
+    return bar[:WIDTH // 2]
+
+
+def _label(text):
+    return text.ljust(_LABEL)
+
+
+def _name(mig, instance):
+    profile = mig.profile_by_id(instance.profile_id)
+    return profile.name if profile else f'profile {instance.profile_id}'

@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Putting a simulated library under the real pynvml, and taking it away."""
+
+from __future__ import annotations
+
+import pynvml
+
+_POINTERS = pynvml._nvmlGetFunctionPointer_cache
+
+
+class Patch:
+    """One replacement of ``pynvml.nvmlLib``; they undo in reverse order."""
+
+    def __init__(self, machine):
+        self._machine = machine
+        self._before = None
+
+    def apply(self) -> Patch:
+        with pynvml.libLoadLock:
+            self._before = (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
+                            pynvml._nvmlLib_refcount, dict(_POINTERS))
+            # pynvml keeps each function that it has looked up once.
+            _POINTERS.clear()
+            pynvml.nvmlLib = self._machine.library
+            pynvml._LoadNvmlLibrary = self._load
+            pynvml._nvmlLib_refcount = 0
+        return self
+
+    def undo(self) -> None:
+        with pynvml.libLoadLock:
+            (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
+             pynvml._nvmlLib_refcount, pointers) = self._before
+            _POINTERS.clear()
+            _POINTERS.update(pointers)
+
+    def _load(self):
+        """In place of pynvml's loading of libnvidia-ml.so.1."""
+        with self._machine.operation():
+            code = self._machine.state.nvml
+        if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            raise pynvml.NVMLError(code)

@@ -1,0 +1,48 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A simulated machine as the platform that the library works on."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator import sysfs as simulated
+
+
+def open_platform(machine: str | machine_module.Machine,
+                  state: str | None = None) -> platform.Platform:
+    """Take a simulated machine in place of this one.
+
+    pynvml is served by it in this process from now on.
+
+    :param machine: a name, a file, or a machine that is loaded already.
+    :param state: file that keeps the machine's state between processes.
+    :raises SimulationError: if it cannot be loaded.
+    """
+    if isinstance(machine, str):
+        machine = machine_module.Machine.load(machine, state)
+    machine.install()
+    return platform.Platform(
+        sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
+        nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
+        simulated=True)
+
+
+def _no_library(path):
+    """No library but the simulated one, also where there is a real one."""
+    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A cloud whose compute node has simulated GPUs, and a look at those."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.tests.functional import base
+
+HOST = 'compute1'
+
+
+class GpuTestCase(base.TestCase):
+    """A test on the released services with simulated GPUs.
+
+    What hardware has is read from the simulator's state file, never from
+    the driver that is tested.
+    """
+
+    machine = 'dgx-a100-80'
+    gpu = '0000:07:00.0'
+    overrides: dict = {}
+
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def start(self, **overrides):
+        """Start the cloud, with more of cyborg.conf."""
+        self.state_path = self.make_directory()
+        self.hardware_path = os.path.join(self.state_path, 'hardware.json')
+        merged = {group: dict(options) for group, options
+                  in {**self.overrides, **overrides}.items()}
+        merged.setdefault('gpu', {}).update(
+            simulate_state=self.hardware_path, state_path=self.state_path)
+        self.cloud = self.use_cloud(host=HOST, simulate=self.machine,
+                                    overrides=merged)
+        self.report()
+        self.untouched = self.everything()
+
+    def report(self):
+        """Two reports: Cyborg makes providers in the first."""
+        self.cloud.report()
+        self.cloud.report()
+
+    @property
+    def driver(self):
+        """Our driver as the agent has loaded it."""
+        return self.cloud.agent._rt.acc_drivers[0]
+
+    def hardware(self, gpu=None):
+        """State of a simulated GPU."""
+        with open(self.hardware_path, encoding='utf-8') as stream:
+            document = json.load(stream)
+        return state.from_json(document['state']).gpus[gpu or self.gpu]
+
+    def placements(self, gpu=None):
+        """(profile id, start) of every GPU instance, sorted."""
+        return sorted((item.profile_id, item.start) for item
+                      in self.hardware(gpu).instances.values())
+
+    def mdevs(self, gpu=None):
+        """UUID to (function, type id) of every mdev of a GPU."""
+        return {vgpu.uuid: (vgpu.function, vgpu.type_id)
+                for vgpu in self.hardware(gpu).vgpus}
+
+    def name(self, label, gpu=None):
+        """Name of the provider of a profile."""
+        return f'{HOST}_gpu_{gpu or self.gpu}_{label}'
+
+    def reserved(self, gpu=None):
+        """Profile label to (total, reserved) of a GPU's providers."""
+        prefix = self.name('', gpu)
+        return {
+            name[len(prefix):]: (item['total'], item['reserved'])
+            for name, provider in self.cloud.placement.providers().items()
+            if name.startswith(prefix)
+            for item in self.cloud.placement.inventories(
+                provider['uuid']).values()}
+
+    def everything(self):
+        """All that must be as before when all has been given back."""
+        gpus = {}
+        if os.path.exists(self.hardware_path):
+            with open(self.hardware_path, encoding='utf-8') as stream:
+                gpus = {
+                    address: (gpu['instances'], gpu['vgpus'])
+                    for address, gpu in json.load(
+                        stream)['state']['gpus'].items()}
+        return {'placement': self.cloud.placement.snapshot(),
+                'arqs': self.cloud.cyborg.arqs(), 'gpus': gpus,
+                'journal': self.journal()}
+
+    def journal(self):
+        """Entries of the driver's journal."""
+        path = os.path.join(self.state_path, 'journal.json')
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding='utf-8') as stream:
+            return json.load(stream)['content']
+
+    def handles_in_use(self):
+        """How many attach handles Cyborg believes to be in use."""
+        return sum(handle['in_use']
+                   for handle in self.cloud.cyborg.get(
+                       '/attach_handles')['attach_handles'])
+
+    def profile(self, resource_class, name=None, **traits):
+        """Create a device profile for one of a resource class."""
+        name = name or resource_class.lower().replace('_', '-')
+        group = {f'resources:{resource_class}': '1'}
+        group.update((f'trait:{trait}', value)
+                     for trait, value in traits.items())
+        self.cloud.cyborg.create_device_profile(name, group)
+        return name

@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""MIG slices cut at bind, on the released Cyborg and Placement."""
+
+import threading
+import uuid
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+_PROFILES = {
+    # label: (board's profile id, where the first one goes, total)
+    '1g.10gb': (19, 6, 7), '1g.10gb.me': (20, 6, 1), '1g.20gb': (15, 6, 4),
+    '2g.20gb': (14, 4, 3), '3g.40gb': (9, 4, 2), '4g.40gb': (5, 0, 1),
+    '7g.80gb': (0, 0, 1)}
+
+
+def _class(label):
+    return 'CUSTOM_NVIDIA_' + label.upper().replace('.', '_')
+
+
+class OneGpuCase(gpu_cloud.GpuTestCase):
+
+    overrides = {
+        'gpu': {'policies': 'one'},
+        'gpu_policy:one': {'mode': 'mig',
+                           'match_address': gpu_cloud.GpuTestCase.gpu}}
+
+
+class BindTest(OneGpuCase):
+
+    def test_every_profile_is_cut_where_planned_and_given_back(self):
+        self.assertEqual(
+            {label: (total, 0)
+             for label, (_, _, total) in _PROFILES.items()},
+            self.reserved())
+        for label, (profile_id, start, _) in _PROFILES.items():
+            server = self.cloud.bind(self.profile(_class(label)))
+            self.assertEqual([(profile_id, start)], self.placements())
+            (arq,) = server.arqs
+            self.assertEqual('MDEV', arq['attach_handle_type'])
+            self.assertEqual([arq['attach_handle_uuid']], [*self.mdevs()])
+            info = arq['attach_handle_info']
+            function = '{domain}:{bus}:{device}.{function}'.format(**info)
+            self.assertEqual(
+                [(function, int(info['asked_type'].split('-')[1]))],
+                [*self.mdevs().values()])
+            self.cloud.unbind(server)
+            self.assertEqual(self.untouched, self.everything(), label)
+        self.assertEqual(0, self.handles_in_use())
+
+    def test_siblings_are_reserved_before_the_bind_returns(self):
+        # No report in between: what is seen was written by the bind.
+        two = self.cloud.bind(self.profile(_class('2g.20gb')))
+        self.assertEqual([(14, 4)], self.placements())
+        self.assertEqual(
+            {'1g.10gb': (7, 2), '1g.10gb.me': (1, 0), '1g.20gb': (4, 1),
+             '2g.20gb': (3, 0), '3g.40gb': (2, 1), '4g.40gb': (1, 0),
+             '7g.80gb': (1, 1)}, self.reserved())
+        four = self.cloud.bind(self.profile(_class('4g.40gb')))
+        self.assertEqual([(5, 0), (14, 4)], self.placements())
+        self.assertEqual(
+            {'1g.10gb': (7, 6), '1g.10gb.me': (1, 0), '1g.20gb': (4, 3),
+             '2g.20gb': (3, 2), '3g.40gb': (2, 2), '4g.40gb': (1, 0),
+             '7g.80gb': (1, 1)}, self.reserved())
+        before = self.reserved()
+        self.report()
+        self.assertEqual(before, self.reserved())
+        self.cloud.unbind(two)
+        self.cloud.unbind(four)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_until_one_more_is_refused(self):
+        small = self.profile(_class('1g.10gb'))
+        big = self.profile(_class('7g.80gb'))
+        servers = [self.cloud.bind(small) for _ in range(7)]
+        self.assertEqual([(19, start) for start in range(7)],
+                         self.placements())
+        for wanted in (small, big):
+            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                              wanted)
+        self.report()
+        self.cloud.unbind(servers.pop(3))
+        servers.append(self.cloud.bind(small))
+        for server in servers:
+            self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_two_in_one_server(self):
+        group = {f'resources:{_class("1g.10gb")}': '2'}
+        self.cloud.cyborg.create_device_profile('two', group)
+        server = self.cloud.bind('two')
+        self.assertEqual(2, len(server.arqs))
+        self.assertEqual(2, len(self.mdevs()))
+        self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_an_agent_started_again_knows_what_is_bound(self):
+        server = self.cloud.bind(self.profile(_class('3g.40gb')))
+        bound = self.everything()
+        self.driver._agent = None
+        self.report()
+        self.assertEqual(bound, self.everything())
+        self.driver._agent = None
+        self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_reports_change_nothing(self):
+        server = self.cloud.bind(self.profile(_class('3g.40gb')))
+        generations = self.generations()
+        bound = self.everything()
+        for _ in range(3):
+            self.cloud.report()
+        self.assertEqual(bound, self.everything())
+        self.assertEqual(generations, self.generations())
+        self.cloud.unbind(server)
+
+    def test_reserved_written_by_somebody_else_is_put_right(self):
+        provider = self.cloud.provider(self.name('1g.10gb'))
+        right = self.reserved()
+        self.cloud.placement.put(
+            f'/resource_providers/{provider["uuid"]}/inventories/'
+            + _class('1g.10gb'),
+            {'resource_provider_generation': self.generations()[
+                self.name('1g.10gb')], 'total': 7, 'reserved': 5})
+        self.assertNotEqual(right, self.reserved())
+        self.cloud.report()
+        self.assertEqual(right, self.reserved())
+
+    def generations(self):
+        return {name: provider['generation'] for name, provider
+                in self.cloud.placement.providers().items()}
+
+
+class RaceTest(OneGpuCase):
+
+    def test_two_exclusive_binds_at_once(self):
+        rounds = 25
+        names = [self.profile(_class('7g.80gb')),
+                 self.profile(_class('1g.10gb'))]
+        outcomes = []
+        for _ in range(rounds):
+            outcomes.append(self._race(names))
+            self.cloud.report()
+            self.assertEqual(self.untouched, self.everything())
+            self.assertEqual(0, self.handles_in_use())
+        self.assertEqual([1] * rounds, outcomes)
+
+    def _race(self, names):
+        """Both claimed before either is bound; how many were bound."""
+        nova = self.cloud.nova
+        claims = []
+        for name in names:
+            server = str(uuid.uuid4())
+            candidate = nova.candidates(name)[0]
+            nova.claim(server, candidate)
+            claims.append((server, nova.request_arqs(server, name,
+                                                     candidate)))
+        barrier = threading.Barrier(len(claims))
+        bound = []
+
+        def bind(server, bindings):
+            barrier.wait()
+            try:
+                nova._bind(server, bindings, 30)
+            except Exception:
+                return
+            bound.append(server)
+
+        threads = [threading.Thread(target=bind, args=claim)
+                   for claim in claims]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(bound), len(self.placements()))
+        self.assertEqual(len(bound), len(self.mdevs()))
+        for server, bindings in claims:
+            nova.delete_server(server, list(bindings))
+        return len(bound)

@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What comes by RPC and is wrong is refused, and touches nothing."""
+
+import uuid
+
+from oslo_config import cfg
+
+from cyborg.agent import rpcapi
+from cyborg import context
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import test_mig
+
+_HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
+
+
+class RefusalTest(test_mig.OneGpuCase):
+
+    def setUp(self):
+        super().setUp()
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
+        info = server.arqs[0]['attach_handle_info']
+        self.function = '{domain}:{bus}:{device}.{function}'.format(**info)
+        self.type = info['asked_type']
+        self.bound = server.arqs[0]['attach_handle_uuid']
+        self.before = self.everything()
+
+    def bad(self):
+        """Strings, and what the refusal must name."""
+        yield ('../../x', self.type, _HANDLE), '../../x'
+        yield (self.function + '/../..', self.type, _HANDLE), 'PCI address'
+        yield ('0000:fe:00.0', self.type, _HANDLE), '0000:fe:00.0'
+        yield (self.function, '../../x', _HANDLE), '../../x'
+        yield (self.function, 'nvidia-9999', _HANDLE), 'nvidia-9999'
+        yield (self.function, self.type, 'not-a-uuid'), 'not-a-uuid'
+        yield (self.function, self.type, '../' + _HANDLE[3:]), 'UUID'
+        # A GPU of this machine that no policy covers.
+        yield ('0000:0f:00.4', self.type, _HANDLE), 'no handle'
+        # Bound already, as another type.
+        yield (self.function, 'nvidia-1', self.bound), 'bound as'
+
+    def test_binds(self):
+        for strings, words in self.bad():
+            error = self.assertRaises(exception.GpuDriverError,
+                                      self.driver.bind, *strings)
+            self.assertIn(words, str(error))
+            self.assertEqual(self.before, self.everything(), strings)
+
+    def test_binds_by_rpc(self):
+        agent = rpcapi.AgentAPI()
+        for strings, words in self.bad():
+            error = self.assertRaises(
+                Exception, agent.create_vgpu_mdev,
+                context.get_admin_context(), cfg.CONF.host, *strings)
+            self.assertIn(words, str(error))
+        self.assertEqual(self.before, self.everything())
+
+    def test_unbinds_never_raise(self):
+        for strings, _ in self.bad():
+            self.assertIsNone(self.driver.unbind(*strings))
+            self.assertEqual(self.before, self.everything(), strings)
+        self.driver.unbind(None, None, None)
+        self.driver.unbind(self.function, self.type, str(uuid.uuid4()))
+        self.assertEqual(self.before, self.everything())
+
+    def test_a_repeated_bind_changes_nothing(self):
+        self.driver.bind(self.function, self.type, self.bound)
+        self.assertEqual(self.before, self.everything())
+
+    def test_a_repeated_unbind_changes_nothing(self):
+        for _ in range(2):
+            self.driver.unbind(self.function, self.type, self.bound)
+            self.assertEqual([], self.placements())
+            self.assertEqual({}, self.mdevs())
+
+
+class BesideTheInTreeDriverTest(gpu_cloud.GpuTestCase):
+    """What is not ours goes to Cyborg's own driver if that is enabled."""
+
+    def test_without_it_a_foreign_address_is_refused(self):
+        error = self.assertRaises(
+            exception.UnknownGpu, self.driver.bind, '0000:fe:00.0',
+            'nvidia-222', _HANDLE)
+        self.assertIn('0000:fe:00.0', str(error))

@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import dataclasses
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+_GIB = 1024
+_PLUSES = ('+me', '+me.all', '+gfx')
+_ATTRIBUTES = st.one_of(
+    st.sets(st.sampled_from(_PLUSES)), st.just({'-me'})).map(frozenset)
+
+
+@st.composite
+def profile_names(draw):
+    slices = draw(st.integers(1, 99))
+    compute = draw(st.none() | st.integers(1, slices - 1)
+                   if slices > 1 else st.none())
+    return names.ProfileName(compute, slices, draw(st.integers(1, 9999)),
+                             draw(_ATTRIBUTES))
+
+
+class TestProfileName(base.BaseTestCase):
+
+    def test_parts(self):
+        for text, parts in (
+                ('1g.10gb', (None, 1, 10, frozenset())),
+                ('1c.3g.20gb', (1, 3, 20, frozenset())),
+                ('1g.5gb+me', (None, 1, 5, frozenset({'+me'}))),
+                ('1g.24gb+me.all', (None, 1, 24, frozenset({'+me.all'}))),
+                ('4g.96gb+gfx', (None, 4, 96, frozenset({'+gfx'}))),
+                ('2g.48gb-me', (None, 2, 48, frozenset({'-me'}))),
+                ('7g.141gb', (None, 7, 141, frozenset()))):
+            name = names.ProfileName.parse(text)
+            self.assertEqual(parts, dataclasses.astuple(name), text)
+
+    def test_every_boards_names(self):
+        for board, profiles in boards.ALL.items():
+            for profile in profiles:
+                name = names.ProfileName.parse(profile.name)
+                self.assertEqual(profile.name, str(name), board)
+                self.assertEqual(profile.slices, name.slices, board)
+
+    @hypothesis.given(profile_names())
+    def test_round_trip(self, name):
+        self.assertEqual(name, names.ProfileName.parse(str(name)))
+
+    @hypothesis.given(st.text(alphabet='0123456789cg.b+-mealfx,', max_size=14))
+    def test_what_parses_is_printed_the_same(self, text):
+        try:
+            name = names.ProfileName.parse(text)
+        except exception.InvalidValue:
+            return
+        self.assertEqual(text, str(name))
+
+    def test_refused(self):
+        for text in ('', '1g', '10gb', '0g.10gb', '1g.0gb', '01g.10gb',
+                     '1g.010gb', '1g.10GB', ' 1g.10gb', '1g.10gb\n',
+                     'MIG 1g.10gb', '1g.10gb+', '1g.10gb-', '1g.10gb+me+gfx',
+                     '1g.10gb+me,', '1g.10gb+me,gfx', '1g.10gb+me,me',
+                     '1g.10gb+nvl', '1g.10gb-gfx', '3c.3g.20gb',
+                     '4c.3g.20gb', '0c.3g.20gb', '\u0661g.10gb', None):
+            error = self.assertRaises(exception.InvalidValue,
+                                      names.ProfileName.parse, text)
+            self.assertEqual(str(text), error.kwargs['value'])
+
+    def test_complaint_says_what_is_right(self):
+        for text, expected in (('1g', 'SLICESg.MEMORYgb'),
+                               ('1g.10gb+nvl', '+me, +me.all, +gfx, -me'),
+                               ('1g.10gb+me,gfx', 'alphabetical'),
+                               ('3c.3g.20gb', 'smaller')):
+            error = self.assertRaises(exception.InvalidValue,
+                                      names.ProfileName.parse, text)
+            self.assertIn(expected, str(error))
+
+    def test_never_more_and_less(self):
+        error = self.assertRaises(
+            exception.InvalidValue, names.ProfileName, None, 1, 10,
+            frozenset({'+gfx', '-me'}))
+        self.assertIn('never both', str(error))
+
+
+class TestComputed(base.BaseTestCase):
+
+    def test_boards_as_nvml_gives_them(self):
+        for board, profiles in boards.ALL.items():
+            for profile in profiles:
+                attributes = names.ProfileName.parse(profile.name).attributes
+                self.assertEqual(profile.name, str(names.computed(
+                    profile.slices, profile.memory_mib,
+                    boards.TOTAL_MIB[board], attributes)), board)
+
+    def test_boards_by_their_eighths(self):
+        # (whole GPU in GiB, gigabytes of 1, 2, 4 and 8 eighths)
+        for whole, sizes in (
+                (94, (12, 24, 47, 94)), (96, (12, 24, 48, 96)),
+                (141, (18, 35, 71, 141)), (144, (18, 36, 72, 144)),
+                (180, (23, 45, 90, 180)), (186, (23, 47, 93, 186)),
+                (269, (34, 67, 135, 269)), (278, (35, 70, 139, 278))):
+            # The driver keeps a little for itself, of the GPU and of each
+            # instance.
+            total = whole * _GIB - 500
+            for eighths, size in zip((1, 2, 4, 8), sizes, strict=True):
+                self.assertEqual(size, names.computed(
+                    1, total * eighths // 8 - 300, total).memory_gb, whole)
+
+    def test_h100_sizes_seen(self):
+        for mib, total, size in (
+                (int(10.75 * _GIB), int(93.6 * _GIB), 12),
+                (int(21.5 * _GIB), int(93.6 * _GIB), 24),
+                (int(46.1 * _GIB), int(93.6 * _GIB), 47),
+                (int(92.6 * _GIB), int(93.6 * _GIB), 94),
+                (int(23.00 * _GIB), 97871, 24),
+                (int(46.50 * _GIB), 97871, 48),
+                (int(93.00 * _GIB), 97871, 96)):
+            self.assertEqual(size,
+                             names.computed(1, mib, total).memory_gb, mib)
+
+    def test_rtx_pro_6000_under_the_vgpu_host_driver(self):
+        for slices, gib, name in ((1, 23.12, '1g.24gb+gfx'),
+                                  (2, 46.50, '2g.48gb+gfx'),
+                                  (4, 93.38, '4g.96gb+gfx')):
+            self.assertEqual(name, str(names.computed(
+                slices, int(gib * _GIB), boards.TOTAL_MIB['RTX PRO 6000'],
+                ['+gfx'])))
+
+    def test_half_goes_up(self):
+        # 4 eighths of 141 are 70.5 and of 137 are 68.5.
+        self.assertEqual(71, names.computed(3, 70000, 141 * _GIB).memory_gb)
+        self.assertEqual(69, names.computed(3, 70000, 137 * _GIB).memory_gb)
+
+    def test_refused(self):
+        for arguments in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, -1, 1)):
+            error = self.assertRaises(exception.InvalidValue,
+                                      names.computed, *arguments)
+            self.assertIn('more than 0', str(error))
+        self.assertRaises(exception.InvalidValue, names.computed,
+                          1, 1, 1, ['+fast'])
+
+
+class TestVgpuTypeName(base.BaseTestCase):
+
+    def test_parts(self):
+        for text, parts in (
+                ('A100-1-5C', ('A100', 1, 5, 'C', '')),
+                ('A100-40C', ('A100', None, 40, 'C', '')),
+                ('A100-1-5CME', ('A100', 1, 5, 'C', 'ME')),
+                ('DC-1-24Q', ('DC', 1, 24, 'Q', '')),
+                ('DC-1-24QNOME', ('DC', 1, 24, 'Q', 'NOME')),
+                ('DC-1-24QMEALL', ('DC', 1, 24, 'Q', 'MEALL')),
+                ('DC-4-96QGFX', ('DC', 4, 96, 'Q', 'GFX')),
+                ('H200X-1-18C', ('H200X', 1, 18, 'C', '')),
+                ('T4-2B', ('T4', None, 2, 'B', '')),
+                ('T4-2B4', ('T4', None, 2, 'B', '4')),
+                ('M60-0B', ('M60', None, 0, 'B', '')),
+                ('RTXA6000-48Q', ('RTXA6000', None, 48, 'Q', '')),
+                ('RTX6000-Ada-12A', ('RTX6000-Ada', None, 12, 'A', ''))):
+            name = names.VgpuTypeName.parse(text)
+            self.assertEqual(parts, dataclasses.astuple(name), text)
+            self.assertEqual(text, str(name))
+
+    @hypothesis.given(st.builds(
+        names.VgpuTypeName,
+        st.from_regex(r'[A-Z][A-Z0-9]{0,8}(-Ada)?', fullmatch=True),
+        st.none() | st.integers(1, 99), st.integers(0, 9999),
+        st.sampled_from(names.SERIES),
+        st.sampled_from(['', 'ME', 'NOME', 'MEALL', 'GFX', '2', '4'])))
+    def test_round_trip(self, name):
+        self.assertEqual(name, names.VgpuTypeName.parse(str(name)))
+
+    def test_refused(self):
+        for text in ('', 'T4', 'T4-2', '2B', '-2B', 'T4-2X', 'T4-02B',
+                     'T4-2BX', 'GRID T4-2B', 'T4-2B\n', 'A100-0-5C',
+                     'A100-1-5CMEX', 'nvidia-231', '../T4-2B', None, 231):
+            error = self.assertRaises(exception.InvalidValue,
+                                      names.VgpuTypeName.parse, text)
+            self.assertIn('PRODUCT', str(error))

@@ -1,0 +1,212 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Compute instances and the MIG devices that they make."""
+
+import ctypes
+
+import pynvml
+
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+GPU = '0000:07:00.0'
+ONE, TWO, THREE, FOUR, SEVEN = 19, 14, 9, 5, 0
+
+
+class TestComputeInstances(base.MachineTestCase):
+    def profiles(self, instance):
+        """Counts by slices of the profiles that share engines."""
+        found = {}
+        for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            try:
+                info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                    instance, enum, 0)
+            except pynvml.NVMLError_NotSupported:
+                continue
+            found[info.name] = info.instanceCount
+        return found
+
+    def test_what_an_instance_offers(self):
+        device = self.device()
+        _, _, three = self.create(device, THREE)
+        self.assertEqual(
+            {'MIG 1c.3g.20gb': 3, 'MIG 2c.3g.20gb': 1, 'MIG 3g.20gb': 1,
+             'MIG 1c.3g.20gb+me': 3}, self.profiles(three))
+        pynvml.nvmlGpuInstanceDestroy(three)
+        _, _, seven = self.create(device, SEVEN)
+        self.assertEqual(
+            {'MIG 1c.7g.40gb': 7, 'MIG 2c.7g.40gb': 3, 'MIG 3c.7g.40gb': 2,
+             'MIG 4c.7g.40gb': 1, 'MIG 7g.40gb': 1,
+             'MIG 1c.7g.40gb+me': 7}, self.profiles(seven))
+
+    def test_shares_of_the_instance(self):
+        _, _, four = self.create(self.device(), FOUR)
+        info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+            four, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 0)
+        # Multiprocessors are divided, engines shared.
+        self.assertEqual((1, 2, 28, 4, 2),
+                         (info.id, info.sliceCount,
+                          info.multiprocessorCount,
+                          info.sharedCopyEngineCount,
+                          info.sharedDecoderCount))
+
+    def test_arguments_out_of_range(self):
+        _, _, one = self.create(self.device(), ONE)
+        get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, one, 1, 0)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, one, 0,
+                         1)
+        self.assert_code(
+            pynvml.NVML_ERROR_INVALID_ARGUMENT, get, one,
+            pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, 0)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceCreateComputeInstance, one,
+                         4)
+
+    def test_create_until_full(self):
+        _, _, three = self.create(self.device(), THREE)
+        create = pynvml.nvmlGpuInstanceCreateComputeInstance
+        left = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+        self.assertEqual(3, left(three, 0))
+        for expected in range(3):
+            info = pynvml.nvmlComputeInstanceGetInfo(create(three, 0))
+            self.assertEqual((expected, expected, 1),
+                             (info.id, info.placement.start,
+                              info.placement.size))
+        self.assertEqual(0, left(three, 0))
+        self.assertEqual(0, left(three, 1))
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, create,
+                         three, 0)
+
+    def test_placements(self):
+        _, _, seven = self.create(self.device(), SEVEN)
+        array = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
+        count = ctypes.c_uint(3)
+        pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+            seven, 1, array, ctypes.byref(count))
+        self.assertEqual([(0, 2), (2, 2), (4, 2)],
+                         [(item.start, item.size) for item in array])
+
+    def test_an_explicit_placement(self):
+        _, _, four = self.create(self.device(), FOUR)
+        create = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
+        place = pynvml.c_nvmlComputeInstancePlacement_t
+        compute = create(four, 1, ctypes.byref(place(2, 2)))
+        self.assertEqual(2, pynvml.nvmlComputeInstanceGetInfo(
+            compute).placement.start)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, create,
+                         four, 1, ctypes.byref(place(2, 2)))
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, create, four,
+                         1, ctypes.byref(place(1, 2)))
+
+    def test_list_and_by_id(self):
+        _, _, two = self.create(self.device(), TWO)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(two, 1)
+        array = (pynvml.c_nvmlComputeInstance_t * 2)()
+        count = ctypes.c_uint()
+        pynvml.nvmlGpuInstanceGetComputeInstances(two, 1, array,
+                                                  ctypes.byref(count))
+        self.assertEqual(1, count.value)
+        for handle in (array[0], compute,
+                       pynvml.nvmlGpuInstanceGetComputeInstanceById(two,
+                                                                    0)):
+            self.assertEqual(1, pynvml.nvmlComputeInstanceGetInfo(
+                handle).profileId)
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlGpuInstanceGetComputeInstanceById, two,
+                         1)
+
+
+class TestMigDevices(base.MachineTestCase):
+    def make(self, profile_id=TWO, compute_profile=1):
+        number, _, handle = self.create(self.device(), profile_id)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(
+            handle, compute_profile)
+        return number, handle, compute
+
+    def test_a_device_for_each_compute_instance(self):
+        device = self.device()
+        self.assertEqual(7, pynvml.nvmlDeviceGetMaxMigDeviceCount(device))
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlDeviceGetMigDeviceHandleByIndex,
+                         device, 0)
+        number, _, compute = self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
+        self.assertEqual(1, pynvml.nvmlDeviceIsMigDeviceHandle(mig).value)
+        self.assertEqual(0, pynvml.nvmlDeviceIsMigDeviceHandle(
+            device).value)
+        self.assertEqual(number, pynvml.nvmlDeviceGetGpuInstanceId(mig))
+        self.assertEqual(0, pynvml.nvmlDeviceGetComputeInstanceId(mig))
+        self.assertEqual('NVIDIA A100-SXM4-40GB MIG 2g.10gb',
+                         pynvml.nvmlDeviceGetName(mig))
+        self.assertEqual(9856 << 20,
+                         pynvml.nvmlDeviceGetMemoryInfo(mig).total)
+        parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
+        self.assertEqual(pynvml.nvmlDeviceGetUUID(device),
+                         pynvml.nvmlDeviceGetUUID(parent))
+        same = pynvml.nvmlComputeInstanceGetInfo(compute).device
+        self.assertEqual(pynvml.nvmlDeviceGetUUID(mig),
+                         pynvml.nvmlDeviceGetUUID(same))
+        attributes = pynvml.nvmlDeviceGetAttributes(mig)
+        self.assertEqual((28, 2, 2, 9856), (
+            attributes.multiprocessorCount,
+            attributes.gpuInstanceSliceCount,
+            attributes.computeInstanceSliceCount,
+            attributes.memorySizeMB))
+
+    def test_found_by_its_uuid(self):
+        self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        uuid = pynvml.nvmlDeviceGetUUID(mig)
+        self.assertTrue(uuid.startswith('MIG-'))
+        self.assertEqual(uuid, pynvml.nvmlDeviceGetUUID(
+            pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+
+    def test_another_uuid_each_time(self):
+        _, handle, compute = self.make()
+        uuid = pynvml.nvmlDeviceGetUUID(
+            pynvml.nvmlComputeInstanceGetInfo(compute).device)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(handle, 1)
+        self.assertNotEqual(uuid, pynvml.nvmlDeviceGetUUID(
+            pynvml.nvmlComputeInstanceGetInfo(compute).device))
+
+    def test_the_device_goes_with_the_compute_instance(self):
+        _, _, compute = self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceGetUUID, mig)
+
+    def test_a_mig_device_is_not_a_gpu(self):
+        self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        for call in ((pynvml.nvmlDeviceGetMigMode, mig),
+                     (pynvml.nvmlDeviceGetPciInfo, mig),
+                     (pynvml.nvmlDeviceCreateGpuInstance, mig, ONE)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, *call)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceGetGpuInstanceId, self.device())
+
+    def test_processes_of_a_mig_device(self):
+        number, _, _ = self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        self.machine.add_process(GPU, 1, number, 0)
+        self.assertEqual([(1, number, 0)], [
+            (process.pid, process.gpuInstanceId, process.computeInstanceId)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
+                mig)])
+        self.make(ONE, 0)
+        other = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(),
+                                                           1)
+        self.assertEqual(
+            [], pynvml.nvmlDeviceGetComputeRunningProcesses(other))

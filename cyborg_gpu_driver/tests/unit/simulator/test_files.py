@@ -1,0 +1,218 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The machines that come with the library, and files of one's own."""
+
+import os
+import shutil
+
+import fixtures
+from oslotest import base
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.tests.unit.simulator import base as simulator_base
+
+HOST = """
+driver_version: '550.144.02'
+gpus:
+  - model: t4
+    address: '0000:3b:00.0'
+"""
+
+
+class TestShippedHosts(simulator_base.MachineTestCase):
+    host = 'mixed'
+
+    def test_all_promised_hosts_are_there(self):
+        self.assertEqual(
+            ['a30x4', 'dgx-a100-40', 'dgx-a100-80', 'hgx-h100', 'hgx-h200',
+             'l40sx4', 'mixed', 'rtxpro6000x8', 't4x4', 'wsl'],
+            machine.names())
+
+    def test_every_host_loads_and_answers(self):
+        counts = {}
+        for name in machine.names():
+            with machine.Machine.load(name):
+                pynvml.nvmlInit()
+                counts[name] = pynvml.nvmlDeviceGetCount()
+                for index in range(counts[name]):
+                    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    self.assertTrue(pynvml.nvmlDeviceGetName(device))
+        # The fourth GPU of mixed belongs to vfio-pci.
+        self.assertEqual(
+            {'a30x4': 4, 'dgx-a100-40': 8, 'dgx-a100-80': 8, 'hgx-h100': 8,
+             'hgx-h200': 8, 'l40sx4': 4, 'mixed': 3, 'rtxpro6000x8': 8,
+             't4x4': 4, 'wsl': 1}, counts)
+
+    def test_made_up_identities_never_change_and_never_meet(self):
+        uuids = [gpu.uuid for name in machine.names()
+                 for gpu in files.load(name).gpus]
+        again = [gpu.uuid for name in machine.names()
+                 for gpu in files.load(name).gpus]
+        self.assertEqual(uuids, again)
+        self.assertEqual(len(uuids), len(set(uuids)))
+        serials = [gpu.serial for name in machine.names()
+                   for gpu in files.load(name).gpus]
+        self.assertEqual(len(serials), len(set(serials)))
+
+    def test_virtual_functions_have_addresses_of_their_own(self):
+        for name in machine.names():
+            loaded = machine.Machine.load(name)
+            addresses = [function.address
+                         for function in loaded.host.functions]
+            for gpu in loaded.gpus:
+                addresses += [gpu.address, *gpu.vf_addresses]
+            self.assertEqual(len(addresses), len(set(addresses)), name)
+
+    def test_vgpu_type_ids_are_unique_on_each_host(self):
+        for name in machine.names():
+            kinds = {}
+            for gpu in machine.Machine.load(name).host.gpus:
+                for kind in gpu.model.vgpu_types:
+                    self.assertEqual(
+                        gpu.model.name,
+                        kinds.setdefault(kind.type_id, gpu.model.name))
+
+    def test_pynvml_is_given_back(self):
+        # The machine of setUp is the one that comes back.
+        with machine.Machine.load('t4x4'):
+            pynvml.nvmlInit()
+            self.assertEqual(4, pynvml.nvmlDeviceGetCount())
+        self.assertEqual(3, pynvml.nvmlDeviceGetCount())
+        self.assertIs(self.machine.library, pynvml.nvmlLib)
+
+
+class TestFilesOfOnesOwn(base.BaseTestCase):
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+
+    def write(self, text, name='own.yaml'):
+        path = os.path.join(self.directory, name)
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write(text)
+        return path
+
+    def refusal(self, text):
+        """What is said about a host file; it must name the file."""
+        path = self.write(text)
+        error = self.assertRaises(exception.SimulationError,
+                                  machine.Machine.load, path)
+        self.assertIn(path, str(error))
+        return str(error)
+
+    def test_a_path_serves_as_a_name(self):
+        host = machine.Machine.load(self.write(HOST)).host
+        self.assertEqual('own', host.name)
+        self.assertEqual(['0000:3b:00.0'],
+                         [gpu.address for gpu in host.gpus])
+
+    def test_what_a_file_may_set(self):
+        gpu = machine.Machine.load(self.write(HOST + """
+    numa_node: 1
+    iommu_group: 7
+    uuid: GPU-11111111-2222-3333-4444-555555555555
+    serial: '12345'
+    driver: null
+""")).host.gpus[0]
+        self.assertEqual(
+            (1, 7, 'GPU-11111111-2222-3333-4444-555555555555', '12345',
+             None),
+            (gpu.numa_node, gpu.iommu_group, gpu.uuid, gpu.serial,
+             gpu.driver))
+
+    def test_a_model_of_ones_own(self):
+        shutil.copy(files.HERE / 'models' / 't4.yaml',
+                    os.path.join(self.directory, 'mine.yaml'))
+        host = machine.Machine.load(self.write(
+            HOST.replace('model: t4', 'model: mine.yaml'))).host
+        self.assertEqual('mine', host.gpus[0].model.name)
+
+    def test_unknown_name(self):
+        error = self.assertRaises(exception.SimulationError,
+                                  machine.Machine.load, 'dgx-b300')
+        self.assertIn('dgx-b300', str(error))
+        self.assertIn('mixed', str(error))
+
+    def test_no_such_file(self):
+        path = os.path.join(self.directory, 'absent.yaml')
+        error = self.assertRaises(exception.SimulationError,
+                                  machine.Machine.load, path)
+        self.assertIn(path, str(error))
+
+    def test_not_yaml(self):
+        self.assertIn('not YAML', self.refusal('gpus: ['))
+
+    def test_not_a_mapping(self):
+        self.assertIn('a mapping', self.refusal('- gpus'))
+
+    def test_unknown_key(self):
+        message = self.refusal(HOST + '    colour: green\n')
+        self.assertIn('gpus[0]', message)
+        self.assertIn("unknown key 'colour'", message)
+
+    def test_missing_key(self):
+        message = self.refusal(HOST.replace('model: t4', 'mig: false'))
+        self.assertIn("gpus[0]: 'model' is missing", message)
+
+    def test_unknown_model(self):
+        message = self.refusal(HOST.replace('model: t4', 'model: t5'))
+        self.assertIn('gpus[0].model', message)
+        self.assertIn('rtx-pro-6000', message)
+
+    def test_address_without_quotes_would_be_a_number(self):
+        message = self.refusal(
+            HOST.replace("'0000:3b:00.0'", '0000:41:00.0'))
+        self.assertIn('gpus[0].address', message)
+        self.assertIn('in quotes', message)
+
+    def test_an_address_is_used_once(self):
+        message = self.refusal(HOST + """
+  - model: t4
+    address: '0000:3b:00.0'
+""")
+        self.assertIn('gpus[1].address', message)
+
+    def test_mig_where_there_is_none(self):
+        message = self.refusal(HOST + '    mig: true\n')
+        self.assertIn('t4 has no MIG', message)
+
+    def test_more_virtual_functions_than_the_board_has(self):
+        message = self.refusal(
+            HOST.replace('model: t4', 'model: a30') + '    vfs: 17\n')
+        self.assertIn('gpus[0].vfs', message)
+        self.assertIn('at most 16', message)
+
+    def test_a_link_to_nowhere(self):
+        message = self.refusal(
+            HOST.replace('model: t4', 'model: a30')
+            + "    nvlink: ['0000:5e:00.0']\n")
+        self.assertIn('0000:5e:00.0', message)
+
+    def test_switches_must_be_there(self):
+        self.assertIn('nvswitches', self.refusal(
+            HOST.replace('model: t4', 'model: a100-80')
+            + '    nvlink: switches\n'))
+
+    def test_starts_beyond_the_grid(self):
+        with open(files.HERE / 'models' / 'a30.yaml',
+                  encoding='utf-8') as file:
+            model = file.read()
+        self.write(model.replace('units: 4', 'units: 3'), 'small.yaml')
+        path = self.write(HOST.replace('model: t4', 'model: small.yaml'))
+        error = self.assertRaises(exception.SimulationError,
+                                  machine.Machine.load, path)
+        self.assertIn('small.yaml', str(error))
+        self.assertIn('mig.profiles[0].starts', str(error))
