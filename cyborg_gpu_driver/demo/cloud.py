@@ -86,6 +86,10 @@ class Cloud:
         """Let the agent discover and report now, and return when done."""
         self.cyborg_service.report()
 
+    def handles_in_use(self) -> list[str]:
+        """UUIDs of the attach handles that Cyborg believes to be in use."""
+        return self.cyborg_service.handles_in_use()
+
     def stop(self) -> None:
         """Stop the services, the last one first."""
         while self._started:

@@ -126,6 +126,14 @@ class CyborgService:
         """What the agent's periodic task does every 60 s, now."""
         self.agent.update_available_resource(context.get_admin_context())
 
+    def handles_in_use(self) -> list[str]:
+        """UUIDs of the attach handles that Cyborg believes to be in use.
+
+        Asked of Cyborg's objects, for its API does not show them.
+        """
+        return [handle.uuid for handle in objects.AttachHandle.list(
+            context.get_admin_context()) if handle.in_use]
+
     def stop(self) -> None:
         """Stop everything and leave no configuration behind."""
         if self._httpd is not None:

@@ -66,6 +66,7 @@ class Operator:
                 for gpu in self.data('gpu', 'list')}
 
     def picture(self, address: str) -> str:
-        """What is where on one GPU."""
-        return self.text('gpu', 'show', address, '-c', 'address', '-c',
-                         'model', '-c', 'partitions')
+        """What is where on one GPU: what stands below the table."""
+        shown = self.text('gpu', 'show', address, '-c', 'address')
+        return '\n'.join(line for line in shown.splitlines()
+                         if line.startswith(' '))

@@ -152,12 +152,10 @@ class Story:
 
     def _prove(self, before):
         self._screen.heading('Everything is as before')
-        self._cloud.report()
         left = self._cloud.cyborg.arqs()
         _expect(not left, f'accelerator requests are left: {left}')
         self._screen.proof('Cyborg has no accelerator request')
-        used = [handle['uuid'] for handle in self._cloud.cyborg.get(
-            '/attach_handles')['attach_handles'] if handle['in_use']]
+        used = self._cloud.handles_in_use()
         _expect(not used, f'attach handles are still in use: {used}')
         self._screen.proof('Cyborg has no attach handle in use')
         _compare('Placement', before.placement,
@@ -165,6 +163,10 @@ class Story:
         self._screen.proof(
             f'{len(before.placement)} providers in Placement: inventories, '
             'reserved, usages and traits')
+        self._cloud.report()
+        _compare('Placement', before.placement,
+                 self._cloud.placement.snapshot())
+        self._screen.proof('and the next report changes none of it')
         _compare('GPU', before.machine, self._operator.machine())
         self._screen.proof(f'{len(before.machine)} GPUs: GPU instances, '
                            'mdevs and modes')

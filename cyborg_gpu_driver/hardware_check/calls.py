@@ -198,7 +198,7 @@ class Recorder:
         if name not in READ_ONLY:
             raise exception.InvalidValue(
                 what='NVML call', value=name,
-                expected='one that changes nothing, of those listed in '
+                expected='expected one that changes nothing, of those in '
                          'hardware_check.calls.READ_ONLY')
         record = {'call': name, 'args': [
             argument.name if isinstance(argument, Named) else argument

@@ -61,7 +61,7 @@ def compare(path: str, model: str) -> tuple[list[str], list[Difference]]:
     if not recorded:
         raise exception.InvalidValue(
             what='--compare', value=path,
-            expected='a file with at least one GPU that NVML could open')
+            expected='expected a file with a GPU that NVML could open')
     models = _simulate(model, {item.mig for item in recorded})
     device_id = next(iter(models.values())).device_id
     chosen = [item for item in recorded

@@ -72,7 +72,7 @@ def load(path: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise exception.InvalidValue(
             what='hardware-check file', value=path,
-            expected=f'version {VERSION} of what hardware-check writes '
+            expected=f'expected version {VERSION} of what hardware-check writes '
                      f'({error})') from error
     return document
 

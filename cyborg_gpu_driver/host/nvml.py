@@ -147,14 +147,15 @@ class NvmlSession:
             if session is None or self._session is not session:
                 return
             self._session = None
-        if session.process != os.getpid():
-            # nvmlShutdown in a forked child would end the parent's session,
-            # whose open files the child has inherited.
-            return
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as error:
-            LOG.debug('nvmlShutdown: %s', nvml_library.symbol(error.value))
+            if session.process != os.getpid():
+                # nvmlShutdown in a forked child would end the parent's
+                # session, whose open files the child has inherited.
+                return
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                LOG.debug('nvmlShutdown: %s',
+                          nvml_library.symbol(error.value))
 
     def _opened(self) -> _Open:
         session = self._session

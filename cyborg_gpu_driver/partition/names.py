@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import profile_name
 
 ATTRIBUTES = ('+me', '+me.all', '+gfx', '-me')
 """Attributes of GPU instance profiles: with media extensions, with all of
@@ -106,29 +104,6 @@ class ProfileName:
         sign = attributes[0][0] if attributes else ''
         words = ','.join(attribute[1:] for attribute in attributes)
         return f'{compute}{self.slices}g.{self.memory_gb}gb{sign}{words}'
-
-
-def computed(slices: int, memory_mib: int, total_mib: int,
-             attributes: Collection[str] = ()) -> ProfileName:
-    """The name that NVIDIA's tools give to a GPU instance profile.
-
-    For drivers whose profile structure carries none
-    (:mod:`cyborg_gpu_driver.host.profile_name`).
-
-    :param slices: ``sliceCount``.
-    :param memory_mib: ``memorySizeMB``.
-    :param total_mib: the whole GPU's (nvmlDeviceGetMemoryInfo), MiB.
-    :param attributes: out of :data:`ATTRIBUTES`.
-    :raises InvalidValue: if a size is not above 0.
-    """
-    for what, size in (('slice count', slices), ('memory', memory_mib),
-                       ('total memory', total_mib)):
-        if size <= 0:
-            raise exception.InvalidValue(
-                what=what, value=size, expected='expected more than 0')
-    return ProfileName(
-        None, slices, profile_name.memory_gb(memory_mib, total_mib),
-        frozenset(attributes))
 
 
 @dataclasses.dataclass(frozen=True)

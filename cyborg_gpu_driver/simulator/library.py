@@ -88,7 +88,7 @@ class Library:
 
     def _address(self, name, arguments):
         """The GPU that a call is about, for faults limited to one."""
-        if 'HandleBy' in name:
+        if name.startswith('nvmlDeviceGetHandleBy'):
             gpu = library_device.asked_for(self, name, arguments[0])
             return gpu and gpu.address
         for argument in arguments:

@@ -103,10 +103,10 @@ class Store:
             self._text = None
             return
         if self._loaded is not None and _same_file(
-                found, os.fstat(self._loaded.fileno())):
+                found, os.fstat(self._loaded.descriptor)):
             return
         try:
-            self._keep(open(self._path, encoding='utf-8'))
+            self._loaded = _KeptFile(self._path)
             text = self._loaded.read()
         except (OSError, ValueError) as error:
             raise self._refusal(f'cannot be read: {error}') from error
@@ -140,24 +140,30 @@ class Store:
             with open(temporary, 'w', encoding='utf-8') as file:
                 file.write(text)
             os.replace(temporary, self._path)
-            self._keep(open(self._path, encoding='utf-8'))
+            self._loaded = _KeptFile(self._path)
         except OSError as error:
             raise self._refusal(f'cannot be written: {error.strerror}'
                                 ) from error
         self._text = text
 
-    def _keep(self, file):
-        """Keep the file that was read open until another is read.
-
-        Its inode can then not be given to a newer file, so that the inode
-        alone tells whether another process has written.
-        """
-        if self._loaded is not None:
-            self._loaded.close()
-        self._loaded = file
-
     def _refusal(self, reason):
         return exception.SimulationError(name=self._path, reason=reason)
+
+
+class _KeptFile:
+    """The state file that was read or written last, kept open.
+
+    Its inode can then not be given to a newer file, so that the inode alone
+    tells whether another process has written since.
+    """
+
+    def __init__(self, path):
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self):
+        with open(self.descriptor, encoding='utf-8', closefd=False) as file:
+            return file.read()
 
 
 def _same_file(one, other):

@@ -12,7 +12,7 @@
 
 """The sysfs of a machine: which files there are and what they say.
 
-Built once; what comes and goes (virtual functions, mdevs, bindings) is
+Built once, as far as it is looked at; what comes and goes (virtual functions, mdevs, bindings) is
 looked up in the machine's state each time.
 """
 
@@ -47,9 +47,7 @@ class _Builder:
             self.owner[gpu.address] = gpu
             self.owner.update((vf, gpu) for vf in gpu.vf_addresses)
         self.groups = self._iommu_groups()
-        self.devices = {
-            address: self._device(address)
-            for address in (*self.functions, *self.owner)}
+        self._devices = {}
 
     def _iommu_groups(self):
         groups = {}
@@ -92,7 +90,7 @@ class _Builder:
                                      present=lambda: self.host.wsl)})}),
             'devices': directory({
                 'pci0000:00': nodes.Listing(
-                    self.present, self.devices.__getitem__)}),
+                    self.present, self._device)}),
             'kernel': directory({
                 'iommu_groups': nodes.Listing(
                     self._group_names, self._group)}),
@@ -157,6 +155,13 @@ class _Builder:
             lambda address: nodes.Link(_place(address)))})
 
     def _device(self, address):
+        # Hundreds of functions with thousands of files: made when asked
+        # for, once.
+        if address not in self._devices:
+            self._devices[address] = self._make_device(address)
+        return self._devices[address]
+
+    def _make_device(self, address):
         gpu = self.owner.get(address)
         entries = {
             'driver': nodes.Link(

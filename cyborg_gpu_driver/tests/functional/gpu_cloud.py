@@ -17,6 +17,10 @@ from __future__ import annotations
 import json
 import os
 
+import fixtures
+from cyborg import context
+from cyborg.objects import attach_handle
+
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests.functional import base
 
@@ -40,7 +44,7 @@ class GpuTestCase(base.TestCase):
 
     def start(self, **overrides):
         """Start the cloud, with more of cyborg.conf."""
-        self.state_path = self.make_directory()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
         self.hardware_path = os.path.join(self.state_path, 'hardware.json')
         merged = {group: dict(options) for group, options
                   in {**self.overrides, **overrides}.items()}
@@ -114,9 +118,8 @@ class GpuTestCase(base.TestCase):
 
     def handles_in_use(self):
         """How many attach handles Cyborg believes to be in use."""
-        return sum(handle['in_use']
-                   for handle in self.cloud.cyborg.get(
-                       '/attach_handles')['attach_handles'])
+        return sum(handle.in_use for handle in attach_handle.AttachHandle
+                   .list(context.get_admin_context()))
 
     def profile(self, resource_class, name=None, **traits):
         """Create a device profile for one of a resource class."""

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A simulated machine with something on it, and its state as a text."""
+
+from __future__ import annotations
+
+import os
+
+import fixtures
+from oslotest import base
+import pynvml
+
+from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator import platform
+
+A100 = '0000:07:00.0'
+VF = '0000:07:00.4'
+MDEV = 'd2a1c7de-0000-4000-8000-00000000beef'
+
+
+class TestCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.addCleanup(_uninstall_all)
+
+    def open(self, name):
+        """A machine in a file, which :attr:`machine` is, as a platform."""
+        self.state = os.path.join(self.directory, 'state.json')
+        self.machine = machine_module.Machine.load(name, self.state)
+        return platform.open_platform(self.machine)
+
+    def populate(self, seen):
+        """Two instances on the first GPU, a vGPU on one of them."""
+        device = seen.nvml.call('nvmlDeviceGetHandleByPciBusId', A100)
+        for profile_id in (9, 19):
+            instance = seen.nvml.call('nvmlDeviceCreateGpuInstance', device,
+                                      profile_id)
+        seen.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance, 0)
+        types = ('bus', 'pci', 'devices', VF, 'mdev_supported_types')
+        for type_id in seen.sysfs.listdir(*types):
+            name = seen.sysfs.read(*types, type_id, 'name')
+            if name.endswith('-3-40C'):
+                seen.sysfs.write(MDEV, *types, type_id, 'create')
+
+    def state_text(self):
+        with open(self.state, encoding='utf-8') as stream:
+            return stream.read()
+
+
+def _uninstall_all():
+    while isinstance(pynvml.nvmlLib, library.Library):
+        pynvml.nvmlLib.machine.uninstall()

@@ -1,0 +1,76 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Tests on a simulated machine."""
+
+import logging
+
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator import platform
+
+
+class SimulatedTestCase(base.BaseTestCase):
+    """Has a machine under pynvml, and its platform."""
+
+    MACHINE = 'dgx-a100-80'
+
+    def setUp(self):
+        super().setUp()
+        self.use(self.MACHINE)
+        self.log = LogRecords()
+        logger = logging.getLogger('cyborg_gpu_driver')
+        logger.addHandler(self.log)
+        self.addCleanup(logger.removeHandler, self.log)
+
+    def use(self, name):
+        self.machine = machine_module.Machine.load(name)
+        self.platform = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        self.nvml = self.platform.nvml
+        self.reader = reader.HostReader(self.platform)
+        self.addresses = [model.PciAddress.parse(gpu.address)
+                          for gpu in self.machine.gpus]
+        self.first = self.addresses[0]
+
+    def device(self, address=None):
+        return self.nvml.device(address or self.first)
+
+    def cut(self, address, profile_id, *placement):
+        """Cut a GPU instance, at start and size if given."""
+        return self.nvml.create_gpu_instance(
+            self.device(address), profile_id,
+            model.Placement(*placement) if placement else None)
+
+    def calls(self):
+        """How many calls of each symbol since this was asked last."""
+        counted = dict(self.machine.calls)
+        self.machine.reset_calls()
+        return counted
+
+
+class LogRecords(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append((record.levelno, record.getMessage()))
+
+    def about(self, text, level=logging.INFO):
+        return [message for number, message in self.messages
+                if text in message and number >= level]

@@ -1,0 +1,463 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import errno
+import uuid
+
+import pynvml
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.tests.unit.host import base
+
+_1G, _3G = 19, 9
+
+
+class StaticTest(base.SimulatedTestCase):
+    """What the simulated models are known to be."""
+
+    def test_a_whole_machine(self):
+        host = self.reader.snapshot()
+        self.assertEqual(8, len(host.gpus))
+        self.assertIsNone(host.nvml_problem)
+        self.assertEqual((), host.problems)
+        self.assertEqual(self.machine.host.driver_version,
+                         host.driver_version)
+        for gpu, expected in zip(host.gpus, self.machine.gpus, strict=True):
+            self.assertEqual((), gpu.problems)
+            self.assertTrue(gpu.visible_to_nvml)
+            self.assertEqual(
+                (expected.address, expected.spec.uuid, expected.spec.serial,
+                 'ampere', 81920, expected.spec.numa_node),
+                (str(gpu.address), gpu.uuid, gpu.serial, gpu.architecture,
+                 gpu.memory_mib, gpu.numa_node))
+
+    def test_profiles_are_those_of_the_board(self):
+        for name in ('dgx-a100-80', 'a30x4', 'hgx-h200', 'rtxpro6000x8'):
+            self.use(name)
+            gpu = self.reader.snapshot().gpus[0]
+            expected = self.machine.gpus[0].model.mig.profiles
+            self.assertEqual(
+                {(item.profile_id, item.name, item.slices, item.memory_mib,
+                  item.max_instances, item.multiprocessors,
+                  item.copy_engines, item.decoders, item.ofa,
+                  tuple((start, item.size) for start in sorted(item.starts)))
+                 for item in expected},
+                {(item.profile_id, item.name, item.slices, item.memory_mib,
+                  item.max_instances, item.multiprocessors,
+                  item.copy_engines, item.engines.decoders,
+                  item.engines.ofa, tuple(
+                      (place.start, place.size) for place in item.placements))
+                 for item in gpu.mig.profiles}, name)
+
+    def test_vgpu_types_are_those_of_the_board(self):
+        self.use('mixed')
+        turing, ampere = self.reader.snapshot().gpus[:2]
+        for gpu, sim in zip((turing, ampere), self.machine.gpus,
+                            strict=False):
+            self.assertEqual(
+                {(item.type_id, item.name, item.vgpu_class,
+                  item.framebuffer_mib, item.max_instances, item.profile_id)
+                 for item in sim.model.vgpu_types},
+                {(item.type_id, item.name, item.vgpu_class,
+                  item.framebuffer_mib, item.max_instances,
+                  item.gi_profile_id) for item in gpu.vgpu_types})
+        self.assertIn(None, {item.gi_profile_id
+                             for item in ampere.vgpu_types})
+
+    def test_gpu_without_mig(self):
+        self.use('t4x4')
+        gpu = self.reader.snapshot().gpus[0]
+        self.assertIsNone(gpu.mig)
+        self.assertEqual((), gpu.problems)
+
+    def test_mig_that_is_off_has_profiles_and_no_instances(self):
+        self.use('hgx-h100')
+        mig = self.reader.snapshot().gpus[0].mig
+        self.assertFalse(mig.enabled)
+        self.assertTrue(mig.profiles)
+        self.assertEqual((), mig.instances)
+
+    def test_frameworks(self):
+        for name, index, expected in (
+                ('t4x4', 0, model.Framework.MDEV_PF),
+                ('dgx-a100-80', 0, model.Framework.MDEV_VF),
+                ('rtxpro6000x8', 0, model.Framework.VENDOR_VFIO),
+                ('mixed', 2, model.Framework.NONE),
+                ('mixed', 3, model.Framework.NONE)):
+            self.use(name)
+            self.assertEqual(
+                expected, self.reader.snapshot().gpus[index].framework, name)
+
+    def test_gpus_on_nvswitches_are_peers(self):
+        gpus = self.reader.snapshot().gpus
+        for gpu in gpus:
+            self.assertEqual(
+                [other.address for other in gpus if other is not gpu],
+                list(gpu.nvlink_peers))
+
+    def test_gpus_without_nvlink_have_no_peers(self):
+        self.use('l40sx4')
+        self.assertEqual({()}, {gpu.nvlink_peers
+                                for gpu in self.reader.snapshot().gpus})
+
+    def test_vfio_pci_hides_a_gpu_from_nvml_without_a_problem(self):
+        self.use('mixed')
+        gpu = self.reader.snapshot().gpus[3]
+        self.assertEqual('vfio-pci', gpu.driver)
+        self.assertFalse(gpu.visible_to_nvml)
+        self.assertEqual((), gpu.problems)
+        self.assertEqual([], self.log.about(str(gpu.address)))
+
+    def test_wsl_shows_gpus_that_are_not_on_the_bus(self):
+        self.use('wsl')
+        host = self.reader.snapshot()
+        gpu, = host.gpus
+        expected = self.machine.gpus[0]
+        self.assertTrue(host.wsl)
+        self.assertFalse(gpu.in_pci_sysfs)
+        self.assertEqual(
+            (expected.address, expected.model.device, '10de',
+             expected.spec.uuid, ()),
+            (str(gpu.address), gpu.device_id, gpu.vendor_id, gpu.uuid,
+             gpu.problems))
+
+    def test_facts_are_read_again_after_a_change_of_session(self):
+        self.reader.snapshot()
+        self.nvml.reset()
+        self.calls()
+        self.reader.snapshot()
+        self.assertEqual(8, self.calls()['nvmlDeviceGetUUID'])
+
+
+class BudgetTest(base.SimulatedTestCase):
+    """How many NVML calls a snapshot takes once static facts are known."""
+
+    def test_56_instances(self):
+        for address in self.addresses:
+            for _ in range(7):
+                self.cut(address, _1G)
+        self.reader.snapshot()
+        self.calls()
+        host = self.reader.snapshot()
+        calls = self.calls()
+        self.assertEqual(56, sum(len(gpu.mig.instances)
+                                 for gpu in host.gpus))
+        self.assertLessEqual(sum(calls.values()), 8 * 8 + 2 * 56, calls)
+        # The grid is full after the first profile, so no other is asked.
+        self.assertEqual({'nvmlDeviceGetMigMode': 8,
+                          'nvmlDeviceGetGpuInstances': 8,
+                          'nvmlGpuInstanceGetInfo': 56,
+                          'nvmlDeviceGetCount_v2': 1}, calls)
+
+    def test_empty_gpus(self):
+        self.reader.snapshot()
+        self.calls()
+        self.reader.snapshot()
+        self.assertLessEqual(sum(self.calls().values()), 8 * 8 + 1)
+
+    def test_virtual_functions_do_not_multiply_files(self):
+        """Names and descriptions once; one VF speaks for all."""
+        self.use('mixed')
+        self.reader.snapshot()
+        opened = []
+        sysfs_open = self.machine.os.open
+
+        def counted(path, *args):
+            opened.append(path)
+            return sysfs_open(path, *args)
+
+        self.machine.os.open = counted
+        gpu = self.reader.snapshot().gpus[1]
+        self.assertEqual(20, len(gpu.vfs))
+        self.assertEqual([], [path for path in opened
+                              if path.endswith(('/name', '/description'))])
+        self.assertEqual([], [path for path in opened if 'available' in path
+                              and '0000:41' in path])
+
+
+class DynamicTest(base.SimulatedTestCase):
+    """What changes between two snapshots."""
+
+    def _gpu(self, address=None, **how):
+        return self.reader.snapshot(**how).gpu(address or self.first)
+
+    def test_instances_come_and_go(self):
+        self.assertEqual((), self._gpu().mig.instances)
+        made = (self.cut(self.first, _1G, 2, 1),
+                self.cut(self.first, _3G, 4, 4))
+        self.assertEqual(tuple(sorted(made)), self._gpu().mig.instances)
+        self.nvml.destroy_gpu_instance(self.device(), made[0].instance_id)
+        self.assertEqual(made[1:], self._gpu().mig.instances)
+
+    def test_uuids_of_mig_devices_in_detail(self):
+        made = self.cut(self.first, _3G)
+        handle = self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                                self.device(), made.instance_id)
+        self.nvml.call('nvmlGpuInstanceCreateComputeInstance', handle, 2)
+        self.assertEqual((), self._gpu().mig.instances[0].mig_uuids)
+        uuids = self._gpu(detail=True).mig.instances[0].mig_uuids
+        self.assertEqual(1, len(uuids))
+        self.assertTrue(uuids[0].startswith('MIG-'))
+
+    def test_mdevs_on_virtual_functions(self):
+        self.cut(self.first, _1G)
+        vf = self._gpu().vfs[3]
+        mig_type = next(item for item in self._gpu().vgpu_types
+                        if item.gi_profile_id == _1G)
+        name = self._create_mdev(vf.address, mig_type.mdev_type_id)
+        after = self._gpu()
+        self.assertEqual(
+            (model.Mdev(name, vf.address, mig_type.mdev_type_id),),
+            after.vfs[3].mdevs)
+        self.assertEqual(after.vfs[3].mdevs, after.all_mdevs)
+        self.platform.sysfs.write('1', 'bus', 'mdev', 'devices', name,
+                                  'remove')
+        self.assertEqual((), self._gpu().all_mdevs)
+
+    def _create_mdev(self, parent, type_id):
+        name = str(uuid.uuid4())
+        self.platform.sysfs.write(
+            name, 'bus', 'pci', 'devices', str(parent),
+            'mdev_supported_types', type_id, 'create')
+        return name
+
+    def test_availability_on_a_gpu_without_virtual_functions(self):
+        self.use('t4x4')
+        before = {item.type_id: item for item in self._gpu().mdev_types}
+        wanted = next(item for item in before.values()
+                      if item.name == 'T4-4C')
+        self.assertEqual((4, 4096), (wanted.max_instances,
+                                     wanted.framebuffer_mib))
+        self.assertEqual(4, wanted.available)
+        name = self._create_mdev(self.first, wanted.type_id)
+        gpu = self._gpu()
+        self.assertEqual((model.Mdev(name, self.first, wanted.type_id),),
+                         gpu.mdevs)
+        after = {item.type_id: item.available for item in gpu.mdev_types}
+        self.assertEqual(3, after.pop(wanted.type_id))
+        self.assertEqual({0}, set(after.values()))
+
+    def test_availability_on_virtual_functions_with_mig_off(self):
+        self.use('mixed')
+        address = self.addresses[1]
+        self._turn_mig_off(address)
+        gpu = self._gpu(address)
+        self.assertFalse(gpu.mig.enabled)
+        time_sliced = next(item for item in gpu.vgpu_types
+                           if item.gi_profile_id is None
+                           and item.max_instances > 1)
+        self._create_mdev(gpu.vfs[0].address, time_sliced.mdev_type_id)
+        gpu = self._gpu(address)
+        for how in ({}, {'detail': True}):
+            self.assertEqual(
+                [0] + [1] * (len(gpu.vfs) - 1),
+                [next(item.available for item in vf.mdev_types
+                      if item.type_id == time_sliced.mdev_type_id)
+                 for vf in self._gpu(address, **how).vfs])
+
+    def _turn_mig_off(self, address):
+        self.machine.sriov_manage(str(address), enable=False)
+        self.nvml.set_mig_mode(self.device(address), False)
+        self.machine.reset_gpu(str(address))
+        self.machine.sriov_manage(str(address))
+
+    def test_availability_is_not_read_in_mig_mode(self):
+        self.assertEqual(
+            {None}, {item.available for vf in self._gpu().vfs
+                     for item in vf.mdev_types})
+
+    def test_vgpu_of_vendor_vfio(self):
+        self.use('rtxpro6000x8')
+        gpu = self._gpu()
+        self.assertEqual({0}, {vf.current_vgpu_type for vf in gpu.vfs})
+        backing = next(item for item in gpu.vgpu_types
+                       if item.gi_profile_id is not None)
+        self.cut(self.first, backing.gi_profile_id)
+        self.platform.sysfs.write(
+            str(backing.type_id), 'bus', 'pci', 'devices',
+            str(gpu.vfs[5].address), 'nvidia', 'current_vgpu_type')
+        self.assertEqual(backing.type_id,
+                         self._gpu().vfs[5].current_vgpu_type)
+
+    def test_virtual_functions_come_and_go(self):
+        self.assertEqual(20, len(self._gpu().vfs))
+        self.machine.sriov_manage(str(self.first), enable=False)
+        gpu = self._gpu()
+        self.assertEqual(((), 0, model.Framework.NONE, ()),
+                         (gpu.vfs, gpu.sriov_numvfs, gpu.framework,
+                          gpu.problems))
+        self.machine.sriov_manage(str(self.first), count=4)
+        gpu = self._gpu()
+        self.assertEqual((4, ()), (len(gpu.vfs), gpu.problems))
+        self.assertTrue(all(vf.mdev_types for vf in gpu.vfs))
+
+    def test_driver_that_changes(self):
+        self.use('mixed')
+        turing = self.addresses[0]
+        self._gpu(turing)
+        self.machine.bind_driver(str(turing), 'vfio-pci')
+        gpu = self._gpu(turing)
+        self.assertEqual(
+            (None, False, (), model.Framework.NONE, ()),
+            (gpu.model, gpu.visible_to_nvml, gpu.mdev_types, gpu.framework,
+             gpu.problems))
+        self.machine.bind_driver(str(turing), 'nvidia')
+        gpu = self._gpu(turing)
+        self.assertEqual(('Tesla T4', model.Framework.MDEV_PF, ()),
+                         (gpu.model, gpu.framework, gpu.problems))
+
+
+class FaultTest(base.SimulatedTestCase):
+    """One broken thing costs its GPU's detail, never the snapshot."""
+
+    def _sick(self):
+        """The first GPU; all others must be well."""
+        host = self.reader.snapshot()
+        self.assertEqual(8, len(host.gpus))
+        for gpu in host.gpus[1:]:
+            self.assertEqual((), gpu.problems)
+            self.assertIsNotNone(gpu.mig)
+        return host.gpus[0]
+
+    def test_lost_gpu(self):
+        self.reader.snapshot()
+        self.machine.lose_gpu(str(self.first))
+        gpu = self._sick()
+        self.assertIn('GPU_IS_LOST', gpu.problems[0])
+        self.assertEqual((None, None, False),
+                         (gpu.mig, gpu.model, gpu.visible_to_nvml))
+        self.assertEqual('nvidia', gpu.driver)
+        self.assertEqual(20, len(gpu.vfs))
+        for _ in range(3):
+            self._sick()
+        self.assertEqual(1, len(self.log.about('GPU_IS_LOST', 30)))
+        self.machine.find_gpu(str(self.first))
+        self.assertEqual((), self._sick().problems)
+        self.assertEqual(2, len(self.log.about('GPU_IS_LOST', 30)))
+
+    def test_lost_gpu_does_not_close_the_session_each_time(self):
+        self.machine.lose_gpu(str(self.first))
+        self.reader.snapshot()
+        self.reader.snapshot()
+        before = self.nvml.generation
+        for _ in range(3):
+            self.reader.snapshot()
+        self.assertEqual(before, self.nvml.generation)
+
+    def test_every_call_that_can_fail(self):
+        """Any error of any call is one GPU's problem, or no problem."""
+        self.cut(self.first, _1G)
+        self.reader.snapshot()
+        self.calls()
+        self.nvml.reset()
+        self.reader.snapshot(detail=True)
+        symbols = [symbol for symbol in self.calls()
+                   if 'Device' in symbol or 'Vgpu' in symbol
+                   or 'Instance' in symbol]
+        self.assertGreater(len(symbols), 15)
+        for symbol in symbols:
+            for code in (pynvml.NVML_ERROR_UNKNOWN,
+                         pynvml.NVML_ERROR_NOT_SUPPORTED,
+                         pynvml.NVML_ERROR_NO_PERMISSION,
+                         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                         pynvml.NVML_ERROR_UNINITIALIZED,
+                         pynvml.NVML_ERROR_TIMEOUT):
+                self.machine.faults.fail(symbol, code, times=None,
+                                         address=str(self.first))
+                self.nvml.reset()
+                host = self.reader.snapshot(detail=True)
+                self.assertEqual(8, len(host.gpus), symbol)
+                for gpu in host.gpus[1:]:
+                    self.assertEqual((), gpu.problems, (symbol, code))
+                self.machine.faults.clear()
+        self.assertEqual((), self._sick().problems)
+
+    def test_mig_state_that_cannot_be_read_is_never_the_old_one(self):
+        self.cut(self.first, _1G)
+        self.assertEqual(1, len(self._sick().mig.instances))
+        for symbol in ('nvmlDeviceGetMigMode', 'nvmlDeviceGetGpuInstances',
+                       'nvmlGpuInstanceGetInfo'):
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN,
+                                     times=None, address=str(self.first))
+            gpu = self._sick()
+            self.assertIsNone(gpu.mig, symbol)
+            self.assertIn(symbol, gpu.problems[0])
+            self.machine.faults.clear()
+            self.assertEqual(1, len(self._sick().mig.instances), symbol)
+
+    def test_hiccup_is_tried_again_at_once(self):
+        self.reader.snapshot()
+        self.machine.faults.fail('nvmlDeviceGetMigMode',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
+                                 address=str(self.first))
+        self.assertEqual((), self._sick().problems)
+
+    def test_handles_that_died_are_asked_for_again(self):
+        self.reader.snapshot()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.machine.reset_gpu(str(self.first))
+        self.assertEqual((), self._sick().problems)
+
+    def test_reboot(self):
+        self.reader.snapshot()
+        self.machine.reboot()
+        host = self.reader.snapshot()
+        self.assertEqual({()}, {gpu.problems for gpu in host.gpus})
+        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
+
+    def test_library_that_goes_away(self):
+        self.reader.snapshot()
+        self.machine.unload_library()
+        host = self.reader.snapshot()
+        self.assertIsNotNone(host.nvml_problem)
+        self.assertTrue(host.library_missing)
+        self.assertEqual(8, len(host.gpus))
+        self.assertEqual({((), False, None, 'nvidia')},
+                         {(gpu.problems, gpu.visible_to_nvml, gpu.mig,
+                           gpu.driver) for gpu in host.gpus})
+        self.assertIsNone(host.driver_version)
+        self.machine.load_library()
+        host = self.reader.snapshot()
+        self.assertIsNone(host.nvml_problem)
+        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
+
+    def test_static_facts_that_failed_are_read_again(self):
+        self.machine.faults.fail('nvmlDeviceGetSerial',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
+                                 address=str(self.first))
+        gpu = self._sick()
+        self.assertIsNone(gpu.serial)
+        self.assertIn('nvmlDeviceGetSerial', gpu.problems[0])
+        gpu = self._sick()
+        self.assertEqual((self.machine.gpus[0].spec.serial, ()),
+                         (gpu.serial, gpu.problems))
+
+    def test_without_root(self):
+        self.machine.privileged = False
+        host = self.reader.snapshot()
+        self.assertEqual(8, len(host.gpus))
+        for gpu in host.gpus:
+            self.assertEqual('ampere', gpu.architecture)
+            self.assertIsNone(gpu.mig)
+            self.assertIn('NO_PERMISSION', gpu.problems[0])
+
+    def test_files_that_cannot_be_read(self):
+        self.use('mixed')
+        before = self.reader.snapshot()
+        address = str(self.addresses[0])
+        for path in (f'*/{address}/mdev_supported_types/*/available_*',):
+            self.machine.faults.fail_read(path, errno.EIO, times=None)
+            sick, *others = self.reader.snapshot().gpus
+            self.assertIn('available_instances', sick.problems[0])
+            self.assertEqual([()] * 3, [gpu.problems for gpu in others])
+            self.machine.faults.clear()
+            self.assertEqual(before, self.reader.snapshot())

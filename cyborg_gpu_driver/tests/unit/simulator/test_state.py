@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A state file: one machine that several processes see."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+GPU = '0000:07:00.0'
+VF = '0000:07:00.4'
+
+OTHER_PROCESS = """
+import os
+import sys
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import machine
+
+with machine.Machine.load('dgx-a100-40', sys.argv[1]) as simulated:
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    made = 0
+    for _ in range(int(sys.argv[2])):
+        try:
+            pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+            made += 1
+        except pynvml.NVMLError_InsufficientResources:
+            pass
+    print(made)
+"""
+
+
+class TestStateFile(base.MachineTestCase):
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(directory, 'state.json')
+
+    def load(self):
+        """The machine anew, as another process would."""
+        return machine_module.Machine.load('dgx-a100-40', self.path)
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, '-c', OTHER_PROCESS, self.path, *arguments],
+            stdout=subprocess.PIPE, text=True)
+
+    def test_everything_that_changes_is_kept(self):
+        self.use(self.load())
+        device = self.device()
+        _, _, handle = self.create(device, 19)
+        pynvml.nvmlGpuInstanceCreateComputeInstance(handle, 0)
+        number, _, _ = self.create(device, 14)
+        self.create_mdev(VF, 475)
+        self.machine.start_guest(base.UUID)
+        self.machine.add_process(GPU, 77, 13, 0)
+        self.machine.lose_gpu('0000:0f:00.0')
+        self.machine.set_remapped_rows('0000:47:00.0', 1, 2, True, True)
+        self.machine.sriov_manage('0000:4e:00.0', enable=False)
+        self.machine.bind_driver('0000:4e:00.0', 'vfio-pci')
+        pynvml.nvmlDeviceSetMigMode(self.at('0000:87:00.0'), 1)
+
+        self.use(self.load())
+        device = self.at(GPU)
+        self.assertEqual([13], self.instances(device, 19))
+        self.assertEqual([number], self.instances(device, 14))
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
+        self.assertEqual(
+            [77], [process.pid for process in
+                   pynvml.nvmlDeviceGetComputeRunningProcesses(mig)])
+        self.assertEqual('nvidia-475', self.sysfs.link_name(
+            'bus', 'mdev', 'devices', base.UUID, 'mdev_type'))
+        self.assertEqual(1, len(pynvml.nvmlDeviceGetActiveVgpus(device)))
+        self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.at,
+                         '0000:0f:00.0')
+        self.assertEqual((1, 2, 1, 1), pynvml.nvmlDeviceGetRemappedRows(
+            self.at('0000:47:00.0')))
+        self.assertEqual('vfio-pci', self.sysfs.link_name(
+            'bus', 'pci', 'devices', '0000:4e:00.0', 'driver'))
+
+    def test_what_one_does_the_other_sees_at_once(self):
+        one, two = self.load(), self.load()
+        self.use(one)
+        self.create(self.device(), 19)
+        self.use(two)
+        device = self.device()
+        self.assertEqual([13], self.instances(device, 19))
+        one.add_process(GPU, 5, 13)
+        self.assertEqual(1, len(
+            pynvml.nvmlDeviceGetComputeRunningProcesses(device)))
+        handle = pynvml.nvmlDeviceGetGpuInstanceById(device, 13)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, handle)
+        one.remove_process(5)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+
+    def test_processes_race_for_the_last_slices(self):
+        processes = [self.start('7') for _ in range(2)]
+        made = [int(process.communicate()[0]) for process in processes]
+        self.assertEqual([0, 0],
+                         [process.returncode for process in processes])
+        self.assertEqual(7, sum(made))
+        self.use(self.load())
+        self.assertEqual(7, len(self.instances(self.device(), 19)))
+
+    def test_threads_race_for_the_last_slices(self):
+        self.use(self.load())
+        device = self.device()
+        made = []
+
+        def create():
+            for _ in range(7):
+                try:
+                    pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+                    made.append(1)
+                except pynvml.NVMLError_InsufficientResources:
+                    pass
+
+        threads = [threading.Thread(target=create) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(7, len(made))
+        self.assertEqual(28, self.machine.calls[
+            'nvmlDeviceCreateGpuInstance'])
+
+    def test_a_refused_call_writes_nothing(self):
+        self.use(self.load())
+        self.create(self.device(), 0)
+        before = os.stat(self.path)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, self.device(), 19)
+        self.assertTrue(os.path.samestat(before, os.stat(self.path)))
+
+    def test_removing_the_file_makes_the_machine_new(self):
+        self.use(self.load())
+        self.create(self.device(), 19)
+        os.unlink(self.path)
+        self.assertEqual([], self.instances(self.device(), 19))
+        self.create(self.device(), 19)
+        self.assertTrue(os.path.exists(self.path))
+
+    def test_the_state_of_another_machine_is_refused(self):
+        self.load()
+        error = self.assertRaises(
+            exception.SimulationError, machine_module.Machine.load,
+            'mixed', self.path)
+        for word in (self.path, 'dgx-a100-40', 'mixed'):
+            self.assertIn(word, str(error))
+
+    def test_something_else_in_the_file_is_refused(self):
+        for text in ('', 'nonsense', '[]', '{}', json.dumps(
+                {'format': 1, 'digest': 1, 'host': 'x', 'state': {}})):
+            with open(self.path, 'w', encoding='utf-8') as file:
+                file.write(text)
+            error = self.assertRaises(exception.SimulationError, self.load)
+            self.assertIn(self.path, str(error))
+
+    def test_a_later_format_is_refused(self):
+        self.load()
+        with open(self.path, encoding='utf-8') as file:
+            value = json.load(file)
+        value['format'] = 99
+        with open(self.path, 'w', encoding='utf-8') as file:
+            json.dump(value, file)
+        error = self.assertRaises(exception.SimulationError, self.load)
+        self.assertIn('format 99', str(error))
+
+    def test_a_place_that_cannot_be_written(self):
+        error = self.assertRaises(
+            exception.SimulationError, machine_module.Machine.load,
+            'mixed', os.path.join(self.path, 'below', 'state.json'))
+        self.assertIn(self.path, str(error))
+
+
+class TestFork(base.MachineTestCase):
+    def test_a_child_shares_the_machine_through_the_file(self):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')
+        self.use(machine_module.Machine.load('dgx-a100-40', path))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                pynvml.nvmlInit()
+                pynvml.nvmlDeviceCreateGpuInstance(self.device(), 19)
+                status = 0
+            finally:
+                os._exit(status)
+        self.assertEqual(0, os.waitpid(child, 0)[1])
+        self.assertEqual([13], self.instances(self.device(), 19))
