@@ -31,6 +31,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import hardware
@@ -114,6 +115,10 @@ class Agent:
         offers = [offer for offer in self._host.offers(gpu)
                   if not (self._mdev_problem
                           and offer.mode is not policy.Mode.PASSTHROUGH)]
+        governing = self._settings.policy_for(gpu)
+        if governing is not None:
+            for complaint in partition_offers.check_policy(gpu, governing):
+                self._say(complaint)
         for offer in offers:
             if offer.problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '

@@ -60,10 +60,17 @@ class ShowGpu(show.ShowOne):
     def produce_output(self, parsed_args, column_names, data):
         result = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
-            gpu = self.app.machine.gpu(parsed_args.address)
-            for line in picture.lines(gpu):
-                self.app.stdout.write(line + '\n')
+            self._draw(self.app.machine.gpu(parsed_args.address))
         return result
+
+    def _draw(self, gpu):
+        stdout = self.app.stdout
+        pens = picture.pens_for(getattr(stdout, 'encoding', None))
+        owners = {entry.placement: entry.handle
+                  for entry in self.app.machine.entries(gpu)
+                  if entry.placement is not None}
+        for line in picture.lines(gpu, owners, pens):
+            stdout.write(line + '\n')
 
 
 def partitions(gpu: model.Gpu) -> collections.Counter:

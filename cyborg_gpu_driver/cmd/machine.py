@@ -78,15 +78,18 @@ class Machine:
         governing = self.settings.policy_for(gpu)
         return offers.offers(gpu, governing) if governing else ()
 
-    def owned(self, gpu: model.Gpu) -> collections.Counter:
-        """How many of each profile are bound, as the journal has it."""
+    def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
+        """What the journal has of a GPU; a bad journal is only said."""
         try:
-            entries = self._journal.entries(gpu.address)
+            return self._journal.entries(gpu.address)
         except exception.JournalError as error:
             say(str(error))
-            entries = ()
+            return ()
+
+    def owned(self, gpu: model.Gpu) -> collections.Counter:
+        """How many of each profile are bound, as the journal has it."""
         return collections.Counter(
-            entry.profile for entry in entries
+            entry.profile for entry in self.entries(gpu)
             if entry.phase is journal.Phase.BOUND)
 
     def explain(self) -> None:
@@ -97,6 +100,11 @@ class Machine:
             say(f'NVML: {self.host.nvml_problem}')
         for problem in self.host.problems:
             say(problem)
+        for gpu in self.host.gpus:
+            governing = self.settings.policy_for(gpu)
+            if governing is not None:
+                for complaint in offers.check_policy(gpu, governing):
+                    say(complaint)
 
 
 def say(message: str) -> None:

@@ -72,8 +72,8 @@ def load(path: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise exception.InvalidValue(
             what='hardware-check file', value=path,
-            expected=f'expected version {VERSION} of what hardware-check writes '
-                     f'({error})') from error
+            expected=f'expected version {VERSION} of what hardware-check '
+                     f'writes ({error})') from error
     return document
 
 

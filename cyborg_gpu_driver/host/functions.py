@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model

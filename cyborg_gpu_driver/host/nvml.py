@@ -28,14 +28,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from oslo_log import log as logging
 import pynvml
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
 
 LOG = logging.getLogger(__name__)
+
+INIT = 'nvmlInit'
+"""The ``call`` of an error that says that there is no session."""
 
 INSTANCE_LIMIT = 64
 """Room in a list of instances. nvmlDeviceGetGpuInstances writes as many as
@@ -177,7 +180,7 @@ class NvmlSession:
             return self._session
 
     def _refused(self, code):
-        error = nvml_library.error('nvmlInit', code)
+        error = nvml_library.error(INIT, code)
         self._library_missing = nvml_library.is_missing(error)
         reason = nvml_library.reason(error)
         if reason != self._said:

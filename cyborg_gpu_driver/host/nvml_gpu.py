@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 from oslo_log import log as logging
 
@@ -93,7 +92,8 @@ class GpuReader:
         try:
             return self._read(gpu, problems, detail)
         except exception.NvmlError as error:
-            if self._failures.get(gpu.address) == error.symbol:
+            if (error.call == nvml_module.INIT
+                    or self._failures.get(gpu.address) == error.symbol):
                 raise
             LOG.info('Opening NVML anew because of GPU %(gpu)s: %(error)s',
                      {'gpu': gpu.address, 'error': error})
@@ -132,7 +132,7 @@ class GpuReader:
         if known is None or known.valid != valid:
             found = problems_module.Problems()
             known = _Known(valid, self._static.facts(
-                device, mode is not None, found))
+                device, mode and mode[0], found))
             self._known[gpu.address] = known
             if found.all():
                 # Incomplete: read again in the next snapshot.

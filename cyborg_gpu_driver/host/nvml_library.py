@@ -18,8 +18,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from oslo_log import log as logging
 import pynvml
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 

@@ -68,11 +68,11 @@ class StaticReader:
     def __init__(self, nvml: nvml_module.NvmlSession):
         self._nvml = nvml
 
-    def facts(self, device: Any, has_mig: bool,
+    def facts(self, device: Any, mig: bool | None,
               problems: problems_module.Problems) -> Facts:
         """Everything about one GPU.
 
-        :param has_mig: whether the GPU has a MIG mode.
+        :param mig: the GPU's current MIG mode, None if it has none.
         :param problems: takes what could not be read.
         """
         memory_mib = None
@@ -80,9 +80,9 @@ class StaticReader:
             memory = self._optional('nvmlDeviceGetMemoryInfo', device)
             memory_mib = memory.total // _MIB if memory else None
         profiles, types, links, on_switch = (), (), (), False
-        if has_mig:
+        if mig is not None:
             with problems.noted('GPU instance profiles'):
-                profiles = self._profiles(device, memory_mib)
+                profiles = self._profiles(device, mig, memory_mib)
         with problems.noted('vGPU types'):
             types = self._vgpu_types(device)
         with problems.noted('NVLink'):
@@ -140,7 +140,7 @@ class StaticReader:
             return nvml_library.text(value) if value else None
         return None
 
-    def _profiles(self, device, total_mib):
+    def _profiles(self, device, mig, total_mib):
         """GPU instance profiles in NVML's order.
 
         Found by index, so that those of boards to come are found too: a gap
@@ -156,8 +156,22 @@ class StaticReader:
                 if error.symbol == 'NOT_SUPPORTED':
                     continue
                 raise
-            found.append(self._profile(device, index, info, total_mib))
+            found.append(_profile(
+                index, info, total_mib,
+                self._placements_allowed(device, mig, info.id)))
         return tuple(found)
+
+    def _placements_allowed(self, device, mig, profile_id):
+        """Placements; none for who may not ask while MIG mode is off.
+
+        Only root may. Others can still offer such a GPU as a whole.
+        """
+        try:
+            return self._placements(device, profile_id)
+        except exception.NvmlError as error:
+            if error.symbol == 'NO_PERMISSION' and not mig:
+                return ()
+            raise
 
     def _profile_info(self, device, index):
         name = 'nvmlDeviceGetGpuInstanceProfileInfo'
@@ -167,19 +181,6 @@ class StaticReader:
             if error.symbol not in _OLDER:
                 raise
         return self._nvml.call(name, device, index, 1)
-
-    def _profile(self, device, index, info, total_mib):
-        return model.GpuInstanceProfile(
-            profile_id=info.id, name=_name(index, info, total_mib),
-            slices=info.sliceCount, memory_mib=info.memorySizeMB,
-            max_instances=info.instanceCount,
-            placements=self._placements(device, info.id),
-            multiprocessors=info.multiprocessorCount,
-            copy_engines=info.copyEngineCount,
-            engines=model.Engines(
-                decoders=info.decoderCount, encoders=info.encoderCount,
-                jpeg=info.jpegCount, ofa=info.ofaCount),
-            capabilities=info.isP2pSupported)
 
     def _placements(self, device, profile_id):
         name = 'nvmlDeviceGetGpuInstancePossiblePlacements'
@@ -237,6 +238,19 @@ class StaticReader:
                 ends.add(model.PciAddress.parse(
                     nvml_library.text(end.busId)))
         return tuple(sorted(ends)), on_switch
+
+
+def _profile(index, info, total_mib, placements):
+    return model.GpuInstanceProfile(
+        profile_id=info.id, name=_name(index, info, total_mib),
+        slices=info.sliceCount, memory_mib=info.memorySizeMB,
+        max_instances=info.instanceCount, placements=placements,
+        multiprocessors=info.multiprocessorCount,
+        copy_engines=info.copyEngineCount,
+        engines=model.Engines(
+            decoders=info.decoderCount, encoders=info.encoderCount,
+            jpeg=info.jpegCount, ofa=info.ofaCount),
+        capabilities=info.isP2pSupported)
 
 
 def _name(index, info, total_mib):

@@ -129,32 +129,46 @@ class LiveHost:
 
 
 def _with(gpu, instance, mdev):
-    gpu = _map_mdevs(gpu, mdev.parent, lambda mdevs: tuple(
-        sorted({*mdevs, mdev})))
+    gpu = _map_mdevs(gpu, lambda parent, mdevs: (
+        (*mdevs, mdev) if parent == mdev.parent else mdevs))
     if instance is None:
         return gpu
-    return _map_instances(gpu, lambda instances: tuple(
-        sorted({*instances, instance})))
+    return _map_instances(gpu, lambda instances: (*instances, instance))
 
 
 def _without(gpu, instance, uuid):
-    for address in (gpu.address, *(vf.address for vf in gpu.vfs)):
-        gpu = _map_mdevs(gpu, address, lambda mdevs: tuple(
-            mdev for mdev in mdevs if mdev.uuid != uuid))
+    gpu = _map_mdevs(gpu, lambda _parent, mdevs: (
+        mdev for mdev in mdevs if mdev.uuid != uuid))
     if instance is None:
         return gpu
-    return _map_instances(gpu, lambda instances: tuple(
+    return _map_instances(gpu, lambda instances: (
         item for item in instances if item != instance))
 
 
-def _map_mdevs(gpu, parent, change):
-    if parent == gpu.address:
-        return dataclasses.replace(gpu, mdevs=change(gpu.mdevs))
-    return dataclasses.replace(gpu, vfs=tuple(
-        dataclasses.replace(vf, mdevs=change(vf.mdevs))
-        if vf.address == parent else vf for vf in gpu.vfs))
+def _map_mdevs(gpu, change):
+    """The GPU with other mdevs, and what sysfs said of room forgotten.
+
+    ``available_instances`` was read before the change; without it what is
+    left follows from the types' maxima and the mdevs.
+    """
+    return dataclasses.replace(
+        gpu, mdev_types=_unread(gpu.mdev_types),
+        mdevs=_sorted_set(change(gpu.address, gpu.mdevs)),
+        vfs=tuple(dataclasses.replace(
+            vf, mdev_types=_unread(vf.mdev_types),
+            mdevs=_sorted_set(change(vf.address, vf.mdevs)))
+            for vf in gpu.vfs))
+
+
+def _unread(types):
+    return tuple(dataclasses.replace(item, available=None)
+                 for item in types)
 
 
 def _map_instances(gpu, change):
     return dataclasses.replace(gpu, mig=dataclasses.replace(
-        gpu.mig, instances=change(gpu.mig.instances)))
+        gpu.mig, instances=_sorted_set(change(gpu.mig.instances))))
+
+
+def _sorted_set(items):
+    return tuple(sorted(set(items)))

@@ -12,8 +12,8 @@
 
 """The sysfs of a machine: which files there are and what they say.
 
-Built once, as far as it is looked at; what comes and goes (virtual functions, mdevs, bindings) is
-looked up in the machine's state each time.
+Built once, as far as it is looked at; what comes and goes (virtual functions,
+mdevs, bindings) is looked up in the machine's state each time.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ def creatable(gpu: gpu_module.Gpu) -> list[spec.VgpuType]:
 def _room(gpu, kind):
     same = sum(vgpu.type_id == kind.type_id for vgpu in gpu.state.vgpus)
     if kind.profile_id is not None:
-        if not gpu.state.mig:
-            return 0
+        # Out of MIG mode there are no instances.
         return min(kind.max_instances - same,
                    sum(_instance_room(gpu, kind, instance_id)
                        for instance_id in gpu.state.instances))

@@ -21,6 +21,7 @@ import fixtures
 from cyborg import context
 from cyborg.objects import attach_handle
 
+from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests.functional import base
 
@@ -40,6 +41,10 @@ class GpuTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
+        # The driver puts its machine under pynvml for as long as its
+        # process lives; undoing this one ends that with the test.
+        guard = simulator.Machine.load(self.machine).install()
+        self.addCleanup(guard.uninstall)
         self.start()
 
     def start(self, **overrides):

@@ -15,15 +15,16 @@
 
 from __future__ import annotations
 
-import os
+import json
 
 import fixtures
-from oslotest import base
 import pynvml
+from oslotest import base
 
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator import state
 
 A100 = '0000:07:00.0'
 VF = '0000:07:00.4'
@@ -38,9 +39,8 @@ class TestCase(base.BaseTestCase):
         self.addCleanup(_uninstall_all)
 
     def open(self, name):
-        """A machine in a file, which :attr:`machine` is, as a platform."""
-        self.state = os.path.join(self.directory, 'state.json')
-        self.machine = machine_module.Machine.load(name, self.state)
+        """Take :attr:`machine`, of that name, for a platform."""
+        self.machine = machine_module.Machine.load(name)
         return platform.open_platform(self.machine)
 
     def populate(self, seen):
@@ -55,10 +55,12 @@ class TestCase(base.BaseTestCase):
             name = seen.sysfs.read(*types, type_id, 'name')
             if name.endswith('-3-40C'):
                 seen.sysfs.write(MDEV, *types, type_id, 'create')
+        # NVML calls a vGPU active while a virtual machine has it.
+        self.machine.start_guest(MDEV)
 
     def state_text(self):
-        with open(self.state, encoding='utf-8') as stream:
-            return stream.read()
+        with self.machine.operation():
+            return json.dumps(state.to_json(self.machine.state))
 
 
 def _uninstall_all():

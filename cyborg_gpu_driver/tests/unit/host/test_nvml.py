@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import ctypes
 import os
 import threading
 
 import fixtures
-from oslotest import base as oslo_base
 import pynvml
+from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -114,18 +115,20 @@ class SessionTest(base.SimulatedTestCase):
         self.nvml.mig_mode(self.device())
 
     def test_forked_child_opens_its_own_session(self):
-        self.device()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                self.nvml.mig_mode(self.device())
-                status = 0
-            finally:
-                os._exit(status)
-        self.assertEqual(0, os.waitpid(child, 0)[1])
-        # The parent's session has outlived the child's.
-        self.nvml.mig_mode(self.device())
+        # The C library's fork tells Python nothing of the new process.
+        for fork in (os.fork, ctypes.PyDLL(None).fork):
+            self.device()
+            child = fork()
+            if child == 0:
+                status = 1
+                try:
+                    self.nvml.mig_mode(self.device())
+                    status = 0
+                finally:
+                    os._exit(status)
+            self.assertEqual(0, os.waitpid(child, 0)[1])
+            # The parent's session has outlived the child's.
+            self.nvml.mig_mode(self.device())
 
     def test_fork_while_a_thread_opens_does_not_lock_the_child_out(self):
         opening, forked = threading.Event(), threading.Event()

@@ -19,6 +19,10 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _3G = 19, 9
+_CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED,
+          pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_TIMEOUT,
+          pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+          pynvml.NVML_ERROR_UNINITIALIZED)
 
 
 class StaticTest(base.SimulatedTestCase):
@@ -80,8 +84,8 @@ class StaticTest(base.SimulatedTestCase):
         self.assertEqual((), gpu.problems)
 
     def test_mig_that_is_off_has_profiles_and_no_instances(self):
-        self.use('hgx-h100')
-        mig = self.reader.snapshot().gpus[0].mig
+        self.use('mixed')
+        mig = self.reader.snapshot().gpus[2].mig
         self.assertFalse(mig.enabled)
         self.assertTrue(mig.profiles)
         self.assertEqual((), mig.instances)
@@ -333,8 +337,9 @@ class FaultTest(base.SimulatedTestCase):
         self.machine.lose_gpu(str(self.first))
         gpu = self._sick()
         self.assertIn('GPU_IS_LOST', gpu.problems[0])
-        self.assertEqual((None, None, False),
-                         (gpu.mig, gpu.model, gpu.visible_to_nvml))
+        self.assertEqual((None, None, False, ()),
+                         (gpu.mig, gpu.model, gpu.visible_to_nvml,
+                          gpu.nvlink_peers))
         self.assertEqual('nvidia', gpu.driver)
         self.assertEqual(20, len(gpu.vfs))
         for _ in range(3):
@@ -355,31 +360,26 @@ class FaultTest(base.SimulatedTestCase):
 
     def test_every_call_that_can_fail(self):
         """Any error of any call is one GPU's problem, or no problem."""
-        self.cut(self.first, _1G)
-        self.reader.snapshot()
-        self.calls()
-        self.nvml.reset()
+        self.use('mixed')
+        ampere = self.addresses[1]
+        self.cut(ampere, _1G)
         self.reader.snapshot(detail=True)
         symbols = [symbol for symbol in self.calls()
-                   if 'Device' in symbol or 'Vgpu' in symbol
-                   or 'Instance' in symbol]
-        self.assertGreater(len(symbols), 15)
+                   if symbol.startswith(('nvmlDevice', 'nvmlVgpuType',
+                                         'nvmlGpuInstance'))]
+        self.assertGreater(len(symbols), 20)
         for symbol in symbols:
-            for code in (pynvml.NVML_ERROR_UNKNOWN,
-                         pynvml.NVML_ERROR_NOT_SUPPORTED,
-                         pynvml.NVML_ERROR_NO_PERMISSION,
-                         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                         pynvml.NVML_ERROR_UNINITIALIZED,
-                         pynvml.NVML_ERROR_TIMEOUT):
+            for code in _CODES:
                 self.machine.faults.fail(symbol, code, times=None,
-                                         address=str(self.first))
+                                         address=str(ampere))
                 self.nvml.reset()
-                host = self.reader.snapshot(detail=True)
-                self.assertEqual(8, len(host.gpus), symbol)
-                for gpu in host.gpus[1:]:
-                    self.assertEqual((), gpu.problems, (symbol, code))
+                gpus = self.reader.snapshot(detail=True).gpus
+                self.assertEqual(
+                    [()] * 3, [gpu.problems for gpu in gpus
+                               if gpu.address != ampere], (symbol, code))
                 self.machine.faults.clear()
-        self.assertEqual((), self._sick().problems)
+        self.assertEqual(
+            (), self.reader.snapshot().gpu(ampere).problems)
 
     def test_mig_state_that_cannot_be_read_is_never_the_old_one(self):
         self.cut(self.first, _1G)
@@ -405,7 +405,10 @@ class FaultTest(base.SimulatedTestCase):
         self.reader.snapshot()
         self.machine.sriov_manage(str(self.first), enable=False)
         self.machine.reset_gpu(str(self.first))
+        before = self.nvml.generation
         self.assertEqual((), self._sick().problems)
+        # Without closing the session under what other threads do.
+        self.assertEqual(before, self.nvml.generation)
 
     def test_reboot(self):
         self.reader.snapshot()
@@ -440,6 +443,16 @@ class FaultTest(base.SimulatedTestCase):
         gpu = self._sick()
         self.assertEqual((self.machine.gpus[0].spec.serial, ()),
                          (gpu.serial, gpu.problems))
+
+    def test_whole_gpus_need_no_root(self):
+        self.use('mixed')
+        self.machine.privileged = False
+        turing, ampere, hopper, _ = self.reader.snapshot().gpus
+        self.assertEqual(((), ()), (turing.problems, hopper.problems))
+        self.assertFalse(hopper.mig.enabled)
+        self.assertEqual({()}, {profile.placements
+                                for profile in hopper.mig.profiles})
+        self.assertIn('NO_PERMISSION', ampere.problems[0])
 
     def test_without_root(self):
         self.machine.privileged = False

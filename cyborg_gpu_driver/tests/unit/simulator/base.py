@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import ctypes
 
-from oslotest import base
 import pynvml
+from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import sysfs

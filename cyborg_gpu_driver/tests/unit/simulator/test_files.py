@@ -16,8 +16,8 @@ import os
 import shutil
 
 import fixtures
-from oslotest import base
 import pynvml
+from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import files

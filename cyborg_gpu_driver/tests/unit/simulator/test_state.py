@@ -12,6 +12,7 @@
 
 """A state file: one machine that several processes see."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -113,6 +114,50 @@ class TestStateFile(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceDestroy, handle)
         one.remove_process(5)
         pynvml.nvmlGpuInstanceDestroy(handle)
+
+    def test_a_handle_of_what_another_process_replaced(self):
+        one, two = self.load(), self.load()
+        self.use(one)
+        _, _, mine = self.create(self.device(), 19)
+        with two:
+            pynvml.nvmlInit()
+            device = self.device()
+            pynvml.nvmlGpuInstanceDestroy(
+                pynvml.nvmlDeviceGetGpuInstanceById(device, 13))
+            self.assertEqual(13, self.create(device, 19)[0])
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceDestroy, mine)
+        self.assertEqual([13], self.instances(self.device(), 19))
+
+    def test_the_file_is_locked_during_an_operation(self):
+        machine = self.load()
+        with open(self.path + '.lock', 'rb') as file:
+            with machine.operation():
+                self.assertRaises(BlockingIOError, fcntl.flock, file,
+                                  fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_threads_take_turns(self):
+        order = []
+
+        def enter():
+            with self.machine.operation():
+                order.append('other')
+
+        thread = threading.Thread(target=enter)
+        with self.machine.operation():
+            thread.start()
+            thread.join(0.1)
+            order.append('first')
+        thread.join()
+        self.assertEqual(['first', 'other'], order)
+
+    def test_no_descriptor_is_left_open(self):
+        self.use(self.load())
+        before = len(os.listdir('/proc/self/fd'))
+        for _ in range(5):
+            self.create(self.device(), 19)
+        self.assertEqual(before, len(os.listdir('/proc/self/fd')))
 
     def test_processes_race_for_the_last_slices(self):
         processes = [self.start('7') for _ in range(2)]

@@ -1,0 +1,149 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Compute instances: the parts into which a GPU instance is cut.
+
+Read and changed through a session of
+:class:`~cyborg_gpu_driver.host.nvml.NvmlSession`. Placements are in compute
+slices of the GPU instance (nvmlComputeInstancePlacement_t).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml as nvml_module
+
+_INDEX_LIMIT = 64
+"""Where to stop asking for profiles, should NVML never say it is enough."""
+_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Profile:
+    """A compute instance profile of one GPU instance profile."""
+
+    slices: int
+    profile_id: int
+    max_instances: int
+
+
+class ComputeReader:
+    """Compute instances of one machine.
+
+    What profiles a GPU instance profile has is asked once a session.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession):
+        self._nvml = nvml
+        self._profiles: dict[tuple, tuple[Profile, ...]] = {}
+
+    def instances(self, address: model.PciAddress,
+                  instance: model.GpuInstance
+                  ) -> tuple[model.ComputeInstance, ...]:
+        """Live compute instances of a GPU instance, by start.
+
+        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
+        """
+        handle = self._handle(address, instance.instance_id)
+        found = []
+        for profile in self._profiles_of(address, instance, handle):
+            found.extend(self._of_profile(handle, profile))
+            if sum(item.size for item in found) >= max(
+                    known.slices for known in self._profiles_of(
+                        address, instance, handle)):
+                break
+        return tuple(sorted(found))
+
+    def create(self, address: model.PciAddress, instance: model.GpuInstance,
+               start: int, slices: int) -> model.ComputeInstance:
+        """Create a compute instance at an explicit place and read it back.
+
+        :param start, slices: compute slices of the GPU instance.
+        :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
+        :raises InvalidValue: if the GPU instance has no profile of so many
+            slices.
+        """
+        handle = self._handle(address, instance.instance_id)
+        profiles = self._profiles_of(address, instance, handle)
+        for profile in profiles:
+            if profile.slices == slices:
+                break
+        else:
+            raise exception.InvalidValue(
+                what='compute slices', value=slices,
+                expected='this GPU instance has compute instances of '
+                + ', '.join(str(known.slices) for known in profiles))
+        asked = pynvml.c_nvmlComputeInstancePlacement_t(start, slices)
+        return self._info(self._nvml.call(
+            'nvmlGpuInstanceCreateComputeInstanceWithPlacement', handle,
+            profile.profile_id, ctypes.byref(asked)))
+
+    def destroy(self, address: model.PciAddress, instance_id: int,
+                compute_id: int) -> None:
+        """Destroy a compute instance.
+
+        :raises NvmlError: NOT_FOUND; IN_USE if a process runs on it.
+        """
+        self._nvml.call('nvmlComputeInstanceDestroy', self._nvml.call(
+            'nvmlGpuInstanceGetComputeInstanceById',
+            self._handle(address, instance_id), compute_id))
+
+    def _handle(self, address, instance_id):
+        return self._nvml.call('nvmlDeviceGetGpuInstanceById',
+                               self._nvml.device(address), instance_id)
+
+    def _profiles_of(self, address, instance, handle):
+        """Profiles, the largest first: most often it is the only one used.
+
+        Of several with as many slices the first that NVML lists counts;
+        the others are the same with media engines.
+        """
+        key = (self._nvml.generation, address, instance.profile_id)
+        if key not in self._profiles:
+            by_slices: dict[int, Profile] = {}
+            for index in range(_INDEX_LIMIT):
+                try:
+                    info = self._nvml.call(
+                        'nvmlGpuInstanceGetComputeInstanceProfileInfo',
+                        handle, index, _SHARED, 1)
+                except exception.NvmlError as error:
+                    if error.symbol == 'INVALID_ARGUMENT':
+                        break
+                    if error.symbol == 'NOT_SUPPORTED':
+                        continue
+                    raise
+                by_slices.setdefault(info.sliceCount, Profile(
+                    info.sliceCount, info.id, info.instanceCount))
+            self._profiles[key] = tuple(sorted(by_slices.values(),
+                                               reverse=True))
+        return self._profiles[key]
+
+    def _of_profile(self, handle, profile):
+        limit = max(profile.max_instances, nvml_module.INSTANCE_LIMIT)
+        handles = (pynvml.c_nvmlComputeInstance_t * limit)()
+        count = ctypes.c_uint(0)
+        self._nvml.call('nvmlGpuInstanceGetComputeInstances', handle,
+                        profile.profile_id, handles, ctypes.byref(count))
+        return [self._info(handles[index]) for index in range(count.value)]
+
+    def _info(self, handle):
+        info = self._nvml.call('nvmlComputeInstanceGetInfo', handle)
+        return model.ComputeInstance(
+            start=info.placement.start, size=info.placement.size,
+            compute_id=info.id)

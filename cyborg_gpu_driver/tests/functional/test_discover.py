@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Reports survive whatever the machine does, and withdraw nothing in use."""
+
+import os
+
+import pynvml
+
+from cyborg_gpu_driver import seam
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import base
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import test_modes
+
+
+class TroubleTest(gpu_cloud.GpuTestCase):
+
+    machine = 'mixed'
+    gpu = test_modes.A100
+
+    def world(self):
+        """The simulated machine, for what happens to it from outside."""
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
+    def assert_nothing_lost(self):
+        """Two more reports leave Cyborg and Placement as they were."""
+        for _ in range(2):
+            self.cloud.report()
+            self.assertEqual(self.untouched['placement'],
+                             self.cloud.placement.snapshot())
+        self.assertEqual(self.devices, self.cyborgs_devices())
+
+    def cyborgs_devices(self):
+        return sorted((device['uuid'], device['model'])
+                      for device in self.cloud.cyborg.devices())
+
+    def setUp(self):
+        super().setUp()
+        self.devices = self.cyborgs_devices()
+
+    def test_nvml_goes_away_and_comes_back(self):
+        world = self.world()
+        for code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+                     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
+            world.unload_library(code)
+            self.assert_nothing_lost()
+            world.load_library()
+            self.assert_nothing_lost()
+
+    def test_nvml_is_away_when_the_agent_starts(self):
+        self.world().unload_library()
+        self.driver._agent = None
+        self.assert_nothing_lost()
+
+    def test_a_gpu_falls_off_the_bus(self):
+        world = self.world()
+        world.lose_gpu(self.gpu)
+        self.assert_nothing_lost()
+        world.find_gpu(self.gpu)
+        self.assert_nothing_lost()
+
+    def test_a_lost_gpu_disturbs_no_other(self):
+        self.world().lose_gpu(test_modes.H100)
+        self.cloud.report()
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        self.cloud.unbind(server)
+
+    def test_each_nvml_call_of_a_report_fails(self):
+        # The machine object that the driver itself works on.
+        world = pynvml.nvmlLib.machine
+        world.reset_calls()
+        self.cloud.report()
+        for symbol in sorted(world.calls):
+            for code in (pynvml.NVML_ERROR_UNKNOWN,
+                         pynvml.NVML_ERROR_GPU_IS_LOST,
+                         pynvml.NVML_ERROR_TIMEOUT):
+                world.faults.fail(symbol, code, times=None)
+                self.cloud.report()
+                world.faults.clear()
+                self.assertEqual(self.untouched['placement'],
+                                 self.cloud.placement.snapshot(),
+                                 (symbol, code))
+        self.assert_nothing_lost()
+
+    def test_placement_is_away(self):
+        keeper = self.driver._running()._keeper
+        good = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
+        bound = self.placements()
+        client = keeper._placement()
+
+        class Away:
+            def get(self, *args, **kwargs):
+                raise ConnectionError('no route')
+
+            put = get
+
+        keeper._client = Away()
+        self.assertIsNotNone(self.driver.discover())
+        self.cloud.nova.delete_server(good.uuid)
+        self.assertNotEqual(bound, self.placements())
+        server = self.cloud.bind('custom-nvidia-1g-10gb')
+        self.assertEqual(bound, self.placements())
+        keeper._client = client
+        self.report()
+        self.cloud.unbind(server)
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+    def test_a_whole_gpu_in_use_keeps_its_traits(self):
+        world = self.world()
+        server = self.cloud.bind(self.profile(
+            'PGPU', 'h100', CUSTOM_GPU_ARCH_HOPPER='required'))
+        # Nova has libvirt bind it to vfio-pci; NVML sees it no more.
+        world.bind_driver(test_modes.H100, 'vfio-pci')
+        before = self.cloud.placement.snapshot()
+        self.cloud.report()
+        self.driver._agent = None
+        self.cloud.report()
+        self.assertEqual(before, self.cloud.placement.snapshot())
+        self.assertEqual(self.devices, self.cyborgs_devices())
+        self.cloud.unbind(server)
+        world.bind_driver(test_modes.H100, 'nvidia')
+        self.assert_nothing_lost()
+
+    def test_a_state_directory_that_cannot_be_used(self):
+        running = self.driver._running()
+        with open(os.path.join(self.state_path, 'journal.json'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('nonsense')
+        self.assert_nothing_lost()
+        self.assertIs(running, self.driver._running())
+
+
+class DrainTest(gpu_cloud.GpuTestCase):
+    """A policy that changes while what it offered is in use."""
+
+    overrides = {
+        'gpu': {'policies': 'one'},
+        'gpu_policy:one': {'mode': 'mig', 'match_address':
+                           gpu_cloud.GpuTestCase.gpu,
+                           'profiles': '1g.10gb,3g.40gb'}}
+
+    def test_what_is_dropped_is_drained_first(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        self.change_profiles('1g.10gb')
+        self.report()
+        names = {self.name('1g.10gb'), self.name('3g.40gb')}
+        self.assertLessEqual(names, set(self.cloud.placement.providers()))
+        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())
+        self.assertEqual([], self.placements())
+
+    def change_profiles(self, profiles):
+        """As an operator would: edit the file and start the agent again."""
+        conf = self.driver._conf
+        conf.set_override('profiles', profiles.split(','),
+                          group='gpu_policy:one')
+        self.addCleanup(conf.clear_override, 'profiles',
+                        group='gpu_policy:one')
+        type(self.driver).__init__(self.driver)
+
+
+class NoGpuTest(base.TestCase):
+    """This very machine, which has no NVIDIA device."""
+
+    def test_nothing_is_reported_and_said_once(self):
+        if os.path.exists('/proc/driver/nvidia/version'):
+            self.skipTest('this machine has an NVIDIA driver')
+        cloud = self.use_cloud(host='compute1')
+        for _ in range(3):
+            cloud.report()
+        self.assertEqual([], cloud.cyborg.devices())
+        self.assertEqual(['compute1'], [*cloud.placement.providers()])
+        self.assertEqual('', seam.mismatch())

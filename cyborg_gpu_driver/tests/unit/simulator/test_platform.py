@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A simulated machine in place of this one."""
+
+import pynvml
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator import platform
+
+
+class TestPlatform(base.BaseTestCase):
+    def open(self, name):
+        self.machine = machine_module.Machine.load(name)
+        opened = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        return opened
+
+    def test_both_ways_in_lead_to_the_machine(self):
+        opened = self.open('mixed')
+        self.assertTrue(opened.simulated)
+        self.assertEqual('0x20b2', opened.sysfs.read(
+            'bus', 'pci', 'devices', '0000:41:00.0', 'device'))
+        device = opened.nvml.device(model.PciAddress(0, 0x41, 0, 0))
+        self.assertEqual('NVIDIA A100-SXM4-80GB',
+                         opened.nvml.call('nvmlDeviceGetName', device))
+
+    def test_no_real_library_takes_the_place_of_a_missing_one(self):
+        opened = self.open('mixed')
+        self.machine.unload_library()
+        error = self.assertRaises(exception.NvmlError, opened.nvml.call,
+                                  'nvmlDeviceGetCount')
+        self.assertEqual(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, error.code)
+        self.machine.load_library()
+        self.assertEqual(3, opened.nvml.device_count())
+
+    def test_wsl(self):
+        self.assertTrue(self.open('wsl').nvml.wsl)
+        self.assertFalse(self.open('t4x4').nvml.wsl)
+
+    def test_unknown_machine(self):
+        self.assertRaises(exception.SimulationError,
+                          platform.open_platform, 'dgx-b300')

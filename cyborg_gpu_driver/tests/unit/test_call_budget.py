@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""How often NVML may be called, counted at the C library.
+
+On real GPUs a call costs from microseconds to a second, and they queue
+behind each other; so calls are what we bound, not time.
+"""
+
+import uuid
+
+import fixtures
+import pynvml
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.simulator import library
+
+PER_HOST = 1
+PER_GPU = 8
+PER_INSTANCE = 2
+PER_BIND = 8
+
+
+def _no_placement():
+    """Where Placement is out of reach, which costs no NVML call."""
+    raise ConnectionError('no Placement here')
+
+
+class TestCallBudget(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        conf.set_override('simulate', 'dgx-a100-80', group='gpu')
+        conf.set_override('state_path', directory, group='gpu')
+        self.addCleanup(_uninstall_all)
+        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
+                                 _no_placement)
+        self.devices = self.agent.report()
+        self.machine = pynvml.nvmlLib.machine
+
+    def _count(self, operation, *arguments):
+        self.machine.reset_calls()
+        operation(*arguments)
+        return sum(self.machine.calls.values())
+
+    def _handles(self, profile):
+        """What the agent is called with for a profile's handles."""
+        return [
+            (str(handle.address), handle.asked_type, str(uuid.uuid4()))
+            for device in self.devices for deployable in device.deployables
+            if deployable.profile == profile
+            for handle in deployable.handles]
+
+    def _instances(self):
+        with self.machine.operation():
+            return sum(len(gpu.state.instances) for gpu in self.machine.gpus)
+
+    def test_a_report_on_a_full_host(self):
+        for handle in self._handles('1g.10gb'):
+            self.agent.bind(*handle)
+        self.assertEqual(56, self._instances())
+        self.agent.report()
+        calls = self._count(self.agent.report)
+        # One call would not tell 56 instances from none.
+        self.assertGreater(calls, 8)
+        self.assertLessEqual(calls, PER_GPU * 8 + PER_INSTANCE * 56)
+
+    def test_a_report_on_an_empty_host(self):
+        self.agent.report()
+        calls = self._count(self.agent.report)
+        self.assertGreater(calls, 0)
+        self.assertLessEqual(calls, PER_HOST + PER_GPU * 8)
+
+    def test_every_bind_until_the_gpus_are_full(self):
+        for number, handle in enumerate(self._handles('1g.10gb'), 1):
+            calls = self._count(self.agent.bind, *handle)
+            self.assertGreater(calls, 0)
+            self.assertLessEqual(calls, PER_BIND)
+            self.assertEqual(number, self._instances())
+
+    def test_a_bind_of_each_profile(self):
+        for profile in ('1g.10gb', '1g.20gb', '2g.20gb', '3g.40gb',
+                        '4g.40gb', '7g.80gb'):
+            handle = self._handles(profile)[0]
+            calls = self._count(self.agent.bind, *handle)
+            self.assertLessEqual(calls, PER_BIND, profile)
+            self.assertEqual(1, self._instances(), profile)
+            self.agent.unbind(*handle)
+            self.assertEqual(0, self._instances(), profile)
+
+    def test_a_bind_after_a_report(self):
+        first, second = self._handles('1g.10gb')[:2]
+        self.agent.bind(*first)
+        self.agent.report()
+        self.assertLessEqual(self._count(self.agent.bind, *second), PER_BIND)
+
+
+def _uninstall_all():
+    while isinstance(pynvml.nvmlLib, library.Library):
+        pynvml.nvmlLib.machine.uninstall()
