@@ -31,15 +31,16 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
     :raises JournalError: if the directory cannot be written.
     """
     directory = os.path.dirname(path)
-    document = {'kind': kind, 'version': version,
-                'checksum': _checksum(content), 'content': content}
+    text = _text(content)
+    head = json.dumps({'kind': kind, 'version': version,
+                       'checksum': _checksum(text)})
     try:
         os.makedirs(directory, mode=0o750, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(
             dir=directory, prefix=os.path.basename(path) + '.')
         try:
             with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
-                json.dump(document, stream, indent=1, sort_keys=True)
+                stream.write(f'{head[:-1]}, "content": {text}}}\n')
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
@@ -73,7 +74,8 @@ def read(path: str, kind: str, version: int) -> Any:
         raise exception.JournalError(
             path=path, reason=f'has version {document.get("version")}, '
             f'this release reads {version}')
-    if document.get('checksum') != _checksum(document.get('content')):
+    if document.get('checksum') != _checksum(
+            _text(document.get('content'))):
         raise exception.JournalError(
             path=path, reason='does not match its checksum')
     return document['content']
@@ -97,8 +99,22 @@ def set_aside(path: str) -> str:
     return kept
 
 
-def _checksum(content):
-    text = json.dumps(content, sort_keys=True, separators=(',', ':'))
+def _text(content):
+    """JSON with one line an item, for people to read and to compare.
+
+    json.dumps, unlike json.dump, is not pure Python.
+    """
+    if isinstance(content, list):
+        lines = [json.dumps(item, sort_keys=True) for item in content]
+        return '[\n' + ',\n'.join(lines) + '\n]'
+    if isinstance(content, dict):
+        lines = [f'{json.dumps(key)}: {json.dumps(item, sort_keys=True)}'
+                 for key, item in sorted(content.items())]
+        return '{\n' + ',\n'.join(lines) + '\n}'
+    return json.dumps(content)
+
+
+def _checksum(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 

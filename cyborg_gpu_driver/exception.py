@@ -129,3 +129,33 @@ class AmbiguousHandle(GpuDriverError):
 
     template = ('{first} and {second} both bind {asked_type} on {address}: '
                 'enable one vGPU type for one profile only')
+
+
+class LayoutError(GpuDriverError):
+    """A layout file, or one entry of it, cannot be used."""
+
+    template = '{source}: {where}: {problem}; {expected}'
+
+
+class LayoutUnreachable(GpuDriverError):
+    """A GPU cannot become what is wanted without touching what is in use."""
+
+    template = '{address}: {wanted} cannot be reached: {reason}'
+
+
+class ChangeRefused(GpuDriverError):
+    """A change of a GPU cannot be made; nothing has been changed."""
+
+    template = 'GPU {gpu}: {reason}; nothing was changed'
+
+
+class ChangeFailed(GpuDriverError):
+    """A change of a GPU failed on its way; ``outcome`` says how it is now."""
+
+    template = 'GPU {gpu}: {step} failed: {reason}; {outcome}'
+
+
+class ModeBlocked(GpuDriverError):
+    """A GPU does not take a MIG mode because something is in the way."""
+
+    template = 'MIG mode cannot be turned {mode}: {reason}'

@@ -63,8 +63,10 @@ class CyborgGpu(app.App):
 
     def configure_logging(self):
         super().configure_logging()
-        # What a library has to say goes through our own messages.
-        logging.getLogger('stevedore').setLevel(logging.ERROR)
+        # The commands say themselves what is worth saying.
+        if self.options.verbose_level < 2:
+            for name in ('stevedore', 'cyborg_gpu_driver'):
+                logging.getLogger(name).setLevel(logging.ERROR)
 
     def initialize_app(self, argv):
         self.machine = machine.Machine(_configuration(self.options))

@@ -16,10 +16,6 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver.partition import policy
 
-GPU_GROUP = cfg.OptGroup(
-    'gpu', title='NVIDIA GPUs of this host',
-    help='What cyborg_gpu_driver discovers and offers on this host.')
-
 GPU_OPTS = [
     cfg.ListOpt(
         'policies', default=[],
@@ -87,6 +83,17 @@ POLICY_OPTS = [
 ]
 
 
+def gpu_group():
+    """The option group ``[gpu]``.
+
+    A new one each time: oslo.config keeps values in it, which would be
+    shared by every set of options that it is registered with.
+    """
+    return cfg.OptGroup(
+        'gpu', title='NVIDIA GPUs of this host',
+        help='What cyborg_gpu_driver discovers and offers on this host.')
+
+
 def policy_group(name):
     """The option group of the policy ``name``."""
     return cfg.OptGroup(
@@ -97,8 +104,9 @@ def policy_group(name):
 
 def register_opts(conf):
     """Register ``[gpu]``; does nothing where that is done."""
-    conf.register_group(GPU_GROUP)
-    conf.register_opts(GPU_OPTS, group=GPU_GROUP)
+    group = gpu_group()
+    conf.register_group(group)
+    conf.register_opts(GPU_OPTS, group=group)
 
 
 def register_policy(conf, name):

@@ -17,5 +17,5 @@ from cyborg_gpu_driver.conf import gpu
 
 def list_opts():
     """Every option group with its options (entry point oslo.config.opts)."""
-    return [(gpu.GPU_GROUP, gpu.GPU_OPTS),
+    return [(gpu.gpu_group(), gpu.GPU_OPTS),
             (gpu.policy_group('NAME'), gpu.POLICY_OPTS)]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Any
 
 import pynvml
 
@@ -50,7 +49,7 @@ class ComputeReader:
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession):
-        self._nvml = nvml
+        self.nvml = nvml
         self._profiles: dict[tuple, tuple[Profile, ...]] = {}
 
     def instances(self, address: model.PciAddress,
@@ -62,19 +61,22 @@ class ComputeReader:
         """
         handle = self._handle(address, instance.instance_id)
         found = []
-        for profile in self._profiles_of(address, instance, handle):
+        profiles = self._profiles_of(address, instance, handle)
+        for profile in profiles:
             found.extend(self._of_profile(handle, profile))
-            if sum(item.size for item in found) >= max(
-                    known.slices for known in self._profiles_of(
-                        address, instance, handle)):
+            if sum(item.size for item in found) >= profiles[0].slices:
+                # The GPU instance is full; the largest profile spans it.
                 break
         return tuple(sorted(found))
 
     def create(self, address: model.PciAddress, instance: model.GpuInstance,
-               start: int, slices: int) -> model.ComputeInstance:
-        """Create a compute instance at an explicit place and read it back.
+               start: int | None, slices: int
+               ) -> model.ComputeInstance:
+        """Create a compute instance and read it back.
 
-        :param start, slices: compute slices of the GPU instance.
+        :param start: compute slice of the GPU instance that it begins at;
+            None leaves that to the driver.
+        :param slices: its size.
         :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
         :raises InvalidValue: if the GPU instance has no profile of so many
             slices.
@@ -89,8 +91,12 @@ class ComputeReader:
                 what='compute slices', value=slices,
                 expected='this GPU instance has compute instances of '
                 + ', '.join(str(known.slices) for known in profiles))
+        if start is None:
+            return self._info(self.nvml.call(
+                'nvmlGpuInstanceCreateComputeInstance', handle,
+                profile.profile_id))
         asked = pynvml.c_nvmlComputeInstancePlacement_t(start, slices)
-        return self._info(self._nvml.call(
+        return self._info(self.nvml.call(
             'nvmlGpuInstanceCreateComputeInstanceWithPlacement', handle,
             profile.profile_id, ctypes.byref(asked)))
 
@@ -100,13 +106,13 @@ class ComputeReader:
 
         :raises NvmlError: NOT_FOUND; IN_USE if a process runs on it.
         """
-        self._nvml.call('nvmlComputeInstanceDestroy', self._nvml.call(
+        self.nvml.call('nvmlComputeInstanceDestroy', self.nvml.call(
             'nvmlGpuInstanceGetComputeInstanceById',
             self._handle(address, instance_id), compute_id))
 
     def _handle(self, address, instance_id):
-        return self._nvml.call('nvmlDeviceGetGpuInstanceById',
-                               self._nvml.device(address), instance_id)
+        return self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                               self.nvml.device(address), instance_id)
 
     def _profiles_of(self, address, instance, handle):
         """Profiles, the largest first: most often it is the only one used.
@@ -114,12 +120,12 @@ class ComputeReader:
         Of several with as many slices the first that NVML lists counts;
         the others are the same with media engines.
         """
-        key = (self._nvml.generation, address, instance.profile_id)
+        key = (self.nvml.generation, address, instance.profile_id)
         if key not in self._profiles:
             by_slices: dict[int, Profile] = {}
             for index in range(_INDEX_LIMIT):
                 try:
-                    info = self._nvml.call(
+                    info = self.nvml.call(
                         'nvmlGpuInstanceGetComputeInstanceProfileInfo',
                         handle, index, _SHARED, 1)
                 except exception.NvmlError as error:
@@ -138,12 +144,12 @@ class ComputeReader:
         limit = max(profile.max_instances, nvml_module.INSTANCE_LIMIT)
         handles = (pynvml.c_nvmlComputeInstance_t * limit)()
         count = ctypes.c_uint(0)
-        self._nvml.call('nvmlGpuInstanceGetComputeInstances', handle,
+        self.nvml.call('nvmlGpuInstanceGetComputeInstances', handle,
                         profile.profile_id, handles, ctypes.byref(count))
         return [self._info(handles[index]) for index in range(count.value)]
 
     def _info(self, handle):
-        info = self._nvml.call('nvmlComputeInstanceGetInfo', handle)
+        info = self.nvml.call('nvmlComputeInstanceGetInfo', handle)
         return model.ComputeInstance(
             start=info.placement.start, size=info.placement.size,
             compute_id=info.id)

@@ -132,6 +132,20 @@ class GpuInstanceProfile:
 
 
 @dataclasses.dataclass(frozen=True, order=True)
+class ComputeInstance:
+    """A live compute instance of a GPU instance.
+
+    ``start`` and ``size`` are in compute slices of the GPU instance
+    (nvmlComputeInstancePlacement_t); ``compute_id`` is reused, as the ids
+    of GPU instances are.
+    """
+
+    start: int
+    size: int
+    compute_id: int
+
+
+@dataclasses.dataclass(frozen=True, order=True)
 class GpuInstance:
     """A live GPU instance.
 
@@ -144,6 +158,8 @@ class GpuInstance:
     instance_id: int
     mig_uuids: tuple[str, ...] = ()
     """UUIDs of its MIG devices (one a compute instance), where asked for."""
+    compute: tuple[ComputeInstance, ...] = ()
+    """Its compute instances by start, where asked for."""
 
 
 @dataclasses.dataclass(frozen=True)

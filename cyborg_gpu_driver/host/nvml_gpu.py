@@ -97,7 +97,6 @@ class GpuReader:
                 raise
             LOG.info('Opening NVML anew because of GPU %(gpu)s: %(error)s',
                      {'gpu': gpu.address, 'error': error})
-            self._failures[gpu.address] = error.symbol
         self._nvml.reset()
         return self._read(gpu, problems, detail)
 

@@ -18,6 +18,7 @@ import dataclasses
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import platform
 
 _NONE = 0xffffffff
@@ -40,9 +41,10 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RunningVgpu:
-    """A vGPU that has an instance; the name is an mdev's or a VF's."""
+    """A vGPU on a GPU instance."""
 
     name: str
+    """The mdev's UUID, or the address of its virtual function."""
     instance_id: int
 
 
@@ -78,15 +80,14 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
                           nvml.device(gpu.address)):
         number = nvml.call('nvmlVgpuInstanceGetGpuInstanceId', vgpu)
         if number != _NONE:
-            found.add(RunningVgpu(f'vGPU {vgpu}', number))
+            found.add(RunningVgpu(_vgpu_name(nvml, vgpu), number))
     for function in gpu.vfs:
         if function.current_vgpu_type:
             text = machine.sysfs.read_optional(
                 'bus', 'pci', 'devices', str(function.address), 'nvidia',
                 'gpu_instance_id')
             if text is not None and text.isdigit():
-                found.add(RunningVgpu(f'the vGPU on {function.address}',
-                                      int(text)))
+                found.add(RunningVgpu(str(function.address), int(text)))
     return tuple(sorted(found))
 
 
@@ -100,9 +101,19 @@ def process_name(pid: int) -> str:
         return '?'
 
 
-def module_holds(machine: platform.Platform, name: str) -> bool:
+def has_module(machine: platform.Platform, name: str) -> bool:
     """Whether a kernel module is loaded."""
     return machine.sysfs.exists('module', name)
+
+
+def _vgpu_name(nvml, vgpu):
+    try:
+        return nvml_library.text(nvml.call('nvmlVgpuInstanceGetMdevUUID',
+                                           vgpu)).lower()
+    except exception.NvmlError as error:
+        if error.symbol in _ABSENT:
+            return f'{vgpu}'
+        raise
 
 
 def _optional(machine, call, device):

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from collections.abc import Iterable
 
 from oslo_log import log as logging
 
@@ -78,6 +77,8 @@ class Journal:
     def __init__(self, state_path: str):
         self._state_path = state_path
         self._path = os.path.join(state_path, 'journal.json')
+        self._read: tuple | None = None
+        """The file's mark and entries when it was last read."""
 
     def get(self, handle: str) -> Entry | None:
         """The entry of ``handle``.
@@ -100,14 +101,14 @@ class Journal:
         with locks.journal(self._state_path):
             known = self._load()
             known.update((entry.handle, entry) for entry in entries)
-            self._store(known.values())
+            self._store(known)
 
     def remove(self, handle: str) -> None:
         """Forget ``handle``; does nothing if it is not there."""
         with locks.journal(self._state_path):
             known = self._load()
             if known.pop(handle, None) is not None:
-                self._store(known.values())
+                self._store(known)
 
     def check(self) -> None:
         """Set an unusable file aside, with a message, and start anew."""
@@ -121,6 +122,10 @@ class Journal:
                 {'error': error, 'kept': kept})
 
     def _load(self) -> dict[str, Entry]:
+        mark = _mark(self._path)
+        known = self._read
+        if known is not None and mark is not None and known[0] == mark:
+            return dict(known[1])
         content = durable.read(self._path, _KIND, _VERSION) or []
         try:
             entries = [_entry(item) for item in content]
@@ -129,18 +134,36 @@ class Journal:
             raise exception.JournalError(
                 path=self._path, reason=f'has a bad entry: {error!r}'
             ) from error
-        return {entry.handle: entry for entry in entries}
+        found = {entry.handle: entry for entry in entries}
+        # Marked as it was before it was read: newer content is read again.
+        self._read = (mark, found)
+        return dict(found)
 
-    def _store(self, entries: Iterable[Entry]) -> None:
+    def _store(self, known: dict[str, Entry]) -> None:
         durable.write(self._path, _KIND, _VERSION,
-                      [_record(entry) for entry in entries])
+                      [_record(entry) for entry in known.values()])
+        self._read = (_mark(self._path), known)
+
+
+def _mark(path):
+    """What changes when the file is replaced; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _record(entry):
-    record = dataclasses.asdict(entry)
-    record.update(gpu=str(entry.gpu), function=str(entry.function),
-                  phase=entry.phase.value)
-    return record
+    place = entry.placement
+    return {
+        'handle': entry.handle, 'gpu': str(entry.gpu),
+        'function': str(entry.function), 'mdev_type': entry.mdev_type,
+        'profile': entry.profile, 'phase': entry.phase.value,
+        'profile_id': entry.profile_id,
+        'placement': place and {'start': place.start, 'size': place.size},
+        'instance_id': entry.instance_id,
+        'foreign_ids': list(entry.foreign_ids)}
 
 
 def _entry(record):

@@ -43,6 +43,8 @@ class LiveHost:
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
         self._owner: dict[model.PciAddress, model.PciAddress] = {}
+        self._offers: dict[model.PciAddress, tuple] = {}
+        """The last GPU value that offers were asked for, and they."""
 
     def refresh(self) -> model.Host:
         """Take a snapshot; does not raise for what hardware does."""
@@ -88,10 +90,14 @@ class LiveHost:
 
     def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
         """What the GPU's policy offers on it; empty without a policy."""
+        known = self._offers.get(gpu.address)
+        if known is not None and known[0] is gpu:
+            return known[1]
         policy = self._settings.policy_for(gpu)
-        if policy is None:
-            return ()
-        return partition_offers.offers(gpu, policy)
+        found = (partition_offers.offers(gpu, policy)
+                 if policy is not None else ())
+        self._offers[gpu.address] = (gpu, found)
+        return found
 
     def record(self, address: model.PciAddress, *,
                made: tuple[model.GpuInstance | None, model.Mdev] = None,
@@ -154,13 +160,20 @@ def _map_mdevs(gpu, change):
     return dataclasses.replace(
         gpu, mdev_types=_unread(gpu.mdev_types),
         mdevs=_sorted_set(change(gpu.address, gpu.mdevs)),
-        vfs=tuple(dataclasses.replace(
-            vf, mdev_types=_unread(vf.mdev_types),
-            mdevs=_sorted_set(change(vf.address, vf.mdevs)))
-            for vf in gpu.vfs))
+        vfs=tuple(_map_function(vf, change) for vf in gpu.vfs))
+
+
+def _map_function(vf, change):
+    types = _unread(vf.mdev_types)
+    mdevs = _sorted_set(change(vf.address, vf.mdevs))
+    if types is vf.mdev_types and mdevs == vf.mdevs:
+        return vf
+    return dataclasses.replace(vf, mdev_types=types, mdevs=mdevs)
 
 
 def _unread(types):
+    if all(item.available is None for item in types):
+        return types
     return tuple(dataclasses.replace(item, available=None)
                  for item in types)
 

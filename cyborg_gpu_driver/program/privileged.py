@@ -25,6 +25,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import compute
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.program import request
@@ -33,6 +34,7 @@ _MDEVS = ('bus', 'mdev', 'devices')
 _GRID_LIMIT = 64
 
 _platform = None
+_compute_reader = None
 
 
 def run_here(machine: platform.Platform) -> None:
@@ -94,6 +96,76 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
 
 
 @privsep.gpu_context.entrypoint
+def create_compute_instance(address: str, profile_id: int, instance_id: int,
+                            start: int | None, slices: int
+                            ) -> tuple[int, int, int]:
+    """Create a compute instance in a GPU instance and read it back.
+
+    :param profile_id: of the GPU instance.
+    :param start: compute slice of the GPU instance that it begins at; None
+        leaves that to the driver.
+    :param slices: its size.
+    :returns: its id, start and slices as NVML gives them.
+    :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
+    """
+    _check_number('profile id', profile_id, 1 << 31)
+    _check_number('instance id', instance_id, 1 << 31)
+    if start is not None:
+        _check_number('start', start, _GRID_LIMIT)
+    _check_number('slices', slices, _GRID_LIMIT)
+    made = _compute().create(
+        model.PciAddress.parse(address),
+        model.GpuInstance(model.Placement(0, 0), profile_id, instance_id),
+        start, slices)
+    return made.compute_id, made.start, made.size
+
+
+@privsep.gpu_context.entrypoint
+def destroy_compute_instance(address: str, instance_id: int,
+                             compute_id: int) -> None:
+    """Destroy a compute instance.
+
+    :raises NvmlError: IN_USE if a process runs on it; NOT_FOUND.
+    """
+    _check_number('instance id', instance_id, 1 << 31)
+    _check_number('compute instance id', compute_id, 1 << 31)
+    _compute().destroy(model.PciAddress.parse(address), instance_id,
+                       compute_id)
+
+
+@privsep.gpu_context.entrypoint
+def set_mig_mode(address: str, enable: bool) -> str:
+    """Ask for a MIG mode.
+
+    :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
+        ``IN_USE``; which mode is current must be read.
+    :raises NvmlError: IN_USE, NOT_SUPPORTED, NO_PERMISSION.
+    """
+    if type(enable) is not bool:
+        raise exception.InvalidValue(what='MIG mode', value=enable,
+                                     expected='expected True or False')
+    nvml = _machine().nvml
+    return nvml.set_mig_mode(nvml.device(model.PciAddress.parse(address)),
+                             enable)
+
+
+@privsep.gpu_context.entrypoint
+def reset_gpu(address: str) -> None:
+    """Reset a GPU through the kernel (sysfs ``reset``).
+
+    Its NVML handles are dead afterwards and forgotten here.
+
+    :raises SysfsError: EBUSY while anything uses the GPU.
+    """
+    parsed = model.PciAddress.parse(address)
+    try:
+        _machine().sysfs.write('1', 'bus', 'pci', 'devices', str(parsed),
+                               'reset')
+    finally:
+        _machine().nvml.forget(parsed)
+
+
+@privsep.gpu_context.entrypoint
 def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
     """Create a mediated device.
 
@@ -113,6 +185,15 @@ def remove_mdev(uuid: str) -> None:
     :raises SysfsError: EBUSY while a guest holds it; ENOENT.
     """
     _machine().sysfs.write('1', *_MDEVS, request.handle(uuid), 'remove')
+
+
+def _compute() -> compute.ComputeReader:
+    """Of this process's machine, with what it has learnt."""
+    global _compute_reader
+    machine = _machine()
+    if _compute_reader is None or _compute_reader.nvml is not machine.nvml:
+        _compute_reader = compute.ComputeReader(machine.nvml)
+    return _compute_reader
 
 
 def _check_number(what, value, limit):

@@ -11,6 +11,7 @@
 # under the License.
 
 import os
+import shutil
 
 import fixtures
 from oslotest import base
@@ -138,6 +139,42 @@ class PciTest(base.BaseTestCase):
         os.unlink(self.tree.path('0000:3b:00.0', 'virtfn2'))
         gpu, = self._gpus()
         self.assertIn('2 of 4', gpu.problems[0])
+
+    def test_types_are_read_again_under_another_driver(self):
+        self._with_vfs(1)
+        address = '0000:3b:01.0'
+        for driver, names in (('nvidia', ['T4-4C']), ('vfio-pci', []),
+                              ('nvidia', ['T4-8C'])):
+            self._set_driver(address, driver)
+            self._set_types(address, names)
+            self._set_driver('0000:3b:00.0', f'of-{driver}-{names}')
+            gpu, = self._gpus()
+            self.assertEqual(
+                names, [item.name for item in gpu.vfs[0].mdev_types])
+
+    def test_function_driver_alone_changes_its_types(self):
+        self._with_vfs(2)
+        for address in ('0000:3b:01.0', '0000:3b:01.1'):
+            self._set_types(address, ['T4-4C'])
+        self.assertEqual(1, len(self._gpus()[0].vfs[1].mdev_types))
+        self._set_driver('0000:3b:01.1', 'vfio-pci')
+        self._set_types('0000:3b:01.1', [])
+        gpu, = self._gpus()
+        self.assertEqual([1, 0], [len(vf.mdev_types) for vf in gpu.vfs])
+        self.assertEqual('vfio-pci', gpu.vfs[1].driver)
+
+    def _set_driver(self, address, driver):
+        path = self.tree.path(address, 'driver')
+        if os.path.lexists(path):
+            os.unlink(path)
+        self.tree.link(address, 'driver', f'drivers/{driver}')
+
+    def _set_types(self, address, names):
+        shutil.rmtree(self.tree.path(address, 'mdev_supported_types'),
+                      ignore_errors=True)
+        for number, name in enumerate(names):
+            place = f'{address}/mdev_supported_types/nvidia-{number}'
+            self.tree.add(place, name=f'GRID {name}', available_instances=1)
 
     def test_virtual_function_without_its_gpu(self):
         self.tree.add('0000:3b:01.0', **_GPU)

@@ -10,19 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-import errno
 import uuid
-
-import pynvml
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _3G = 19, 9
-_CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED,
-          pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_TIMEOUT,
-          pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-          pynvml.NVML_ERROR_UNINITIALIZED)
 
 
 class StaticTest(base.SimulatedTestCase):
@@ -268,6 +261,27 @@ class DynamicTest(base.SimulatedTestCase):
                       if item.type_id == time_sliced.mdev_type_id)
                  for vf in self._gpu(address, **how).vfs])
 
+    def test_detail_asks_each_virtual_function(self):
+        self.use('mixed')
+        address = self.addresses[1]
+        self._turn_mig_off(address)
+        for how, expected in (({}, 1), ({'detail': True}, 20)):
+            self.assertEqual(expected, len(self._asked(**how)))
+
+    def _asked(self, **how):
+        """Functions of the A100 whose availability a snapshot reads."""
+        real, asked = self.machine.os.open, set()
+
+        def recorded(path, *args):
+            if 'available_instances' in path and '0000:41' in path:
+                asked.add(path.split('/')[-4])
+            return real(path, *args)
+
+        self.machine.os.open = recorded
+        self.reader.snapshot(**how)
+        self.machine.os.open = real
+        return asked
+
     def _turn_mig_off(self, address):
         self.machine.sriov_manage(str(address), enable=False)
         self.nvml.set_mig_mode(self.device(address), False)
@@ -318,159 +332,3 @@ class DynamicTest(base.SimulatedTestCase):
         gpu = self._gpu(turing)
         self.assertEqual(('Tesla T4', model.Framework.MDEV_PF, ()),
                          (gpu.model, gpu.framework, gpu.problems))
-
-
-class FaultTest(base.SimulatedTestCase):
-    """One broken thing costs its GPU's detail, never the snapshot."""
-
-    def _sick(self):
-        """The first GPU; all others must be well."""
-        host = self.reader.snapshot()
-        self.assertEqual(8, len(host.gpus))
-        for gpu in host.gpus[1:]:
-            self.assertEqual((), gpu.problems)
-            self.assertIsNotNone(gpu.mig)
-        return host.gpus[0]
-
-    def test_lost_gpu(self):
-        self.reader.snapshot()
-        self.machine.lose_gpu(str(self.first))
-        gpu = self._sick()
-        self.assertIn('GPU_IS_LOST', gpu.problems[0])
-        self.assertEqual((None, None, False, ()),
-                         (gpu.mig, gpu.model, gpu.visible_to_nvml,
-                          gpu.nvlink_peers))
-        self.assertEqual('nvidia', gpu.driver)
-        self.assertEqual(20, len(gpu.vfs))
-        for _ in range(3):
-            self._sick()
-        self.assertEqual(1, len(self.log.about('GPU_IS_LOST', 30)))
-        self.machine.find_gpu(str(self.first))
-        self.assertEqual((), self._sick().problems)
-        self.assertEqual(2, len(self.log.about('GPU_IS_LOST', 30)))
-
-    def test_lost_gpu_does_not_close_the_session_each_time(self):
-        self.machine.lose_gpu(str(self.first))
-        self.reader.snapshot()
-        self.reader.snapshot()
-        before = self.nvml.generation
-        for _ in range(3):
-            self.reader.snapshot()
-        self.assertEqual(before, self.nvml.generation)
-
-    def test_every_call_that_can_fail(self):
-        """Any error of any call is one GPU's problem, or no problem."""
-        self.use('mixed')
-        ampere = self.addresses[1]
-        self.cut(ampere, _1G)
-        self.reader.snapshot(detail=True)
-        symbols = [symbol for symbol in self.calls()
-                   if symbol.startswith(('nvmlDevice', 'nvmlVgpuType',
-                                         'nvmlGpuInstance'))]
-        self.assertGreater(len(symbols), 20)
-        for symbol in symbols:
-            for code in _CODES:
-                self.machine.faults.fail(symbol, code, times=None,
-                                         address=str(ampere))
-                self.nvml.reset()
-                gpus = self.reader.snapshot(detail=True).gpus
-                self.assertEqual(
-                    [()] * 3, [gpu.problems for gpu in gpus
-                               if gpu.address != ampere], (symbol, code))
-                self.machine.faults.clear()
-        self.assertEqual(
-            (), self.reader.snapshot().gpu(ampere).problems)
-
-    def test_mig_state_that_cannot_be_read_is_never_the_old_one(self):
-        self.cut(self.first, _1G)
-        self.assertEqual(1, len(self._sick().mig.instances))
-        for symbol in ('nvmlDeviceGetMigMode', 'nvmlDeviceGetGpuInstances',
-                       'nvmlGpuInstanceGetInfo'):
-            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN,
-                                     times=None, address=str(self.first))
-            gpu = self._sick()
-            self.assertIsNone(gpu.mig, symbol)
-            self.assertIn(symbol, gpu.problems[0])
-            self.machine.faults.clear()
-            self.assertEqual(1, len(self._sick().mig.instances), symbol)
-
-    def test_hiccup_is_tried_again_at_once(self):
-        self.reader.snapshot()
-        self.machine.faults.fail('nvmlDeviceGetMigMode',
-                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
-                                 address=str(self.first))
-        self.assertEqual((), self._sick().problems)
-
-    def test_handles_that_died_are_asked_for_again(self):
-        self.reader.snapshot()
-        self.machine.sriov_manage(str(self.first), enable=False)
-        self.machine.reset_gpu(str(self.first))
-        before = self.nvml.generation
-        self.assertEqual((), self._sick().problems)
-        # Without closing the session under what other threads do.
-        self.assertEqual(before, self.nvml.generation)
-
-    def test_reboot(self):
-        self.reader.snapshot()
-        self.machine.reboot()
-        host = self.reader.snapshot()
-        self.assertEqual({()}, {gpu.problems for gpu in host.gpus})
-        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
-
-    def test_library_that_goes_away(self):
-        self.reader.snapshot()
-        self.machine.unload_library()
-        host = self.reader.snapshot()
-        self.assertIsNotNone(host.nvml_problem)
-        self.assertTrue(host.library_missing)
-        self.assertEqual(8, len(host.gpus))
-        self.assertEqual({((), False, None, 'nvidia')},
-                         {(gpu.problems, gpu.visible_to_nvml, gpu.mig,
-                           gpu.driver) for gpu in host.gpus})
-        self.assertIsNone(host.driver_version)
-        self.machine.load_library()
-        host = self.reader.snapshot()
-        self.assertIsNone(host.nvml_problem)
-        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
-
-    def test_static_facts_that_failed_are_read_again(self):
-        self.machine.faults.fail('nvmlDeviceGetSerial',
-                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
-                                 address=str(self.first))
-        gpu = self._sick()
-        self.assertIsNone(gpu.serial)
-        self.assertIn('nvmlDeviceGetSerial', gpu.problems[0])
-        gpu = self._sick()
-        self.assertEqual((self.machine.gpus[0].spec.serial, ()),
-                         (gpu.serial, gpu.problems))
-
-    def test_whole_gpus_need_no_root(self):
-        self.use('mixed')
-        self.machine.privileged = False
-        turing, ampere, hopper, _ = self.reader.snapshot().gpus
-        self.assertEqual(((), ()), (turing.problems, hopper.problems))
-        self.assertFalse(hopper.mig.enabled)
-        self.assertEqual({()}, {profile.placements
-                                for profile in hopper.mig.profiles})
-        self.assertIn('NO_PERMISSION', ampere.problems[0])
-
-    def test_without_root(self):
-        self.machine.privileged = False
-        host = self.reader.snapshot()
-        self.assertEqual(8, len(host.gpus))
-        for gpu in host.gpus:
-            self.assertEqual('ampere', gpu.architecture)
-            self.assertIsNone(gpu.mig)
-            self.assertIn('NO_PERMISSION', gpu.problems[0])
-
-    def test_files_that_cannot_be_read(self):
-        self.use('mixed')
-        before = self.reader.snapshot()
-        address = str(self.addresses[0])
-        for path in (f'*/{address}/mdev_supported_types/*/available_*',):
-            self.machine.faults.fail_read(path, errno.EIO, times=None)
-            sick, *others = self.reader.snapshot().gpus
-            self.assertIn('available_instances', sick.problems[0])
-            self.assertEqual([()] * 3, [gpu.problems for gpu in others])
-            self.machine.faults.clear()
-            self.assertEqual(before, self.reader.snapshot())

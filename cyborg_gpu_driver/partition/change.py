@@ -1,0 +1,194 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A change to one GPU, as a value that can be printed before it is made.
+
+:mod:`cyborg_gpu_driver.partition.change_plan` makes it; carrying it out is
+the business of others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import picture
+
+
+class Action(enum.Enum):
+    """What one step does: one NVML call that changes the GPU."""
+
+    ENABLE_MIG = 'enable-mig'
+    """nvmlDeviceSetMigMode(1)."""
+    DISABLE_MIG = 'disable-mig'
+    """nvmlDeviceSetMigMode(0)."""
+    DESTROY_COMPUTE = 'destroy-compute-instance'
+    DESTROY_INSTANCE = 'destroy-instance'
+    CREATE_INSTANCE = 'create-instance'
+    """nvmlDeviceCreateGpuInstanceWithPlacement."""
+    CREATE_COMPUTE = 'create-compute-instance'
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step. It names a GPU instance by its placement, never by its id,
+    which is not known yet for one that a step before creates."""
+
+    action: Action
+    profile: model.GpuInstanceProfile | None = None
+    """None for a change of mode, or where NVML lists no such profile."""
+    placement: model.Placement | None = None
+    """Of the GPU instance; None for a change of mode."""
+    slices: int | None = None
+    """Of the compute instance; None where the step is about none."""
+    start: int | None = None
+    """Where in its GPU instance the compute instance lies, in compute
+    slices; None leaves it to the driver."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; what a step is not about is left out."""
+        values = {
+            'action': self.action.value,
+            'profile': self.profile and self.profile.name,
+            'start': self.placement and self.placement.start,
+            'size': self.placement and self.placement.size,
+            'compute_slices': self.slices, 'compute_start': self.start}
+        return {key: value for key, value in values.items()
+                if value is not None}
+
+    def __str__(self) -> str:
+        words = [self.action.value.replace('-', ' ', 1)
+                 .replace('compute-instance', 'compute instance')]
+        if self.slices is not None:
+            words.append(f'{self.slices}c')
+            if self.start is not None:
+                words.append(f'at slice {self.start}')
+            words.append('in')
+        if self.placement is not None:
+            name = self.profile.name if self.profile else 'unknown profile'
+            words.append(f'{name} at {self.placement}')
+        return ' '.join(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A live instance that stays, and what it is wanted for."""
+
+    instance: model.GpuInstance
+    wanted: layout.WantedInstance
+    in_use: str | None = None
+    """What uses it; None for an idle one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Created:
+    """An instance that will be made, and where."""
+
+    placement: model.Placement
+    wanted: layout.WantedInstance
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """From what a GPU is to what it is wanted to be."""
+
+    gpu: model.Gpu
+    """As it was when this was planned."""
+    wanted: layout.Wanted
+    keep: tuple[Kept, ...] = ()
+    """By placement; so are ``destroy`` and ``create``."""
+    destroy: tuple[model.GpuInstance, ...] = ()
+    create: tuple[Created, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """In this order each is valid when its turn comes."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the GPU is already as wanted."""
+        return not self.steps
+
+    def after(self) -> model.Gpu:
+        """The GPU as it will be, for a picture of it.
+
+        Instances that are not there yet have the id -1.
+        """
+        if self.gpu.mig is None:
+            return self.gpu
+        instances = [
+            dataclasses.replace(item.instance, compute=_laid_out(
+                item.wanted.compute)) if item.in_use is None
+            else item.instance for item in self.keep]
+        instances += [
+            model.GpuInstance(item.placement, item.wanted.profile.profile_id,
+                              -1, compute=_laid_out(item.wanted.compute))
+            for item in self.create]
+        enabled = self.wanted.enabled
+        return dataclasses.replace(self.gpu, mig=dataclasses.replace(
+            self.gpu.mig, enabled=enabled, pending=enabled,
+            instances=tuple(sorted(instances))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole plan for JSON."""
+        return {
+            'address': str(self.gpu.address),
+            'mig_enabled': self.wanted.enabled,
+            'wanted': dict(self.wanted.counts),
+            'keep': [{
+                **self._instance(item.instance.placement,
+                                 item.wanted.profile.name),
+                'in_use': item.in_use} for item in self.keep],
+            'destroy': [self._instance(item.placement, self._name(item))
+                        for item in self.destroy],
+            'create': [{
+                **self._instance(item.placement, item.wanted.profile.name),
+                'compute': list(item.wanted.compute)}
+                for item in self.create],
+            'steps': [step.to_dict() for step in self.steps]}
+
+    def lines(self, pens: picture.Pens = picture.UNICODE
+              ) -> tuple[str, ...]:
+        """The plan for people: before, the steps, after."""
+        if self.is_empty:
+            return (f'{self.gpu.address}: as wanted ({self.wanted})',)
+        before = {item.placement: 'goes' for item in self.destroy}
+        before |= {item.instance.placement: 'in use' if item.in_use
+                   else 'stays' for item in self.keep}
+        after = {**before, **{
+            item.placement: 'new' for item in self.create}}
+        return (
+            f'{self.gpu.address}: to be {self.wanted}',
+            ' before', *picture.lines(self.gpu, before, pens),
+            *(f' {number:2}. {step}'
+              for number, step in enumerate(self.steps, start=1)),
+            ' after', *picture.lines(self.after(), after, pens))
+
+    def _name(self, instance):
+        profile = self.gpu.mig.profile_by_id(instance.profile_id)
+        return profile.name if profile else f'id {instance.profile_id}'
+
+    @staticmethod
+    def _instance(placement, name):
+        return {'profile': name, 'start': placement.start,
+                'size': placement.size}
+
+
+def _laid_out(compute):
+    """Compute instances of those sizes, one after the other."""
+    result, start = [], 0
+    for number, slices in enumerate(compute):
+        result.append(model.ComputeInstance(start, slices, number))
+        start += slices
+    return tuple(result)

@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The search for what can stay and where the rest goes: exact.
+
+A grid has a dozen units at most and a GPU as few instances, so all that can
+be kept is tried, most first, with every way to place what is missing.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import compute_change
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import planner
+
+Needs = tuple[tuple[model.GpuInstanceProfile, int], ...]
+"""How many instances of each profile, large profiles first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What stays, as what, and what is made where."""
+
+    keep: tuple[tuple[model.GpuInstance, layout.WantedInstance], ...]
+    create: tuple[tuple[model.Placement, layout.WantedInstance], ...]
+
+
+def solve(grid: geometry.Geometry,
+          instances: Sequence[model.GpuInstance],
+          in_use: Collection[model.Placement],
+          wanted: layout.Wanted) -> Solution | None:
+    """The way to what is wanted that destroys least.
+
+    In this order: the fewest GPU instances destroyed, the fewest compute
+    instances destroyed in those that stay, the fewest instances made; of
+    equals the one that leaves most room for what may be asked for next
+    (:func:`cyborg_gpu_driver.partition.planner.capacity`).
+
+    :param in_use: placements of instances that must stay as they are.
+    :returns: None if there is no way with those in place.
+    """
+    best, best_cost = None, None
+    for packing in wanted.packings():
+        for cost, solution in _solutions(grid, instances, in_use, packing):
+            if best_cost is None or cost < best_cost:
+                best, best_cost = solution, cost
+    return best
+
+
+def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+                needs: Needs) -> Iterator[geometry.Occupancy]:
+    """Every occupancy that has so many more instances.
+
+    Instances of one profile are placed from low to high, so that none
+    comes twice.
+    """
+    if not needs:
+        yield occupancy
+        return
+    (profile, count), rest = needs[0], needs[1:]
+    yield from _place(grid, occupancy, profile, count, rest, -1)
+
+
+def fits_empty(gpu: model.Gpu, wanted: layout.Wanted) -> bool:
+    """Whether a GPU with nothing on it can be as wanted."""
+    grid = geometry.Geometry(gpu.mig.profiles)
+    return solve(grid, (), (), wanted) is not None
+
+
+def largest(mig: model.Mig, wanted: layout.Wanted,
+            fixed: Iterable[model.GpuInstance] = ()) -> dict[str, int]:
+    """The largest part of what is wanted that there is room for.
+
+    Largest by compute slices, then by number of MIG devices.
+
+    :param fixed: instances that stay; those that are wanted count as such.
+    :returns: MIG devices by name, empty if nothing fits.
+    """
+    grid = geometry.Geometry(mig.profiles)
+    fixed = tuple(fixed)
+    seen, stack, parts = set(), [()], [()]
+    while stack:
+        part = stack.pop()
+        for index, entry in enumerate(wanted.devices):
+            count = part.count(index)
+            grown = tuple(sorted((*part, index)))
+            if count < entry.count and grown not in seen:
+                seen.add(grown)
+                if _has_room(grid, fixed, _part(wanted, grown)):
+                    parts.append(grown)
+                    stack.append(grown)
+    best = max(parts, key=lambda part: (
+        sum(wanted.devices[index].slices for index in part), len(part)))
+    return _part(wanted, best).counts
+
+
+def _part(wanted, indices):
+    counts = collections.Counter(indices)
+    return layout.Wanted(True, tuple(
+        dataclasses.replace(entry, count=counts[index])
+        for index, entry in enumerate(wanted.devices) if counts[index]))
+
+
+def _has_room(grid, fixed, wanted):
+    there = collections.Counter(item.profile_id for item in fixed)
+    for packing in wanted.packings():
+        missing = collections.Counter(
+            item.profile for item in packing)
+        for profile in missing:
+            missing[profile] -= there[profile.profile_id]
+        if next(completions(grid, grid.occupancy_of(fixed),
+                            _needs(missing)), None) is not None:
+            return True
+    return False
+
+
+def _needs(counts) -> Needs:
+    """Large ones first: what fits nowhere is found out soonest."""
+    return tuple(sorted(
+        ((profile, count) for profile, count in counts.items()
+         if count > 0),
+        key=lambda need: (-need[0].slices, need[0].profile_id)))
+
+
+def _place(grid, occupancy, profile, count, rest, above):
+    if not count:
+        yield from completions(grid, occupancy, rest)
+        return
+    for placement in grid.free_placements(occupancy, profile):
+        if placement.start > above:
+            yield from _place(grid, occupancy.add(profile, placement),
+                              profile, count - 1, rest, placement.start)
+
+
+def _solutions(grid, instances, in_use, packing):
+    """Solutions for one packing, none worse than one that is left out."""
+    for kept in _keepable(instances, in_use, packing):
+        # Sets of one size are equal in what is destroyed: after the first
+        # size that leads anywhere, no smaller one can be better.
+        found = []
+        for keep in kept:
+            pairs = _assign(keep, in_use, packing)
+            if pairs is not None:
+                found += _complete(grid, instances, keep, pairs, packing)
+        if found:
+            yield min(found, key=lambda item: item[0])
+            return
+
+
+def _keepable(instances, in_use, packing):
+    """Sets of instances that could stay, in groups of one size, large
+    sets first."""
+    counts = collections.Counter(
+        item.profile.profile_id for item in packing)
+    must = [item for item in instances if item.placement in in_use]
+    may = [item for item in instances if item.placement not in in_use]
+    for item in must:
+        counts[item.profile_id] -= 1
+    if any(count < 0 for count in counts.values()):
+        return
+    may = [item for item in may if counts[item.profile_id] > 0]
+    for size in range(len(may), -1, -1):
+        yield [(*must, *chosen)
+               for chosen in itertools.combinations(may, size)
+               if _within(chosen, counts)]
+
+
+def _within(chosen, counts):
+    there = collections.Counter(item.profile_id for item in chosen)
+    return all(count <= counts[profile_id]
+               for profile_id, count in there.items())
+
+
+def _assign(keep, in_use, packing):
+    """What each instance is to be, at the least cost to its compute
+    instances; None if one in use cannot be as wanted."""
+    pairs = []
+    by_profile = collections.defaultdict(list)
+    for item in keep:
+        by_profile[item.profile_id].append(item)
+    for profile_id, items in by_profile.items():
+        wanted = tuple(item for item in packing
+                       if item.profile.profile_id == profile_id)
+        best = _cheapest(tuple(items), wanted, in_use)
+        if best is None:
+            return None
+        pairs += best[1]
+    return pairs
+
+
+def _cheapest(items, wanted, in_use):
+    if not items:
+        return (0, 0), []
+    best = None
+    for choice in dict.fromkeys(wanted):
+        cost = compute_change.cost(
+            items[0], choice, items[0].placement in in_use)
+        left = list(wanted)
+        left.remove(choice)
+        rest = (None if cost is None
+                else _cheapest(items[1:], tuple(left), in_use))
+        if rest is not None:
+            total = tuple(map(sum, zip(cost, rest[0], strict=True)))
+            if best is None or total < best[0]:
+                best = total, [(items[0], choice), *rest[1]]
+            if total == (0, 0):
+                break
+    return best
+
+
+def _complete(grid, instances, keep, pairs, packing):
+    """(cost, solution) for the best way to place what is missing."""
+    missing = collections.Counter(packing)
+    missing.subtract(choice for _item, choice in pairs)
+    counts = collections.Counter()
+    for choice, count in missing.items():
+        counts[choice.profile] += count
+    before = grid.occupancy_of(keep)
+    best = max(completions(grid, before, _needs(counts)), default=None,
+               key=lambda occupancy: (
+                   planner.capacity(grid, occupancy), occupancy.taken))
+    if best is None:
+        return
+    changes = [compute_change.cost(item, choice, False)
+               for item, choice in pairs if item.compute]
+    solution = Solution(
+        tuple(sorted(pairs, key=lambda pair: pair[0])),
+        _placed(best, before, missing))
+    yield ((len(instances) - len(keep), sum(cost[0] for cost in changes),
+            len(solution.create),
+            _descending(planner.capacity(grid, best), best.taken)),
+           solution)
+
+
+def _placed(after, before, missing):
+    """Which of the missing instances goes where: any of its profile."""
+    new = list((collections.Counter(after.taken)
+                - collections.Counter(before.taken)).elements())
+    result = []
+    for choice, count in sorted(
+            missing.items(), key=lambda item: item[0].compute, reverse=True):
+        for _number in range(count):
+            taken = next(item for item in new
+                         if item[0] == choice.profile.profile_id)
+            new.remove(taken)
+            result.append((taken[1], choice))
+    return tuple(sorted(result, key=lambda pair: pair[0]))
+
+
+def _descending(capacity, taken):
+    """A key by which more capacity and higher starts come first."""
+    return (*(-value for value in capacity),
+            tuple(-place.start for _profile, place in taken))

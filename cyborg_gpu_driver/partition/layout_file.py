@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Layout files of MIG: mig-parted's own format, read and written.
+
+    version: v1
+    mig-configs:
+      all-balanced:
+        - devices: all
+          device-filter: ["0x20B010DE"]
+          mig-enabled: true
+          mig-devices: {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+
+Text in, values out: reading the file is the caller's. The names of profiles
+mean something only on one GPU (:meth:`Entry.for_gpu`), as the same name is
+another profile on another board.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import change_search
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition import names
+
+ROOT = 'mig-configs'
+
+_EXAMPLE = '"1g.10gb": 2'
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One item of an entry: some GPUs, and what they are to be."""
+
+    devices: layout_devices.Devices
+    mig_enabled: bool
+    mig_devices: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """MIG devices by name; with ``mig_enabled`` none clears the GPU."""
+
+    @classmethod
+    def parse(cls, item: Any, where: layout_yaml.Where) -> Section:
+        """Read one item.
+
+        :raises LayoutError: saying what would be right.
+        """
+        where.mapping(item, (*layout_devices.KEYS, 'mig-enabled'),
+                      (*layout_devices.OPTIONAL_KEYS, 'mig-devices'))
+        enabled = item['mig-enabled']
+        if not isinstance(enabled, bool):
+            raise where.error(f'mig-enabled: {enabled!r} is neither',
+                              'expected true or false')
+        if enabled and 'mig-devices' not in item:
+            raise where.error('key \'mig-devices\' is missing', 'give {} '
+                              'for a GPU in MIG mode without instances')
+        counts = layout_yaml.counts(
+            item.get('mig-devices', {}), where, _EXAMPLE)
+        if not enabled and counts:
+            raise where.error('mig-devices without MIG mode',
+                              'set mig-enabled: true, or leave them out')
+        for name in counts:
+            try:
+                names.ProfileName.parse(name)
+            except exception.InvalidValue as error:
+                raise where.error('mig-devices', str(error)) from error
+        return cls(layout_devices.Devices.parse(item, where), enabled,
+                   dict(counts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        result = {**self.devices.to_dict(), 'mig-enabled': self.mig_enabled}
+        if self.mig_enabled:
+            result['mig-devices'] = dict(self.mig_devices)
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One named layout: what each GPU of a host is to be."""
+
+    source: str
+    """The file that it is from, for complaints."""
+    name: str
+    sections: tuple[Section, ...]
+
+    def for_gpu(self, index: int, gpu: model.Gpu) -> layout.Wanted | None:
+        """What is wanted of one GPU, in its own profiles.
+
+        :param index: its position among the host's GPUs.
+        :returns: None if the entry does not speak of it.
+        :raises LayoutError: if this GPU lacks a profile, can never hold
+            them all, or is spoken of twice.
+        """
+        found = [section for section in self.sections
+                 if section.devices.include(index, gpu)]
+        if not found:
+            return None
+        where = layout_yaml.Where(
+            self.source, f'entry {self.name}, GPU {index}')
+        if len(found) > 1:
+            raise where.error(
+                'spoken of twice: ' + ' and '.join(
+                    str(section.devices) for section in found),
+                'choose each GPU in one item only')
+        try:
+            wanted = layout.wanted(
+                gpu, found[0].mig_enabled, found[0].mig_devices)
+        except exception.InvalidValue as error:
+            raise where.error('mig-devices', str(error)) from error
+        if wanted.enabled and not change_search.fits_empty(gpu, wanted):
+            raise where.error(
+                f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
+                'at most ' + layout.listed(change_search.largest(
+                    gpu.mig, wanted)) + ' of them would')
+        return wanted
+
+    def for_host(self, gpus: Sequence[model.Gpu]
+                 ) -> dict[int, layout.Wanted]:
+        """What is wanted of each GPU that the entry speaks of, by index.
+
+        :param gpus: the host's, by address, as a snapshot holds them.
+        :raises LayoutError: as :meth:`for_gpu`, and for an index that is
+            not there.
+        """
+        self._check_indices(len(gpus))
+        wanted = {index: self.for_gpu(index, gpu)
+                  for index, gpu in enumerate(gpus)}
+        return {index: value for index, value in wanted.items()
+                if value is not None}
+
+    def _check_indices(self, count):
+        missing = sorted({
+            index for section in self.sections
+            for index in section.devices.indices or () if index >= count})
+        if missing:
+            raise layout_yaml.Where(
+                self.source, f'entry {self.name}').error(
+                f'there is no GPU {", ".join(map(str, missing))}',
+                f'this host has 0 to {count - 1}' if count
+                else 'this host has no GPU at all')
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutFile:
+    """Named layouts, in the file's order."""
+
+    entries: tuple[Entry, ...]
+    source: str = 'layout'
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> LayoutFile:
+        """Read a file's text.
+
+        :param source: the file's name, for complaints.
+        :raises LayoutError: naming file and entry.
+        """
+        content = layout_yaml.load(text, layout_yaml.Where(source), ROOT)
+        return cls(tuple(_entry(source, name, items)
+                         for name, items in content.items()), source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+    def entry(self, name: str | None = None) -> Entry:
+        """The layout of that name; without one, the only one there is.
+
+        :raises LayoutError: listing those that there are.
+        """
+        for entry in self.entries:
+            if entry.name == name or (
+                    name is None and len(self.entries) == 1):
+                return entry
+        raise layout_yaml.Where(self.source, ROOT).error(
+            'an entry must be chosen' if name is None
+            else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole file as plain values."""
+        return {'version': layout_yaml.VERSION, ROOT: self._entries()}
+
+    def dump(self) -> str:
+        """The file's text; :meth:`parse` reads the same from it."""
+        return layout_yaml.dump(ROOT, self._entries())
+
+    def _entries(self):
+        return {entry.name: [section.to_dict() for section in
+                             entry.sections] for entry in self.entries}
+
+
+def _entry(source, name, items):
+    sections = []
+    for number, item in enumerate(items):
+        where = layout_yaml.Where(source, f'entry {name}, item {number}')
+        section = Section.parse(item, where)
+        for other, before in enumerate(sections):
+            if section.devices.overlap(before.devices):
+                raise where.error(
+                    f'speaks of the same GPUs as item {other}',
+                    'choose each GPU in one item only')
+        sections.append(section)
+    return Entry(source, name, tuple(sections))

@@ -1,0 +1,105 @@
+"""What keeps a GPU from being changed, and by what name it goes.
+
+Nothing in use is ever touched: what is found here stays, and a change that
+cannot do without it is refused before its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.program import journal
+
+_DISPLAY_MODULE = 'nvidia_drm'
+_NEEDS_RESET = frozenset({'ampere'})
+"""Architectures that take a MIG mode at their next reset (MIG guide)."""
+
+
+def in_use(machine: platform.Platform, gpu: model.Gpu,
+           entries: Iterable[journal.Entry]
+           ) -> dict[model.Placement, str]:
+    """GPU instances in use, by placement, and what uses them.
+
+    :param gpu: with its live instances.
+    :param entries: of the bind journal, for this GPU.
+    :raises NvmlError, SysfsError: if that cannot be found out.
+    """
+    if gpu.mig is None or not gpu.mig.instances:
+        return {}
+    entries = tuple(entries)
+    found: dict[model.Placement, list[str]] = {
+        instance.placement: [] for instance in gpu.mig.instances}
+    places = {instance.instance_id: instance.placement
+              for instance in gpu.mig.instances}
+    for entry in entries:
+        if entry.placement in found:
+            found[entry.placement].append(f'bound to handle {entry.handle}')
+    for process in usage.processes(machine, gpu.address):
+        if process.instance_id in places:
+            found[places[process.instance_id]].append(_process(process))
+    running = usage.vgpus(machine, gpu)
+    for vgpu in running:
+        if vgpu.instance_id in places:
+            found[places[vgpu.instance_id]].append(f'vGPU {vgpu.name}')
+    _add_unplaced(gpu, found, {vgpu.name for vgpu in running})
+    return {place: ', '.join(reasons) for place, reasons in found.items()
+            if reasons}
+
+
+def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
+            ) -> tuple[str, ...]:
+    """What keeps a GPU from changing its MIG mode now, for people.
+
+    :raises NvmlError: if that cannot be found out.
+    """
+    found = [_process(process)
+             for process in usage.processes(machine, gpu.address)]
+    found.extend(f'mdev {mdev.uuid} on {mdev.parent}'
+                 for mdev in gpu.all_mdevs)
+    found.extend(f'a vGPU on {function.address}' for function in gpu.vfs
+                 if function.current_vgpu_type)
+    if gpu.sriov_numvfs and (not enable
+                             or gpu.architecture in _NEEDS_RESET):
+        found.append(f'{gpu.sriov_numvfs} virtual functions (sriov-manage '
+                     f'-d {gpu.address} removes them)')
+    return tuple(found)
+
+
+def of_reset(machine: platform.Platform, gpu: model.Gpu) -> tuple[str, ...]:
+    """What keeps a GPU from being reset, as far as it can be told."""
+    found = []
+    try:
+        found.extend(of_mode(machine, gpu, False))
+    except exception.GpuDriverError as error:
+        found.append(str(error))
+    if usage.has_module(machine, _DISPLAY_MODULE):
+        found.append(f'kernel module {_DISPLAY_MODULE} (modprobe -r '
+                     f'{_DISPLAY_MODULE} removes it)')
+    return tuple(found)
+
+
+def _add_unplaced(gpu, found, placed):
+    """Mdevs of which nobody tells the instance they are on.
+
+    The driver puts an mdev on any instance of its profile that has room, so
+    each of them may be the one.
+    """
+    profiles = {vgpu_type.mdev_type_id: vgpu_type.gi_profile_id
+                for vgpu_type in gpu.vgpu_types}
+    for mdev in gpu.all_mdevs:
+        profile_id = profiles.get(mdev.type_id)
+        if mdev.uuid in placed or profile_id is None:
+            continue
+        for instance in gpu.mig.instances:
+            if (instance.profile_id == profile_id
+                    and not found[instance.placement]):
+                found[instance.placement].append(
+                    f'mdev {mdev.uuid} may be on it')
+
+
+def _process(process):
+    return f'process {process.pid} ({usage.process_name(process.pid)})'

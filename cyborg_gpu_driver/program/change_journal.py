@@ -1,0 +1,145 @@
+"""What a change of a GPU's layout was doing when its process ended.
+
+One file a GPU, written before each step and removed when the change is
+complete or undone. A file that is there says what the GPU was cut into
+before, and what may have been made since.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import arrangement
+
+_KIND = 'cyborg-gpu layout change'
+_VERSION = 1
+_DIRECTORY = 'changes'
+_SUFFIX = '.json'
+_NAME = re.compile(r'(?P<address>[0-9a-f:.]+)\.json', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A change that is under way on one GPU, or was when a process died.
+
+    ``before`` is the GPU as it was before the first change that has not
+    come to an end, so that undoing goes all the way back.
+    """
+
+    gpu: model.PciAddress
+    before: arrangement.Arrangement
+    steps: tuple[str, ...] = ()
+    """For people, in their order."""
+    at: int = 0
+    """Index of the step that was about to be taken."""
+    made: tuple[tuple[int, model.Placement], ...] = ()
+    """Profile id and placement of each instance that may have been made."""
+    problem: str | None = None
+    """Why undoing did not come to an end; None if it was not tried."""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f'the way back is blocked: {self.problem}'
+        step = (self.steps[self.at] if self.at < len(self.steps)
+                else 'the check at the end')
+        return (f'step {self.at + 1} of {len(self.steps)} ({step}) was '
+                'under way')
+
+
+class ChangeJournal:
+    """The records of this machine.
+
+    :param state_path: ``[gpu] state_path``.
+
+    Whoever writes a GPU's record holds the GPU's lock.
+    """
+
+    def __init__(self, state_path: str):
+        self._directory = os.path.join(state_path, _DIRECTORY)
+
+    def get(self, gpu: model.PciAddress) -> Record | None:
+        """The record of a GPU; None if no change is under way.
+
+        :raises JournalError: if the file cannot be read.
+        """
+        path = self.path(gpu)
+        content = durable.read(path, _KIND, _VERSION)
+        if content is None:
+            return None
+        try:
+            record = _record(content)
+        except (KeyError, TypeError, ValueError, AttributeError,
+                exception.InvalidValue) as error:
+            raise exception.JournalError(
+                path=path, reason=f'is damaged: {error!r}') from error
+        if record.gpu != gpu:
+            raise exception.JournalError(
+                path=path, reason=f'is about GPU {record.gpu}')
+        return record
+
+    def gpus(self) -> tuple[model.PciAddress, ...]:
+        """GPUs that have a record."""
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise exception.JournalError(
+                path=self._directory,
+                reason=f'cannot be read: {error}') from error
+        return tuple(sorted(
+            model.PciAddress.parse(match['address'])
+            for match in map(_NAME.fullmatch, names) if match))
+
+    def put(self, record: Record) -> None:
+        """Write a record.
+
+        :raises JournalError: if it cannot be put on the disk.
+        """
+        durable.write(self.path(record.gpu), _KIND, _VERSION,
+                      _content(record))
+
+    def remove(self, gpu: model.PciAddress) -> None:
+        """The change of a GPU has come to an end.
+
+        :raises JournalError: if the file cannot be removed.
+        """
+        try:
+            os.unlink(self.path(gpu))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise exception.JournalError(
+                path=self.path(gpu),
+                reason=f'cannot be removed: {error}') from error
+
+    def path(self, gpu: model.PciAddress) -> str:
+        """The file of a GPU's record."""
+        return os.path.join(self._directory, f'{gpu}{_SUFFIX}')
+
+
+def _content(record: Record) -> dict[str, Any]:
+    return {
+        'gpu': str(record.gpu),
+        'before': arrangement.to_record(record.before),
+        'steps': list(record.steps), 'at': record.at,
+        'made': [{'profile_id': profile_id, 'start': place.start,
+                  'size': place.size} for profile_id, place in record.made],
+        'problem': record.problem}
+
+
+def _record(content):
+    return Record(
+        gpu=model.PciAddress.parse(content['gpu']),
+        before=arrangement.from_record(content['before']),
+        steps=tuple(map(str, content['steps'])), at=int(content['at']),
+        made=tuple((int(item['profile_id']), model.Placement(
+            int(item['start']), int(item['size'])))
+            for item in content['made']),
+        problem=content['problem'])

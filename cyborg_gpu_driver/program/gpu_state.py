@@ -1,0 +1,52 @@
+"""One GPU's MIG state as it is at this moment, compute instances included."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import compute
+from cyborg_gpu_driver.host import mig
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+
+
+class StateReader:
+    """Reads what changes of a GPU that a snapshot has described.
+
+    :param machine: where it is read.
+    """
+
+    def __init__(self, machine: platform.Platform):
+        self._nvml = machine.nvml
+        self._compute = compute.ComputeReader(machine.nvml)
+
+    def read(self, gpu: model.Gpu) -> model.Gpu:
+        """``gpu`` with its MIG mode, instances and compute instances.
+
+        :param gpu: of any snapshot; its profiles are taken from there.
+        :raises NvmlError: if they cannot be read. A handle that died is
+            asked for again first.
+        """
+        if gpu.mig is None:
+            return gpu
+        try:
+            return self._read(gpu)
+        except exception.NvmlError as error:
+            if error.symbol in ('NO_PERMISSION', 'NOT_SUPPORTED'):
+                raise
+            self._nvml.forget(gpu.address)
+        return self._read(gpu)
+
+    def _read(self, gpu):
+        device = self._nvml.device(gpu.address)
+        enabled, pending = self._nvml.mig_mode(device)
+        found = ()
+        if enabled:
+            found = tuple(
+                dataclasses.replace(instance, compute=self._compute.instances(
+                    gpu.address, instance))
+                for instance in mig.instances(self._nvml, device,
+                                              gpu.mig.profiles))
+        return dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, enabled=enabled, pending=pending, instances=found))

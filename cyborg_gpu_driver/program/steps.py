@@ -1,0 +1,107 @@
+"""Carrying out the steps of a change, one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.program import mig_mode
+from cyborg_gpu_driver.program import privileged
+
+
+class Runner:
+    """Takes steps on one GPU and knows what they have made of it.
+
+    :param machine: where they are taken.
+    :param gpu: as it is before the first step, with compute instances.
+    """
+
+    def __init__(self, machine: platform.Platform, gpu: model.Gpu):
+        self._machine = machine
+        self._gpu = gpu
+        self._address = str(gpu.address)
+        self._live = {instance.placement: instance
+                      for instance in gpu.mig.instances} if gpu.mig else {}
+
+    def take(self, step: change.Step) -> None:
+        """Take one step.
+
+        :raises NvmlError, SysfsError, ModeBlocked: as the hardware refused
+            it.
+        :raises ChangeRefused: if the step names what is not there, or the
+            driver made something else than it was asked for.
+        """
+        _ACTIONS[step.action](self, step)
+
+    def enable(self, _step):
+        mig_mode.switch(self._machine, self._gpu, True)
+
+    def disable(self, _step):
+        mig_mode.switch(self._machine, self._gpu, False)
+
+    def create(self, step):
+        """A GPU instance at its explicit placement."""
+        place = step.placement
+        number, start, size = privileged.create_gpu_instance(
+            self._address, step.profile.profile_id, place.start, place.size)
+        made = model.GpuInstance(model.Placement(start, size),
+                                 step.profile.profile_id, number)
+        self._live[made.placement] = made
+        if made.placement != place:
+            raise self._refused(f'{step}: the driver put it at '
+                                f'{made.placement}')
+
+    def destroy(self, step):
+        """A GPU instance, with what compute instances it has."""
+        instance = self._instance(step)
+        for part in instance.compute:
+            privileged.destroy_compute_instance(
+                self._address, instance.instance_id, part.compute_id)
+        privileged.destroy_gpu_instance(self._address, instance.instance_id)
+        del self._live[step.placement]
+
+    def create_compute(self, step):
+        instance = self._instance(step)
+        number, start, size = privileged.create_compute_instance(
+            self._address, instance.profile_id, instance.instance_id,
+            step.start, step.slices)
+        self._set_compute(instance, (
+            *instance.compute, model.ComputeInstance(start, size, number)))
+
+    def destroy_compute(self, step):
+        instance = self._instance(step)
+        for part in instance.compute:
+            if part.size == step.slices and step.start in (None, part.start):
+                break
+        else:
+            raise self._refused(f'{step}: there is none')
+        privileged.destroy_compute_instance(
+            self._address, instance.instance_id, part.compute_id)
+        self._set_compute(instance, (
+            other for other in instance.compute if other != part))
+
+    def _instance(self, step):
+        try:
+            return self._live[step.placement]
+        except KeyError:
+            raise self._refused(f'{step}: there is no instance') from None
+
+    def _set_compute(self, instance, parts):
+        self._live[instance.placement] = dataclasses.replace(
+            instance, compute=tuple(sorted(parts)))
+
+    def _refused(self, reason):
+        return exception.ChangeRefused(gpu=self._address, reason=reason)
+
+
+_ACTIONS = {
+    change.Action.ENABLE_MIG: Runner.enable,
+    change.Action.DISABLE_MIG: Runner.disable,
+    change.Action.CREATE_INSTANCE: Runner.create,
+    change.Action.DESTROY_INSTANCE: Runner.destroy,
+    change.Action.CREATE_COMPUTE: Runner.create_compute,
+    change.Action.DESTROY_COMPUTE: Runner.destroy_compute,
+}

@@ -1,0 +1,87 @@
+"""The steps from how a GPU is to how it was. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.program import arrangement
+
+_Place = tuple[int, model.Placement]
+
+
+def steps(gpu: model.Gpu, before: arrangement.Arrangement,
+          touched: Collection[_Place]) -> tuple[change.Step, ...]:
+    """What brings back an earlier arrangement of GPU instances.
+
+    Instances are recreated where they were, with the compute instances that
+    they had; ids and UUIDs cannot be brought back. An instance that is in
+    neither and was not touched is somebody else's and stays. The MIG mode
+    is the caller's business: ``gpu`` is in the mode that ``before`` needs.
+
+    :param gpu: as it is now, with compute instances.
+    :param touched: profile id and placement of each instance that the
+        change may have made, destroyed or cut differently.
+    """
+    live = {_place(instance): instance for instance in gpu.mig.instances}
+    wanted = {cut.place: cut for cut in before.cuts}
+    away: list[change.Step] = []
+    anew: list[change.Step] = []
+    for place, instance in sorted(live.items(), key=_start):
+        if place not in touched:
+            continue
+        if place not in wanted:
+            away.append(_step(gpu, change.Action.DESTROY_INSTANCE, place))
+            continue
+        had = set(wanted[place].compute)
+        has = {(part.start, part.size) for part in instance.compute}
+        away.extend(_compute(gpu, change.Action.DESTROY_COMPUTE, place,
+                             has - had))
+        anew.extend(_compute(gpu, change.Action.CREATE_COMPUTE, place,
+                             had - has))
+    for place, cut in sorted(wanted.items(), key=_start):
+        if place not in live:
+            anew.append(_step(gpu, change.Action.CREATE_INSTANCE, place))
+            anew.extend(_compute(gpu, change.Action.CREATE_COMPUTE, place,
+                                 cut.compute))
+    return (*away, *anew)
+
+
+def differences(gpu: model.Gpu, before: arrangement.Arrangement,
+                touched: Collection[_Place]) -> tuple[str, ...]:
+    """What is still not as it was, for people; empty if all is back."""
+    found = []
+    mig = arrangement.of(gpu)
+    for what, is_now, was in (('MIG mode', mig.enabled, before.enabled),
+                              ('pending MIG mode', mig.pending,
+                               before.pending)):
+        if is_now != was:
+            found.append(f'{what} was {_mode(was)} and is {_mode(is_now)}')
+    if gpu.mig is not None:
+        found.extend(f'still to do: {step}'
+                     for step in steps(gpu, before, touched))
+    return tuple(found)
+
+
+def _place(instance):
+    return instance.profile_id, instance.placement
+
+
+def _start(item):
+    return item[0][1], item[0][0]
+
+
+def _step(gpu, action, place, **compute):
+    profile_id, placement = place
+    return change.Step(action=action, placement=placement,
+                       profile=gpu.mig.profile_by_id(profile_id), **compute)
+
+
+def _compute(gpu, action, place, parts):
+    return [_step(gpu, action, place, slices=size, start=start)
+            for start, size in sorted(parts)]
+
+
+def _mode(enabled):
+    return 'on' if enabled else 'off'

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import errno
+
+import pynvml
+
+from cyborg_gpu_driver.tests.unit.host import base
+
+_1G = 19
+_CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED,
+          pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_TIMEOUT,
+          pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+          pynvml.NVML_ERROR_UNINITIALIZED)
+
+
+class FaultTest(base.SimulatedTestCase):
+    """One broken thing costs its GPU's detail, never the snapshot."""
+
+    def _sick(self):
+        """The first GPU; all others must be well."""
+        host = self.reader.snapshot()
+        self.assertEqual(8, len(host.gpus))
+        for gpu in host.gpus[1:]:
+            self.assertEqual((), gpu.problems)
+            self.assertIsNotNone(gpu.mig)
+        return host.gpus[0]
+
+    def test_lost_gpu(self):
+        self.reader.snapshot()
+        self.machine.lose_gpu(str(self.first))
+        gpu = self._sick()
+        self.assertIn('GPU_IS_LOST', gpu.problems[0])
+        self.assertEqual((None, None, False, ()),
+                         (gpu.mig, gpu.model, gpu.visible_to_nvml,
+                          gpu.nvlink_peers))
+        self.assertEqual('nvidia', gpu.driver)
+        self.assertEqual(20, len(gpu.vfs))
+        for _ in range(3):
+            self._sick()
+        self.assertEqual(1, len(self.log.about('GPU_IS_LOST', 30)))
+        self.machine.find_gpu(str(self.first))
+        self.assertEqual((), self._sick().problems)
+        self.assertEqual(2, len(self.log.about('GPU_IS_LOST', 30)))
+
+    def test_lost_gpu_does_not_close_the_session_each_time(self):
+        self.machine.lose_gpu(str(self.first))
+        self.reader.snapshot()
+        self.reader.snapshot()
+        before = self.nvml.generation
+        for _ in range(3):
+            self.reader.snapshot()
+        self.assertEqual(before, self.nvml.generation)
+
+    def test_every_call_that_can_fail(self):
+        """Any error of any call is one GPU's problem, or no problem."""
+        self.use('mixed')
+        ampere = self.addresses[1]
+        self.cut(ampere, _1G)
+        self.reader.snapshot(detail=True)
+        symbols = [symbol for symbol in self.calls()
+                   if symbol.startswith(('nvmlDevice', 'nvmlVgpuType',
+                                         'nvmlGpuInstance'))]
+        self.assertGreater(len(symbols), 20)
+        for symbol in symbols:
+            for code in _CODES:
+                self.machine.faults.fail(symbol, code, times=None,
+                                         address=str(ampere))
+                self.nvml.reset()
+                gpus = self.reader.snapshot(detail=True).gpus
+                self.assertEqual(
+                    [()] * 3, [gpu.problems for gpu in gpus
+                               if gpu.address != ampere], (symbol, code))
+                self.machine.faults.clear()
+        self.assertEqual(
+            (), self.reader.snapshot().gpu(ampere).problems)
+
+    def test_mig_state_that_cannot_be_read_is_never_the_old_one(self):
+        self.cut(self.first, _1G)
+        self.assertEqual(1, len(self._sick().mig.instances))
+        for symbol in ('nvmlDeviceGetMigMode', 'nvmlDeviceGetGpuInstances',
+                       'nvmlGpuInstanceGetInfo'):
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN,
+                                     times=None, address=str(self.first))
+            gpu = self._sick()
+            self.assertIsNone(gpu.mig, symbol)
+            self.assertIn(symbol, gpu.problems[0])
+            self.machine.faults.clear()
+            self.assertEqual(1, len(self._sick().mig.instances), symbol)
+
+    def test_hiccup_is_tried_again_at_once(self):
+        self.reader.snapshot()
+        self.machine.faults.fail('nvmlDeviceGetMigMode',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
+                                 address=str(self.first))
+        self.assertEqual((), self._sick().problems)
+
+    def test_handles_that_died_are_asked_for_again(self):
+        self.reader.snapshot()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.machine.reset_gpu(str(self.first))
+        before = self.nvml.generation
+        self.assertEqual((), self._sick().problems)
+        # Without closing the session under what other threads do.
+        self.assertEqual(before, self.nvml.generation)
+
+    def test_reboot(self):
+        self.reader.snapshot()
+        self.machine.reboot()
+        host = self.reader.snapshot()
+        self.assertEqual({()}, {gpu.problems for gpu in host.gpus})
+        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
+
+    def test_library_that_goes_away(self):
+        self.reader.snapshot()
+        self.machine.unload_library()
+        host = self.reader.snapshot()
+        self.assertIsNotNone(host.nvml_problem)
+        self.assertTrue(host.library_missing)
+        self.assertEqual(8, len(host.gpus))
+        self.assertEqual({((), False, None, 'nvidia')},
+                         {(gpu.problems, gpu.visible_to_nvml, gpu.mig,
+                           gpu.driver) for gpu in host.gpus})
+        self.assertIsNone(host.driver_version)
+        self.assertEqual([], self.log.about('Opening NVML anew'))
+        self.machine.load_library()
+        host = self.reader.snapshot()
+        self.assertIsNone(host.nvml_problem)
+        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
+
+    def test_refusal_does_not_close_the_session(self):
+        self.machine.faults.fail('nvmlDeviceGetMigMode',
+                                 pynvml.NVML_ERROR_NO_PERMISSION,
+                                 times=None, address=str(self.first))
+        self.assertIn('NO_PERMISSION', self._sick().problems[0])
+        self.assertEqual(1, self.nvml.generation)
+
+    def test_static_facts_that_failed_are_read_again(self):
+        self.machine.faults.fail('nvmlDeviceGetSerial',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=1,
+                                 address=str(self.first))
+        gpu = self._sick()
+        self.assertIsNone(gpu.serial)
+        self.assertIn('nvmlDeviceGetSerial', gpu.problems[0])
+        gpu = self._sick()
+        self.assertEqual((self.machine.gpus[0].spec.serial, ()),
+                         (gpu.serial, gpu.problems))
+
+    def test_whole_gpus_need_no_root(self):
+        self.use('mixed')
+        self.machine.privileged = False
+        turing, ampere, hopper, _ = self.reader.snapshot().gpus
+        self.assertEqual(((), ()), (turing.problems, hopper.problems))
+        self.assertFalse(hopper.mig.enabled)
+        self.assertEqual({()}, {profile.placements
+                                for profile in hopper.mig.profiles})
+        self.assertIn('NO_PERMISSION', ampere.problems[0])
+
+    def test_without_root(self):
+        self.machine.privileged = False
+        host = self.reader.snapshot()
+        self.assertEqual(8, len(host.gpus))
+        for gpu in host.gpus:
+            self.assertEqual('ampere', gpu.architecture)
+            self.assertIsNone(gpu.mig)
+            self.assertIn('NO_PERMISSION', gpu.problems[0])
+
+    def test_files_that_cannot_be_read(self):
+        self.use('mixed')
+        before = self.reader.snapshot()
+        address = str(self.addresses[0])
+        for path in (f'*/{address}/mdev_supported_types/*/available_*',):
+            self.machine.faults.fail_read(path, errno.EIO, times=None)
+            sick, *others = self.reader.snapshot().gpus
+            self.assertIn('available_instances', sick.problems[0])
+            self.assertEqual([()] * 3, [gpu.problems for gpu in others])
+            self.machine.faults.clear()
+            self.assertEqual(before, self.reader.snapshot())
