@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 import threading
 
+from cyborg.accelerator.drivers.gpu import base
+from cyborg.common import placement_client
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from cyborg.accelerator.drivers.gpu import base
-from cyborg.common import placement_client
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import seam

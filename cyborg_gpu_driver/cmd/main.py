@@ -18,10 +18,10 @@ import logging
 import socket
 import sys
 
+import pbr.version
 from cliff import app
 from cliff import commandmanager
 from oslo_config import cfg
-import pbr.version
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.host import model
@@ -125,3 +126,17 @@ def _boards(value, where):
 def _expected_filter():
     return ('expected one or a list of "0xDDDDVVVV", PCI device id and '
             'vendor id in quotes, such as "0x233010DE"')
+
+
+def check_overlaps(chosen: Sequence[Devices], where: layout_yaml.Where
+                   ) -> None:
+    """Refuse two items of one entry that are sure to choose one GPU.
+
+    :raises LayoutError: naming both.
+    """
+    for number, devices in enumerate(chosen):
+        for other in range(number):
+            if devices.overlap(chosen[other]):
+                raise where.item(number).error(
+                    f'speaks of the same GPUs as item {other}',
+                    'choose each GPU in one item only')

@@ -184,13 +184,8 @@ class LayoutFile:
 
         :raises LayoutError: listing those that there are.
         """
-        for entry in self.entries:
-            if entry.name == name or (
-                    name is None and len(self.entries) == 1):
-                return entry
-        raise layout_yaml.Where(self.source, ROOT).error(
-            'an entry must be chosen' if name is None
-            else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
+        return layout_yaml.choose(self.entries, name,
+                                  layout_yaml.Where(self.source, ROOT))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole file as plain values."""
@@ -206,14 +201,10 @@ class LayoutFile:
 
 
 def _entry(source, name, items):
-    sections = []
-    for number, item in enumerate(items):
-        where = layout_yaml.Where(source, f'entry {name}, item {number}')
-        section = Section.parse(item, where)
-        for other, before in enumerate(sections):
-            if section.devices.overlap(before.devices):
-                raise where.error(
-                    f'speaks of the same GPUs as item {other}',
-                    'choose each GPU in one item only')
-        sections.append(section)
-    return Entry(source, name, tuple(sections))
+    where = layout_yaml.Where(source, f'entry {name}')
+    sections = tuple(
+        Section.parse(item, where.item(number))
+        for number, item in enumerate(items))
+    layout_devices.check_overlaps(
+        [section.devices for section in sections], where)
+    return Entry(source, name, sections)

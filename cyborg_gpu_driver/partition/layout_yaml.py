@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -87,6 +88,10 @@ class Where:
         """The place of an entry below this one."""
         return dataclasses.replace(self, path=' '.join(map(str, parts)))
 
+    def item(self, number: int) -> Where:
+        """The place of an item of the list that stands here."""
+        return self.below(f'{self.path}, item {number}')
+
     def error(self, problem: str, expected: str) -> exception.LayoutError:
         """The complaint; raise it."""
         return exception.LayoutError(
@@ -148,6 +153,21 @@ def dump(root: str, entries: dict[str, Any]) -> str:
     """A layout file's text."""
     return yaml.dump({'version': VERSION, root: entries}, Dumper=_Dumper,
                      sort_keys=False, default_flow_style=False)
+
+
+def choose(entries: Sequence[Any], name: str | None, where: Where) -> Any:
+    """The entry of that name; without one, the only one there is.
+
+    :param entries: each with a ``name``.
+    :raises LayoutError: listing those that there are.
+    """
+    for entry in entries:
+        if entry.name == name or (name is None and len(entries) == 1):
+            return entry
+    raise where.error(
+        'an entry must be chosen' if name is None
+        else f'no entry {name!r}',
+        'there are ' + ', '.join(entry.name for entry in entries))
 
 
 def kind(value: Any) -> str:

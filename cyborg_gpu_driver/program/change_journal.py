@@ -1,8 +1,20 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
 """What a change of a GPU's layout was doing when its process ended.
 
 One file a GPU, written before each step and removed when the change is
 complete or undone. A file that is there says what the GPU was cut into
-before, and what may have been made since.
+before, and what may have been changed since.
 """
 
 from __future__ import annotations
@@ -38,8 +50,8 @@ class Record:
     """For people, in their order."""
     at: int = 0
     """Index of the step that was about to be taken."""
-    made: tuple[tuple[int, model.Placement], ...] = ()
-    """Profile id and placement of each instance that may have been made."""
+    touched: tuple[tuple[int, model.Placement], ...] = ()
+    """Profile id and placement of each instance that a step was about."""
     problem: str | None = None
     """Why undoing did not come to an end; None if it was not tried."""
 
@@ -129,8 +141,9 @@ def _content(record: Record) -> dict[str, Any]:
         'gpu': str(record.gpu),
         'before': arrangement.to_record(record.before),
         'steps': list(record.steps), 'at': record.at,
-        'made': [{'profile_id': profile_id, 'start': place.start,
-                  'size': place.size} for profile_id, place in record.made],
+        'touched': [{'profile_id': profile_id, 'start': place.start,
+                     'size': place.size}
+                    for profile_id, place in record.touched],
         'problem': record.problem}
 
 
@@ -139,7 +152,7 @@ def _record(content):
         gpu=model.PciAddress.parse(content['gpu']),
         before=arrangement.from_record(content['before']),
         steps=tuple(map(str, content['steps'])), at=int(content['at']),
-        made=tuple((int(item['profile_id']), model.Placement(
+        touched=tuple((int(item['profile_id']), model.Placement(
             int(item['start']), int(item['size'])))
-            for item in content['made']),
+            for item in content['touched']),
         problem=content['problem'])

@@ -24,9 +24,9 @@ import os
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import request
 

@@ -1,3 +1,15 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
 """Carrying out the steps of a change, one after the other."""
 
 from __future__ import annotations
@@ -17,10 +29,15 @@ class Runner:
 
     :param machine: where they are taken.
     :param gpu: as it is before the first step, with compute instances.
+    :param may_reset: whether a change of mode may reset the GPU.
     """
 
-    def __init__(self, machine: platform.Platform, gpu: model.Gpu):
+    def __init__(self, machine: platform.Platform, gpu: model.Gpu,
+                 may_reset: bool = True):
+        self.pending = False
+        """Whether the GPU waits for a reset that may not be made here."""
         self._machine = machine
+        self._may_reset = may_reset
         self._gpu = gpu
         self._address = str(gpu.address)
         self._live = {instance.placement: instance
@@ -36,15 +53,21 @@ class Runner:
         """
         _ACTIONS[step.action](self, step)
 
-    def enable(self, _step):
-        mig_mode.switch(self._machine, self._gpu, True)
+    def _enable(self, _step):
+        self._switch(True)
 
-    def disable(self, _step):
-        mig_mode.switch(self._machine, self._gpu, False)
+    def _disable(self, _step):
+        self._switch(False)
 
-    def create(self, step):
+    def _switch(self, enable):
+        self.pending = not mig_mode.switch(self._machine, self._gpu, enable,
+                                           self._may_reset)
+
+    def _create(self, step):
         """A GPU instance at its explicit placement."""
         place = step.placement
+        if step.profile is None:
+            raise self._refused(f'{step}: NVML lists no such profile')
         number, start, size = privileged.create_gpu_instance(
             self._address, step.profile.profile_id, place.start, place.size)
         made = model.GpuInstance(model.Placement(start, size),
@@ -54,7 +77,7 @@ class Runner:
             raise self._refused(f'{step}: the driver put it at '
                                 f'{made.placement}')
 
-    def destroy(self, step):
+    def _destroy(self, step):
         """A GPU instance, with what compute instances it has."""
         instance = self._instance(step)
         for part in instance.compute:
@@ -63,7 +86,7 @@ class Runner:
         privileged.destroy_gpu_instance(self._address, instance.instance_id)
         del self._live[step.placement]
 
-    def create_compute(self, step):
+    def _create_compute(self, step):
         instance = self._instance(step)
         number, start, size = privileged.create_compute_instance(
             self._address, instance.profile_id, instance.instance_id,
@@ -71,7 +94,7 @@ class Runner:
         self._set_compute(instance, (
             *instance.compute, model.ComputeInstance(start, size, number)))
 
-    def destroy_compute(self, step):
+    def _destroy_compute(self, step):
         instance = self._instance(step)
         for part in instance.compute:
             if part.size == step.slices and step.start in (None, part.start):
@@ -98,10 +121,10 @@ class Runner:
 
 
 _ACTIONS = {
-    change.Action.ENABLE_MIG: Runner.enable,
-    change.Action.DISABLE_MIG: Runner.disable,
-    change.Action.CREATE_INSTANCE: Runner.create,
-    change.Action.DESTROY_INSTANCE: Runner.destroy,
-    change.Action.CREATE_COMPUTE: Runner.create_compute,
-    change.Action.DESTROY_COMPUTE: Runner.destroy_compute,
+    change.Action.ENABLE_MIG: Runner._enable,
+    change.Action.DISABLE_MIG: Runner._disable,
+    change.Action.CREATE_INSTANCE: Runner._create,
+    change.Action.DESTROY_INSTANCE: Runner._destroy,
+    change.Action.CREATE_COMPUTE: Runner._create_compute,
+    change.Action.DESTROY_COMPUTE: Runner._destroy_compute,
 }

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model

@@ -20,7 +20,8 @@ known while a server holds the GPU and NVML cannot see it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Collection
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved

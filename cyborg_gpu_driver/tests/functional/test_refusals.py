@@ -14,10 +14,10 @@
 
 import uuid
 
+from cyborg import context
+from cyborg.agent import rpcapi
 from oslo_config import cfg
 
-from cyborg.agent import rpcapi
-from cyborg import context
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_mig

@@ -1,0 +1,293 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A layout brought onto GPUs: planned, journalled, done, checked; or undone.
+
+Each GPU is a transaction of its own, under the lock that binds take too.
+Whatever fails, the GPU goes back to exactly what it was: the same
+instances at the same placements (their ids and UUIDs are new where they had
+to be destroyed). Where the hardware refuses even that, the journal says how
+far it came, and the next apply or restore completes it.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import change_plan
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.program import arrangement
+from cyborg_gpu_driver.program import blockers
+from cyborg_gpu_driver.program import change_journal
+from cyborg_gpu_driver.program import gpu_state
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import steps
+from cyborg_gpu_driver.program import undo
+
+LOG = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+"""GPUs that are changed at the same time."""
+
+
+class Status(enum.Enum):
+    """What an apply did to one GPU."""
+
+    UNCHANGED = 'unchanged'
+    """It was as wanted already."""
+    CHANGED = 'changed'
+    PENDING = 'pending'
+    """Its MIG mode waits for a reset; nothing else was done."""
+    FAILED = 'failed'
+    """It is as it was, unless the error says otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What an apply did to one GPU, and why not more."""
+
+    gpu: model.PciAddress
+    status: Status
+    error: exception.GpuDriverError | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How much of a layout is brought about."""
+
+    mode_only: bool = False
+    """MIG mode alone; instances stay as they are."""
+    may_reset: bool = True
+    """False leaves a MIG mode that waits for a reset pending."""
+
+
+class Applier:
+    """Plans and makes changes of layout on one machine.
+
+    :param machine: what is changed, through
+        :mod:`cyborg_gpu_driver.program.privileged`.
+    :param state_path: ``[gpu] state_path``: locks and journals.
+    """
+
+    def __init__(self, machine: platform.Platform, state_path: str):
+        self._machine = machine
+        self._state_path = state_path
+        self._binds = journal.Journal(state_path)
+        self._changes = change_journal.ChangeJournal(state_path)
+        self._reader = gpu_state.StateReader(machine)
+        self._undoer = undo.Undoer(machine, self._reader, self._changes,
+                                   self.in_use)
+
+    def read(self, gpu: model.Gpu) -> model.Gpu:
+        """A GPU of a snapshot as it is now, with compute instances.
+
+        :raises NvmlError: if it cannot be read.
+        """
+        return self._reader.read(gpu)
+
+    def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
+        """GPU instances in use and what uses them, by placement.
+
+        :raises NvmlError, SysfsError, JournalError: if it is not known.
+        """
+        return blockers.in_use(self._machine, gpu,
+                               self._binds.entries(gpu.address))
+
+    def plan(self, gpu: model.Gpu, wanted: layout.Wanted,
+             options: Options = Options()) -> change.Change:
+        """What an apply would do to a GPU as it is now; changes nothing.
+
+        :param gpu: as :meth:`read` gives it.
+        :raises LayoutUnreachable: naming what is in the way.
+        :raises ModeBlocked: if its MIG mode cannot be changed now.
+        :raises NvmlError, SysfsError, JournalError: if that is not known.
+        """
+        if options.mode_only:
+            wanted = layout.Wanted(wanted.enabled)
+            if gpu.mig is None or _mode_of(gpu) == (wanted.enabled,) * 2:
+                return change.Change(gpu, wanted)
+        planned = change_plan.plan(gpu, wanted, self.in_use(gpu))
+        if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
+            found = blockers.of_mode(self._machine, gpu, wanted.enabled)
+            if found:
+                raise exception.ModeBlocked(
+                    mode='on' if wanted.enabled else 'off',
+                    reason='in the way: ' + ', '.join(found))
+        return planned
+
+    def unfinished(self, gpu: model.PciAddress
+                   ) -> change_journal.Record | None:
+        """The record of a change that did not come to its end.
+
+        :raises JournalError: if it cannot be read.
+        """
+        return self._changes.get(gpu)
+
+    def apply(self, gpu: model.Gpu, wanted: layout.Wanted,
+              options: Options = Options()) -> Status:
+        """Make one GPU what is wanted; does nothing if it is already.
+
+        :param gpu: of a recent snapshot.
+        :raises LayoutUnreachable, ModeBlocked: nothing was changed.
+        :raises ChangeFailed: saying whether all is as it was.
+        :raises NvmlError, SysfsError, JournalError: if the GPU or a journal
+            cannot be read; nothing was changed.
+        """
+        with locks.gpu(self._state_path, gpu.address):
+            now = self._reader.read(gpu)
+            earlier = self._changes.get(gpu.address)
+            planned = self.plan(now, wanted, options)
+            if not planned.is_empty:
+                return self._carry_out(planned, earlier, options)
+            if earlier is not None:
+                self._changes.remove(gpu.address)
+            return Status.UNCHANGED
+
+    def apply_all(self, gpus: Sequence[tuple[model.Gpu, layout.Wanted]],
+                  options: Options = Options()) -> tuple[Outcome, ...]:
+        """Make several GPUs what is wanted, side by side.
+
+        Each succeeds or fails by itself; never raises for one of them.
+
+        :returns: outcomes in the order of ``gpus``.
+        """
+        def one(item):
+            gpu, wanted = item
+            try:
+                return Outcome(gpu.address, self.apply(gpu, wanted, options))
+            except exception.GpuDriverError as error:
+                return Outcome(gpu.address, Status.FAILED, error)
+
+        if not gpus:
+            return ()
+        with concurrent.futures.ThreadPoolExecutor(
+                min(len(gpus), _AT_ONCE)) as pool:
+            return tuple(pool.map(one, gpus))
+
+    def recover(self, gpu: model.Gpu) -> bool:
+        """Undo the change of a GPU that was under way when a process died.
+
+        :returns: whether there was one.
+        :raises ChangeFailed: if it cannot be undone now.
+        :raises JournalError: if its record cannot be read.
+        """
+        with locks.gpu(self._state_path, gpu.address):
+            record = self._changes.get(gpu.address)
+            if record is None:
+                return False
+            problem = self._undoer.undo(gpu, record)
+            if problem:
+                raise exception.ChangeFailed(
+                    gpu=gpu.address, step='undoing an interrupted change',
+                    reason=problem, outcome=undo.STUCK)
+            return True
+
+    def _carry_out(self, planned, earlier, options):
+        gpu = planned.gpu
+        record = change_journal.Record(
+            gpu=gpu.address,
+            before=earlier.before if earlier else arrangement.of(gpu),
+            steps=tuple(map(str, planned.steps)),
+            touched=earlier.touched if earlier else ())
+        runner = steps.Runner(self._machine, gpu, options.may_reset)
+        doing = 'writing the journal'
+        try:
+            for number, step in enumerate(planned.steps):
+                record = _about_to(record, number, step)
+                doing = 'writing the journal'
+                self._changes.put(record)
+                doing = str(step)
+                runner.take(step)
+                if runner.pending:
+                    break
+            else:
+                doing = 'the check at the end'
+                self._verify(planned)
+            self._changes.remove(gpu.address)
+        except Exception as error:
+            LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; undoing',
+                        {'gpu': gpu.address, 'step': doing, 'error': error})
+            problem = self._undoer.undo(gpu, record)
+            raise exception.ChangeFailed(
+                gpu=gpu.address, step=doing, reason=error,
+                outcome=f'{undo.STUCK}: {problem}' if problem
+                else undo.UNDONE) from error
+        LOG.info('GPU %(gpu)s: %(wanted)s', {'gpu': gpu.address,
+                                             'wanted': planned.wanted})
+        return Status.PENDING if runner.pending else Status.CHANGED
+
+    def _verify(self, planned):
+        """Read the GPU back, whatever the steps have said."""
+        now = self._reader.read(planned.gpu)
+        expected = _expected(planned)
+        found = collections.Counter(
+            (cut.place, tuple(sorted(size for _, size in cut.compute)))
+            for cut in arrangement.of(now).cuts)
+        if _mode_of(now) != (planned.wanted.enabled,) * 2:
+            raise exception.ChangeRefused(
+                gpu=now.address, reason='MIG mode is not what was asked for')
+        if found != expected:
+            raise exception.ChangeRefused(
+                gpu=now.address, reason='reading back, the GPU has '
+                + _listed(found - expected, 'nothing')
+                + ' that was not asked for, and lacks '
+                + _listed(expected - found, 'nothing'))
+
+
+def _about_to(record, number, step):
+    """The record before a step is taken."""
+    touched = set(record.touched)
+    if step.placement is not None and step.profile is not None:
+        touched.add((step.profile.profile_id, step.placement))
+    return dataclasses.replace(
+        record, at=number, touched=tuple(sorted(
+            touched, key=lambda place: (place[1], place[0]))))
+
+
+def _expected(planned):
+    """Instances as they should be when all steps are taken."""
+    return collections.Counter([
+        *(((kept.instance.profile_id, kept.instance.placement),
+           _compute_of(kept)) for kept in planned.keep),
+        *(((made.wanted.profile.profile_id, made.placement),
+           tuple(sorted(made.wanted.compute))) for made in planned.create)])
+
+
+def _compute_of(kept):
+    """Slices of the compute instances; in one in use they stay as is."""
+    if kept.in_use is None:
+        return tuple(sorted(kept.wanted.compute))
+    return tuple(sorted(part.size for part in kept.instance.compute))
+
+
+def _mode_of(gpu):
+    if gpu.mig is None:
+        return False, False
+    return gpu.mig.enabled, gpu.mig.pending
+
+
+def _listed(counted, nothing):
+    return ', '.join(
+        f'profile {profile_id} at {placement} with compute instances of '
+        f'{list(sizes)} slices' for (profile_id, placement), sizes
+        in sorted(counted, key=str)) or nothing

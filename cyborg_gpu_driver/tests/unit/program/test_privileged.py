@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Privileged operations in the daemon of oslo.privsep, and its errors."""
+
+import errno
+import os
+
+import fixtures
+from oslo_config import cfg
+from oslo_config import fixture as config_fixture
+from oslo_privsep import priv_context
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.program import privileged
+
+_UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_PARENT = '0000:3b:00.0'
+
+
+class DaemonTest(base.BaseTestCase):
+    """In a daemon that was really forked and has dropped privileges."""
+
+    def setUp(self):
+        super().setUp()
+        if os.geteuid() != 0:
+            self.skipTest('only root can start a daemon that keeps '
+                          'capabilities')
+        self.root = self.useFixture(fixtures.TempDir()).path
+        gpu_conf.register_opts(cfg.CONF)
+        config = self.useFixture(config_fixture.Config(cfg.CONF))
+        cfg.CONF([], project='test', default_config_files=[])
+        config.config(group='gpu', sysfs_root=self.root)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged._platform', None))
+        context = privsep.gpu_context
+        context.set_client_mode(True)
+        self.addCleanup(context.set_client_mode, False)
+        context.start(method=priv_context.Method.FORK)
+        self.addCleanup(context.stop)
+
+    def make(self, *parts):
+        """An empty control file below the root; its path."""
+        path = os.path.join(self.root, *parts)
+        os.makedirs(os.path.dirname(path))
+        with open(path, 'w'):
+            pass
+        return path
+
+    def test_what_is_asked_for_is_written(self):
+        path = self.make('class', 'mdev_bus', _PARENT,
+                         'mdev_supported_types', 'nvidia-231', 'create')
+        privileged.create_mdev(_PARENT, 'nvidia-231', _UUID)
+        with open(path) as stream:
+            self.assertEqual(_UUID, stream.read())
+
+    def test_the_kernels_error_arrives(self):
+        error = self.assertRaises(exception.SysfsError,
+                                  privileged.remove_mdev, _UUID)
+        self.assertEqual(errno.ENOENT, error.errno)
+        self.assertIn(_UUID, str(error))
+
+    def test_the_daemon_checks_for_itself(self):
+        for call, arguments in (
+                (privileged.create_mdev, ('../x', 'nvidia-231', _UUID)),
+                (privileged.create_mdev, (_PARENT, '../x', _UUID)),
+                (privileged.create_mdev, (_PARENT, 'nvidia-231', '../x')),
+                (privileged.remove_mdev, ('../../x',)),
+                (privileged.create_gpu_instance, ('x', 19, 0, 1)),
+                (privileged.create_gpu_instance, (_PARENT, -1, 0, 1)),
+                (privileged.create_gpu_instance, (_PARENT, 19, 99, 1)),
+                (privileged.create_gpu_instance, (_PARENT, 19, 0, '1')),
+                (privileged.destroy_gpu_instance, (_PARENT, -1))):
+            error = self.assertRaises(exception.InvalidValue, call,
+                                      *arguments)
+            self.assertIn('not valid', str(error))
+
+    def test_errors_of_nvml_arrive(self):
+        if os.path.exists('/proc/driver/nvidia/version'):
+            self.skipTest('this machine has an NVIDIA driver')
+        error = self.assertRaises(
+            exception.NvmlError, privileged.create_gpu_instance,
+            _PARENT, 19, 6, 1)
+        self.assertEqual('LIBRARY_NOT_FOUND', error.symbol)
