@@ -159,3 +159,27 @@ class ModeBlocked(GpuDriverError):
     """A GPU does not take a MIG mode because something is in the way."""
 
     template = 'MIG mode cannot be turned {mode}: {reason}'
+
+
+class SriovError(GpuDriverError):
+    """NVIDIA's sriov-manage made no virtual functions."""
+
+    template = 'virtual functions of GPU {address}: {reason}'
+
+
+class HookError(GpuDriverError):
+    """A hook of an apply cannot be used, or failed."""
+
+    template = '{source}: {where}: {reason}'
+
+
+class StepFailed(GpuDriverError):
+    """A step of a change did not do what it was to do."""
+
+    template = '{reason}'
+
+
+class HostUnusable(GpuDriverError):
+    """The GPUs of this machine cannot be worked on."""
+
+    template = 'this machine: {reason}'

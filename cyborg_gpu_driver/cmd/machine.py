@@ -55,6 +55,11 @@ class Machine:
             platform.from_conf(self._conf)).snapshot(detail=True)
 
     @property
+    def conf(self) -> cfg.ConfigOpts:
+        """The options, with ``[gpu]`` registered."""
+        return self._conf
+
+    @property
     def hostname(self) -> str:
         return self._conf.host
 

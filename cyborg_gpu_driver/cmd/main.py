@@ -29,6 +29,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PROGRAM = 'cyborg-gpu'
+_QUIET = frozenset({'stevedore', 'cyborg_gpu_driver'})
 
 
 class CyborgGpu(app.App):
@@ -63,13 +64,21 @@ class CyborgGpu(app.App):
 
     def configure_logging(self):
         super().configure_logging()
-        # The commands say themselves what is worth saying.
         if self.options.verbose_level < 2:
-            for name in ('stevedore', 'cyborg_gpu_driver'):
-                logging.getLogger(name).setLevel(logging.ERROR)
+            for handler in logging.getLogger('').handlers:
+                handler.addFilter(_is_worth_showing)
 
     def initialize_app(self, argv):
         self.machine = machine.Machine(_configuration(self.options))
+
+
+def _is_worth_showing(record):
+    """Whether a person is to see a log record.
+
+    What our own code warns of, the commands say themselves.
+    """
+    return (record.levelno >= logging.ERROR
+            or record.name.partition('.')[0] not in _QUIET)
 
 
 def _configuration(options):

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from oslo_config import cfg
 from stevedore import driver
@@ -32,6 +33,9 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
+    sriov_manage: Callable[[str], None] | None = None
+    """Makes the virtual functions of the GPU at an address in place of
+    NVIDIA's script; None runs the script."""
 
 
 def real(sysfs_root: str = '/sys') -> Platform:

@@ -97,7 +97,7 @@ def _reason(mig, wanted, in_use):
             if item.placement in in_use]
     blocking = _blocking(grid, mig, used, wanted)
     part = change_search.largest(mig, wanted, used)
-    return (f'in the way: '
+    return ('in the way: '
             + '; '.join(_described(mig, item, in_use) for item in blocking)
             + f'; with all that is in use in place, of the wanted there is '
               f'room for {_named(part)}')

@@ -51,20 +51,26 @@ def solve(grid: geometry.Geometry,
           wanted: layout.Wanted) -> Solution | None:
     """The way to what is wanted that destroys least.
 
-    In this order: the fewest GPU instances destroyed, the fewest compute
-    instances destroyed in those that stay, the fewest instances made; of
-    equals the one that leaves most room for what may be asked for next
+    In this order: the fewest MIG devices destroyed (compute instances, and
+    GPU instances without any); the fewest GPU instances in the end; the
+    fewest of them destroyed. Of equals it is the one that leaves most room
+    for what may be asked for next
     (:func:`cyborg_gpu_driver.partition.planner.capacity`).
 
     :param in_use: placements of instances that must stay as they are.
     :returns: None if there is no way with those in place.
     """
-    best, best_cost = None, None
+    best = None
     for packing in wanted.packings():
-        for cost, solution in _solutions(grid, instances, in_use, packing):
-            if best_cost is None or cost < best_cost:
-                best, best_cost = solution, cost
-    return best
+        for lost, keep in _keepable(instances, in_use, packing):
+            if best is not None and lost > best[0][0]:
+                break
+            pairs = _assign(keep, in_use, packing)
+            found = pairs and _complete(grid, lost, instances, pairs,
+                                        packing)
+            if found and (best is None or found[0] < best[0]):
+                best = found
+    return best and best[1]
 
 
 def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
@@ -98,7 +104,9 @@ def largest(mig: model.Mig, wanted: layout.Wanted,
     """
     grid = geometry.Geometry(mig.profiles)
     fixed = tuple(fixed)
-    seen, stack, parts = set(), [()], [()]
+    seen: set[tuple[int, ...]] = set()
+    stack: list[tuple[int, ...]] = [()]
+    parts: list[tuple[int, ...]] = [()]
     while stack:
         part = stack.pop()
         for index, entry in enumerate(wanted.devices):
@@ -152,37 +160,29 @@ def _place(grid, occupancy, profile, count, rest, above):
                               profile, count - 1, rest, placement.start)
 
 
-def _solutions(grid, instances, in_use, packing):
-    """Solutions for one packing, none worse than one that is left out."""
-    for kept in _keepable(instances, in_use, packing):
-        # Sets of one size are equal in what is destroyed: after the first
-        # size that leads anywhere, no smaller one can be better.
-        found = []
-        for keep in kept:
-            pairs = _assign(keep, in_use, packing)
-            if pairs is not None:
-                found += _complete(grid, instances, keep, pairs, packing)
-        if found:
-            yield min(found, key=lambda item: item[0])
-            return
-
-
 def _keepable(instances, in_use, packing):
-    """Sets of instances that could stay, in groups of one size, large
-    sets first."""
+    """(MIG devices lost with the others, instances that could stay), by
+    what is lost."""
     counts = collections.Counter(
         item.profile.profile_id for item in packing)
     must = [item for item in instances if item.placement in in_use]
-    may = [item for item in instances if item.placement not in in_use]
     for item in must:
         counts[item.profile_id] -= 1
     if any(count < 0 for count in counts.values()):
-        return
-    may = [item for item in may if counts[item.profile_id] > 0]
-    for size in range(len(may), -1, -1):
-        yield [(*must, *chosen)
-               for chosen in itertools.combinations(may, size)
-               if _within(chosen, counts)]
+        return []
+    may = [item for item in instances if item.placement not in in_use]
+    worth = sum(map(_devices, may))
+    useful = [item for item in may if counts[item.profile_id] > 0]
+    return sorted((
+        (worth - sum(map(_devices, chosen)), (*must, *chosen))
+        for size in range(len(useful) + 1)
+        for chosen in itertools.combinations(useful, size)
+        if _within(chosen, counts)), key=lambda item: item[0])
+
+
+def _devices(instance):
+    """What is lost with an instance."""
+    return max(1, len(instance.compute))
 
 
 def _within(chosen, counts):
@@ -192,9 +192,9 @@ def _within(chosen, counts):
 
 
 def _assign(keep, in_use, packing):
-    """What each instance is to be, at the least cost to its compute
-    instances; None if one in use cannot be as wanted."""
-    pairs = []
+    """(compute instances lost, what each instance is to be), at the least
+    cost; None if one in use cannot be as wanted."""
+    lost, pairs = 0, []
     by_profile = collections.defaultdict(list)
     for item in keep:
         by_profile[item.profile_id].append(item)
@@ -204,8 +204,9 @@ def _assign(keep, in_use, packing):
         best = _cheapest(tuple(items), wanted, in_use)
         if best is None:
             return None
+        lost += best[0][0]
         pairs += best[1]
-    return pairs
+    return lost, pairs
 
 
 def _cheapest(items, wanted, in_use):
@@ -228,28 +229,26 @@ def _cheapest(items, wanted, in_use):
     return best
 
 
-def _complete(grid, instances, keep, pairs, packing):
-    """(cost, solution) for the best way to place what is missing."""
+def _complete(grid, lost, instances, assigned, packing):
+    """(cost, solution) for the best way to place what is missing; None if
+    there is none."""
+    lost_inside, pairs = assigned
     missing = collections.Counter(packing)
     missing.subtract(choice for _item, choice in pairs)
     counts = collections.Counter()
     for choice, count in missing.items():
         counts[choice.profile] += count
-    before = grid.occupancy_of(keep)
-    best = max(completions(grid, before, _needs(counts)), default=None,
-               key=lambda occupancy: (
-                   planner.capacity(grid, occupancy), occupancy.taken))
-    if best is None:
-        return
-    changes = [compute_change.cost(item, choice, False)
-               for item, choice in pairs if item.compute]
-    solution = Solution(
-        tuple(sorted(pairs, key=lambda pair: pair[0])),
-        _placed(best, before, missing))
-    yield ((len(instances) - len(keep), sum(cost[0] for cost in changes),
-            len(solution.create),
-            _descending(planner.capacity(grid, best), best.taken)),
-           solution)
+    before = grid.occupancy_of(item for item, _choice in pairs)
+    ways = [(_descending(planner.capacity(grid, occupancy), occupancy),
+             occupancy)
+            for occupancy in completions(grid, before, _needs(counts))]
+    if not ways:
+        return None
+    room, best = min(ways, key=lambda way: way[0])
+    return ((lost + lost_inside, len(packing), len(instances) - len(pairs),
+             room),
+            Solution(tuple(sorted(pairs, key=lambda pair: pair[0])),
+                     _placed(best, before, missing)))
 
 
 def _placed(after, before, missing):
@@ -267,7 +266,7 @@ def _placed(after, before, missing):
     return tuple(sorted(result, key=lambda pair: pair[0]))
 
 
-def _descending(capacity, taken):
+def _descending(capacity, occupancy):
     """A key by which more capacity and higher starts come first."""
     return (*(-value for value in capacity),
-            tuple(-place.start for _profile, place in taken))
+            tuple(-place.start for _profile, place in occupancy.taken))

@@ -48,7 +48,7 @@ def change(instance: model.GpuInstance, wanted: layout.WantedInstance
                 return ComputeChange(tuple(
                     item for item in instance.compute if item not in keep),
                     create)
-    # Larger than the instance itself; the GPU will say so.
+    # No way that we can tell, say 4 and 3 of 7 slices: the GPU knows.
     return ComputeChange(instance.compute, wanted.compute)
 
 
@@ -78,11 +78,16 @@ def _mask(compute: Collection[model.ComputeInstance]) -> int:
 
 
 def _fits(room, taken, sizes):
-    """Whether runs of free slices can hold the sizes."""
+    """Whether free slices can hold the sizes.
+
+    Compute instances of one size are laid end to end from the first slice.
+    A GPU that allows more starts than that loses nothing but a compute
+    instance that could have stayed.
+    """
     if not sizes:
         return True
     bits = (1 << sizes[0]) - 1
     return any(
         _fits(room, taken | bits << start, sizes[1:])
-        for start in range(room - sizes[0] + 1)
+        for start in range(0, room - sizes[0] + 1, sizes[0])
         if not taken & bits << start)

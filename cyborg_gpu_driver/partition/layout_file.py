@@ -68,7 +68,7 @@ class Section:
             raise where.error(f'mig-enabled: {enabled!r} is neither',
                               'expected true or false')
         if enabled and 'mig-devices' not in item:
-            raise where.error('key \'mig-devices\' is missing', 'give {} '
+            raise where.error("key 'mig-devices' is missing", 'give {} '
                               'for a GPU in MIG mode without instances')
         counts = layout_yaml.counts(
             item.get('mig-devices', {}), where, _EXAMPLE)

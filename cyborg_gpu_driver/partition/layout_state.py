@@ -65,10 +65,10 @@ def differences(gpu: model.Gpu, wanted: layout.Wanted,
         expected = wanted.counts.get(name, 0)
         if there[name] != expected:
             found.append(f'{name}: {there[name]} there, {expected} wanted')
-    for item in gpu.mig.instances if gpu.mig else ():
-        if not item.compute and item.placement not in in_use:
-            found.append(f'{_name(gpu.mig, item)} at {item.placement} has '
-                         'no compute instance')
+    found += [
+        f'{_name(gpu.mig, item)} at {item.placement} has no compute instance'
+        for item in (gpu.mig.instances if gpu.mig else ())
+        if not item.compute and item.placement not in in_use]
     return tuple(found)
 
 

@@ -91,11 +91,17 @@ class Entry:
             return None
         where = layout_yaml.Where(
             self.source, f'entry {self.name}, GPU {index}')
-        if len(found) > 1:
+        # Different cards share a PCI device id (A2 and A16): items for both
+        # match, and only the types tell which is meant.
+        known = {item.name for item in vgpu_types.types_of(gpu)}
+        suiting = [section for section in found
+                   if known.issuperset(section.vgpu_devices)]
+        if len(suiting) > 1:
             raise where.error(
                 'spoken of twice: ' + ' and '.join(
-                    str(section.devices) for section in found),
+                    str(section.devices) for section in suiting),
                 'choose each GPU in one item only')
+        found = suiting or found
         return {_type(gpu, name, count, where): count
                 for name, count in found[0].vgpu_devices.items() if count}
 
@@ -145,12 +151,9 @@ class LayoutFile:
 
 def _entry(source, name, items):
     where = layout_yaml.Where(source, f'entry {name}')
-    sections = tuple(
+    return Entry(source, name, tuple(
         Section.parse(item, where.item(number))
-        for number, item in enumerate(items))
-    layout_devices.check_overlaps(
-        [section.devices for section in sections], where)
-    return Entry(source, name, sections)
+        for number, item in enumerate(items)))
 
 
 def _type(gpu, name, count, where):

@@ -38,7 +38,7 @@ _PROFILE = re.compile(
     r'(?P<attributes>(?P<sign>[+-])[a-z.]+(?:,[a-z.]+)*)?', re.ASCII)
 
 _VGPU_TYPE = re.compile(
-    r'(?P<product>[A-Za-z]\w*(?:-[A-Za-z]\w*)*)-(?:(?P<slices>[1-9]\d?)-)?'
+    r'(?P<product>\w*[A-Za-z]\w*(?:-[A-Za-z]\w*)*)-(?:(?P<slices>[1-9]\d?)-)?'
     r'(?P<memory>0|[1-9]\d{0,3})(?P<series>[ABCQ])'
     r'(?P<suffix>ME|NOME|MEALL|GFX|\d)?', re.ASCII)
 

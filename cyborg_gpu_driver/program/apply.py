@@ -25,6 +25,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import enum
+from collections.abc import Callable
 from collections.abc import Sequence
 
 from oslo_log import log as logging
@@ -38,6 +39,7 @@ from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import change_journal
+from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import gpu_state
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import locks
@@ -153,15 +155,34 @@ class Applier:
         :raises NvmlError, SysfsError, JournalError: if the GPU or a journal
             cannot be read; nothing was changed.
         """
+        return self.transact(
+            gpu, lambda now: self.plan(now, wanted, options), options,
+            remember=True)
+
+    def transact(self, gpu: model.Gpu,
+                 decide: Callable[[model.Gpu], change.Change],
+                 options: Options = Options(), remember: bool = False
+                 ) -> Status:
+        """Make one change to a GPU under its lock, or none at all.
+
+        :param decide: called with the GPU as it is then; what it raises
+            leaves here, and nothing was changed.
+        :param remember: whether the checkpoint takes up a GPU that it does
+            not have yet. One that it has is always kept up to date.
+        :raises: as :meth:`apply`.
+        """
         with locks.gpu(self._state_path, gpu.address):
             now = self._reader.read(gpu)
             earlier = self._changes.get(gpu.address)
-            planned = self.plan(now, wanted, options)
+            planned = decide(now)
+            status = Status.UNCHANGED
             if not planned.is_empty:
-                return self._carry_out(planned, earlier, options)
-            if earlier is not None:
+                now, status = self._carry_out(planned, earlier, options)
+            elif earlier is not None:
                 self._changes.remove(gpu.address)
-            return Status.UNCHANGED
+            if status is not Status.PENDING:
+                self._remember(now, remember)
+            return status
 
     def apply_all(self, gpus: Sequence[tuple[model.Gpu, layout.Wanted]],
                   options: Options = Options()) -> tuple[Outcome, ...]:
@@ -210,7 +231,7 @@ class Applier:
             steps=tuple(map(str, planned.steps)),
             touched=earlier.touched if earlier else ())
         runner = steps.Runner(self._machine, gpu, options.may_reset)
-        doing = 'writing the journal'
+        now, doing = gpu, 'writing the journal'
         try:
             for number, step in enumerate(planned.steps):
                 record = _about_to(record, number, step)
@@ -222,7 +243,8 @@ class Applier:
                     break
             else:
                 doing = 'the check at the end'
-                self._verify(planned)
+                now = self._reader.read(gpu)
+                _verify(now, planned)
             self._changes.remove(gpu.address)
         except Exception as error:
             LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; undoing',
@@ -234,24 +256,36 @@ class Applier:
                 else undo.UNDONE) from error
         LOG.info('GPU %(gpu)s: %(wanted)s', {'gpu': gpu.address,
                                              'wanted': planned.wanted})
-        return Status.PENDING if runner.pending else Status.CHANGED
+        return now, (Status.PENDING if runner.pending else Status.CHANGED)
 
-    def _verify(self, planned):
-        """Read the GPU back, whatever the steps have said."""
-        now = self._reader.read(planned.gpu)
-        expected = _expected(planned)
-        found = collections.Counter(
-            (cut.place, tuple(sorted(size for _, size in cut.compute)))
-            for cut in arrangement.of(now).cuts)
-        if _mode_of(now) != (planned.wanted.enabled,) * 2:
-            raise exception.ChangeRefused(
-                gpu=now.address, reason='MIG mode is not what was asked for')
-        if found != expected:
-            raise exception.ChangeRefused(
-                gpu=now.address, reason='reading back, the GPU has '
-                + _listed(found - expected, 'nothing')
-                + ' that was not asked for, and lacks '
-                + _listed(expected - found, 'nothing'))
+    def _remember(self, now, anew):
+        """Put the GPU into the checkpoint as it is now."""
+        try:
+            known = {item.gpu: item for item in checkpoint.read(
+                checkpoint.path(self._state_path))}
+            saved = checkpoint.saved(now, self._binds.entries(now.address))
+            if known.get(now.address, None if anew else saved) == saved:
+                return
+            if anew or now.address in known:
+                checkpoint.update(self._state_path, (saved,))
+        except exception.JournalError as error:
+            LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
+                        '%(error)s', {'gpu': now.address, 'error': error})
+
+
+def _verify(now, planned):
+    """Compare what was read back, whatever the steps have said."""
+    expected = _expected(planned)
+    found = collections.Counter(
+        (cut.place, tuple(sorted(size for _, size in cut.compute)))
+        for cut in arrangement.of(now).cuts)
+    if _mode_of(now) != (planned.wanted.enabled,) * 2:
+        raise exception.StepFailed(
+            reason='MIG mode is not what was asked for')
+    if found != expected:
+        raise exception.StepFailed(
+            reason=f'it has {_listed(found - expected)} that was not asked '
+                   f'for, and lacks {_listed(expected - found)}')
 
 
 def _about_to(record, number, step):
@@ -286,8 +320,8 @@ def _mode_of(gpu):
     return gpu.mig.enabled, gpu.mig.pending
 
 
-def _listed(counted, nothing):
+def _listed(counted):
     return ', '.join(
         f'profile {profile_id} at {placement} with compute instances of '
         f'{list(sizes)} slices' for (profile_id, placement), sizes
-        in sorted(counted, key=str)) or nothing
+        in sorted(counted, key=str)) or 'nothing'

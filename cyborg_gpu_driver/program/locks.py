@@ -34,6 +34,11 @@ def journal(state_path: str) -> contextlib.AbstractContextManager:
     return _lock(state_path, 'journal')
 
 
+def checkpoint(state_path: str) -> contextlib.AbstractContextManager:
+    """Hold the checkpoint for one read and write of it."""
+    return _lock(state_path, 'checkpoint')
+
+
 def _lock(state_path, name):
     return lockutils.lock(f'cyborg-gpu-{name}', external=True,
                           lock_path=os.path.join(state_path, 'locks'))

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.host import compute
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program import sriov
 
 _MDEVS = ('bus', 'mdev', 'devices')
 _GRID_LIMIT = 64
@@ -163,6 +164,18 @@ def reset_gpu(address: str) -> None:
                                'reset')
     finally:
         _machine().nvml.forget(parsed)
+
+
+@privsep.gpu_context.entrypoint
+def enable_virtual_functions(address: str) -> None:
+    """Make a GPU's virtual functions, all that it has.
+
+    :raises SriovError: as NVIDIA's sriov-manage refused it.
+    """
+    parsed = model.PciAddress.parse(address)
+    machine = _machine()
+    (machine.sriov_manage or sriov.manage)(str(parsed))
+    machine.nvml.forget(parsed)
 
 
 @privsep.gpu_context.entrypoint

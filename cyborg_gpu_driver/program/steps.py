@@ -48,7 +48,7 @@ class Runner:
 
         :raises NvmlError, SysfsError, ModeBlocked: as the hardware refused
             it.
-        :raises ChangeRefused: if the step names what is not there, or the
+        :raises StepFailed: if the step names what is not there, or the
             driver made something else than it was asked for.
         """
         _ACTIONS[step.action](self, step)
@@ -116,8 +116,9 @@ class Runner:
         self._live[instance.placement] = dataclasses.replace(
             instance, compute=tuple(sorted(parts)))
 
-    def _refused(self, reason):
-        return exception.ChangeRefused(gpu=self._address, reason=reason)
+    @staticmethod
+    def _refused(reason):
+        return exception.StepFailed(reason=reason)
 
 
 _ACTIONS = {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import sysfs
@@ -40,7 +41,18 @@ def open_platform(machine: str | machine_module.Machine,
     return platform.Platform(
         sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
         nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
-        simulated=True)
+        simulated=True, sriov_manage=_sriov_manage(machine))
+
+
+def _sriov_manage(machine):
+    """The machine's sriov-manage, which refuses as the script does."""
+    def manage(address):
+        try:
+            machine.sriov_manage(address)
+        except OSError as error:
+            raise exception.SriovError(
+                address=address, reason=error.strerror) from error
+    return manage
 
 
 def _no_library(path):

@@ -16,6 +16,7 @@ import threading
 import uuid
 
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _PROFILES = {
@@ -113,6 +114,20 @@ class BindTest(OneGpuCase):
         self.assertEqual(bound, self.everything())
         self.driver._agent = None
         self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_what_a_guest_still_holds_is_removed_by_a_later_report(self):
+        server = self.cloud.bind(self.profile(_class('3g.40gb')))
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        (handle,) = self.mdevs()
+        world.start_guest(handle)
+        self.cloud.unbind(server)
+        self.assertEqual([(9, 4)], self.placements())
+        # Cyborg takes it for free; what cannot be made is reserved.
+        self.cloud.report()
+        self.assertEqual((2, 1), self.reserved()['3g.40gb'])
+        world.stop_guest(handle)
+        self.report()
         self.assertEqual(self.untouched, self.everything())
 
     def test_reports_change_nothing(self):

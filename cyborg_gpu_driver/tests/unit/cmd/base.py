@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 
 from oslotest import base
 
@@ -33,6 +34,10 @@ class CommandCase(base.BaseTestCase):
         # process ends with it; undoing this one undoes those as well.
         guard = simulator.Machine.load('t4x4').install()
         self.addCleanup(guard.uninstall)
+        # cliff adds handlers to the root logger and never takes them away.
+        root = logging.getLogger('')
+        self.addCleanup(setattr, root, 'handlers', root.handlers[:])
+        self.addCleanup(root.setLevel, root.level)
 
     def run_program(self, *arguments, code=0):
         """Run it and check the exit code.

@@ -13,7 +13,8 @@
 """Binds and unbinds on simulated hardware, with everything going wrong."""
 
 import collections
-import copy
+import ctypes
+import dataclasses
 import errno
 import uuid
 
@@ -81,6 +82,12 @@ class BinderCase(base.BaseTestCase):
         parent = offer.parents[number % len(offer.parents)]
         return (str(parent), offer.vgpu_type_id,
                 str(uuid.uuid5(uuid.NAMESPACE_DNS, f'{profile} {number}')))
+
+    def stranger(self, profile_id, start, size):
+        """Let somebody else make an instance."""
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), profile_id,
+            ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
 
     def truth(self):
         """What the hardware has, whatever anybody believes."""
@@ -196,22 +203,88 @@ class BindTest(BinderCase):
         self.assertEqual([(19, 6)], self.truth()[0])
 
     def test_a_vgpu_on_anothers_instance_is_exchanged(self):
-        # The driver puts a vGPU on any free instance of its profile: with
-        # a foreign one there, the first handle's vGPU may sit on that, the
-        # second's on the first's.
-        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
-        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+        # The driver puts a vGPU on any free instance of its profile. With
+        # 3g@4 and a foreign 1g@0 the first handle gets 1g@1 and sits on the
+        # foreign one, the second gets 1g@3 and sits on the first's.
+        self.stranger(9, 4, 4)
+        self.stranger(19, 0, 1)
         self.live.refresh()
         first, second = (self.handle('1g.5gb', number) for number in (0, 1))
         self.binder.bind(*first)
         self.binder.bind(*second)
-        self.assertEqual(3, len(self.truth()[0]))
+        foreign = [(9, 4), (19, 0)]
+        self.assertEqual([*foreign, (19, 1), (19, 3)], self.truth()[0])
         self.binder.unbind(*first)
-        self.assertEqual(2, len(self.truth()[0]))
+        self.assertEqual([*foreign, (19, 1)], self.truth()[0])
         self.assertEqual([second[2]], [item[0] for item in self.truth()[1]])
+        (entry,) = self.journal.entries()
+        self.assertEqual(model.Placement(1, 1), entry.placement)
+        self.live.refresh()
+        self.assertEqual(self.truth(), self.belief())
         self.binder.unbind(*second)
+        self.assertEqual((foreign, []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_stranger_that_is_quicker_is_left_alone(self):
+        # Between our look and our creation somebody takes the place.
+        create = 'nvmlDeviceCreateGpuInstanceWithPlacement'
+        taken = []
+
+        def take(_seconds):
+            if not taken:
+                taken.append(True)
+                self.stranger(19, 6, 1)
+
+        self.machine.faults.delay(create, 1, sleep=take)
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
+        self.binder.unbind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 6)], self.truth()[0])
+
+    def test_a_stranger_at_the_place_is_not_undone(self):
+        # The view is old, and NVML's answer leaves open what it did.
+        self.stranger(19, 6, 1)
+        self.machine.faults.fail(
+            'nvmlDeviceCreateGpuInstanceWithPlacement',
+            pynvml.NVML_ERROR_UNKNOWN)
+        self.assertRaises(exception.NvmlError, self.binder.bind,
+                          *self.handle('1g.5gb'))
         self.assertEqual(([(19, 6)], []), self.truth())
         self.assertEqual((), self.journal.entries())
+
+    def test_an_mdev_of_another_type_than_asked_for_is_undone(self):
+        handle = self.handle('1g.5gb')
+        readlink = self.machine.os.readlink
+
+        def other(path):
+            target = readlink(path)
+            return (target.replace(handle[1], 'nvidia-1')
+                    if path.endswith('mdev_type') else target)
+
+        self.machine.os.readlink = other
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('nvidia-1', str(error))
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_bind_during_a_snapshot_is_not_forgotten(self):
+        handle = self.handle('3g.20gb')
+        bound = []
+
+        def bind(_seconds):
+            # The first GPU has been read when the last one is asked.
+            asked = self.machine.calls['nvmlDeviceGetMigMode']
+            if asked == len(self.machine.gpus) - 1 and not bound:
+                bound.append(True)
+                self.binder.bind(*handle)
+
+        self.machine.reset_calls()
+        self.machine.faults.delay('nvmlDeviceGetMigMode', 1, sleep=bind)
+        self.live.refresh()
+        self.assertEqual([True], bound)
+        self.assert_quiet()
+        self.assertEqual([(9, 4)], self.belief()[0])
 
     def test_an_mdev_that_is_not_ours_is_not_taken_over(self):
         handle = self.handle('1g.5gb')
@@ -377,20 +450,13 @@ class FailingUnbindTest(BinderCase):
     def test_an_instance_id_that_is_reused_is_not_destroyed(self):
         entry = self.journal.get(self.bound[2])
         privileged.remove_mdev(self.bound[2])
-        privileged.destroy_gpu_instance(self.gpu, entry.instance_id)
-        # Somebody's 2g takes the same id, at another place.
-        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
-        for _ in range(3):
-            pynvml.nvmlDeviceCreateGpuInstance(device, 14)
-        others = copy.deepcopy(self.truth())
-        privileged.destroy_gpu_instance(self.gpu, next(
-            number for number, item in self.machine.gpu(
-                self.gpu).state.instances.items()
-            if item.start == entry.placement.start))
-        left = self.truth()
-        self.assertNotEqual(others, left)
+        # By now the id is of another one than that which was cut for us.
+        self.journal.put(dataclasses.replace(
+            entry, placement=model.Placement(0, 2)))
+        before = self.truth()
         self.assertTrue(self.unbind())
-        self.assertEqual(left, self.truth())
+        self.assertEqual(before, self.truth())
+        self.assertEqual((), self.journal.entries())
 
 
 class CrashTest(BinderCase):

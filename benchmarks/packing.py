@@ -1,0 +1,391 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""How many requests each online policy can meet, and how many anyone could.
+
+Instances are asked for and end at random on a cluster of GPUs with the
+8-unit grid. Each policy sees the same requests. First-fit is what is
+commonly done, unlimited repacking what nobody can surpass that takes all it
+can; the share of the gap between the two that a policy closes says how good
+it is.
+
+usage: python benchmarks/packing.py [-f table|json] [--gpus 8,100]
+           [--load 0.85] [--mix uniform,bimodal,small,6:1:1:1:3]
+           [--lifetime exponential|lognormal] [--seeds N] ...
+
+Exits 1 if capacity-loss closes less of the gap than we set ourselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import heapq
+import itertools
+import json
+import math
+import pathlib
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
+                str(pathlib.Path(__file__).resolve().parent)]
+
+import oracle  # noqa: E402
+
+from cyborg_gpu_driver.host import model  # noqa: E402
+from cyborg_gpu_driver.partition import geometry  # noqa: E402
+from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
+from cyborg_gpu_driver.partition import online  # noqa: E402
+
+SLICES = (1, 2, 3, 4, 7)
+SLICES_PER_GPU = 7
+PROFILES = tuple(
+    model.GpuInstanceProfile(
+        profile_id=number, name=name, slices=slices, memory_mib=0,
+        max_instances=len(starts), placements=tuple(
+            model.Placement(start, size) for start in starts))
+    for number, (name, slices, size, starts) in enumerate(zip(
+        oracle.PROFILES, SLICES, (1, 2, 4, 4, 8),
+        (range(7), (0, 2, 4), (0, 4), (0,), (0,)), strict=True)))
+DRIVER_STARTS = {0: (6, 4, 5, 0, 1, 2, 3), 1: (4, 0, 2), 2: (4, 0)}
+"""Where the driver puts an instance if it is not told."""
+
+MIXES = {
+    'uniform': (1, 1, 1, 1, 1),
+    'bimodal': (6, 3, 2, 3, 6),
+    'small': (16, 8, 4, 2, 1),
+}
+"""How many requests of each profile, as parts of a whole."""
+
+LIFETIMES: dict[str, Callable[[random.Random], float]] = {
+    'exponential': lambda chance: chance.expovariate(1.0),
+    # Mean 1; one in forty lives longer than four times the mean.
+    'lognormal': lambda chance: chance.lognormvariate(-0.5, 1.0),
+}
+
+TARGET_LOAD = 0.85
+LIMITS = {8: 1 / 2, 100: 2 / 3}
+"""By number of GPUs, the least share of the gap, over all mixes."""
+TARGET_MICROSECONDS = 100
+"""A busy machine must not make this program fail, so it is shown only."""
+
+WARM_UP = 12.0
+"""Mean lifetimes before anything is counted."""
+
+FIRST_FIT, REPACKING = 'first-fit', 'repacking'
+OURS = 'capacity-loss'
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """An instance that is asked for; times in mean lifetimes."""
+
+    arrival: float
+    profile: int
+    end: float
+
+
+@dataclasses.dataclass
+class Score:
+    """What became of the requests under one policy."""
+
+    offered: list[int] = dataclasses.field(
+        default_factory=lambda: [0] * len(SLICES))
+    accepted: list[int] = dataclasses.field(
+        default_factory=lambda: [0] * len(SLICES))
+    seconds: float = 0.0
+    """Of all decisions, with taking the place."""
+    decisions: int = 0
+
+    @property
+    def acceptance(self):
+        return sum(self.accepted) / sum(self.offered)
+
+    @property
+    def slice_acceptance(self):
+        return _slices(self.accepted) / _slices(self.offered)
+
+    @property
+    def microseconds(self):
+        return self.seconds / self.decisions * 1e6
+
+    def __add__(self, other):
+        return Score([*map(sum, zip(self.offered, other.offered))],
+                     [*map(sum, zip(self.accepted, other.accepted))],
+                     self.seconds + other.seconds,
+                     self.decisions + other.decisions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One policy in one case; shares of the gap as fractions of 1."""
+
+    gpus: int
+    load: float
+    mix: str
+    policy: str
+    acceptance: float
+    slice_acceptance: float
+    gap_closed: float | None
+    gap_closed_spread: float
+    """Standard deviation between seeds."""
+    slice_gap_closed: float | None
+    microseconds: float
+    """A decision, mean; of repacking, the closed form alone."""
+    by_profile: dict[str, float | None]
+
+
+def requests(chance: random.Random, gpus: int, load: float,
+             mix: tuple[float, ...],
+             lifetime: Callable[[random.Random], float]
+             ) -> Iterator[Request]:
+    """Poisson arrivals, for ever.
+
+    :param load: compute slices asked for at a time, on average, of all
+        that there are.
+    """
+    rate = load * SLICES_PER_GPU * gpus * sum(mix) / _slices(mix)
+    now = 0.0
+    while True:
+        now += chance.expovariate(rate)
+        profile, = chance.choices(range(len(mix)), mix)
+        yield Request(now, profile, now + lifetime(chance))
+
+
+def play(cluster, traffic: list[Request]) -> Score:
+    """Put the requests to a cluster, one after another."""
+    score, running, clock = Score(), [], time.perf_counter
+    for number, request in enumerate(traffic):
+        while running and running[0][0] <= request.arrival:
+            cluster.remove(heapq.heappop(running)[-1])
+        start = clock()
+        place = cluster.request(request.profile)
+        score.seconds += clock() - start
+        score.decisions += 1
+        if place is not None:
+            heapq.heappush(running, (request.end, number, place))
+        if request.arrival >= WARM_UP:
+            score.offered[request.profile] += 1
+            score.accepted[request.profile] += place is not None
+    return score
+
+
+def contestants(gpus: int) -> dict[str, object]:
+    """A fresh cluster for each policy."""
+    grid = geometry.Geometry(PROFILES)
+    lowest = occupancy_table.Table(grid)
+    driver = occupancy_table.Table(grid, starts=DRIVER_STARTS)
+    empty = dict.fromkeys(range(gpus), geometry.EMPTY)
+    return {
+        FIRST_FIT: online.Cluster(lowest, empty, online.Policy.FIRST_FIT),
+        'first-fit, driver starts': online.Cluster(
+            driver, empty, online.Policy.FIRST_FIT),
+        'best-fit': online.Cluster(lowest, empty, online.Policy.BEST_FIT),
+        'best-fit, driver starts': online.Cluster(
+            driver, empty, online.Policy.BEST_FIT),
+        OURS: online.Cluster(lowest, empty, online.Policy.CAPACITY_LOSS),
+        REPACKING: oracle.Repacking(gpus),
+    }
+
+
+def measure(gpus, load, mix, options):
+    """The lines of one case: every policy on the same requests."""
+    runs = []
+    for seed in range(options.first_seed, options.first_seed
+                      + options.seeds):
+        chance = random.Random(f'{seed}/{gpus}/{load}/{mix}')
+        traffic = list(itertools.islice(
+            requests(chance, gpus, load, parts_of(mix),
+                     LIFETIMES[options.lifetime]), options.requests))
+        runs.append({name: play(cluster, traffic)
+                     for name, cluster in contestants(gpus).items()})
+    scores = {name: sum((run[name] for run in runs), Score())
+              for name in runs[0]}
+    return [_line(gpus, load, mix, name, scores, runs) for name in scores]
+
+
+def _line(gpus, load, mix, name, scores, runs):
+    score = scores[name]
+    shares = [_share(run, name, 'acceptance') for run in runs]
+    return Line(
+        gpus, load, mix, name, score.acceptance, score.slice_acceptance,
+        _share(scores, name, 'acceptance'),
+        statistics.stdev(shares) if len(shares) > 1 else 0.0,
+        _share(scores, name, 'slice_acceptance'), score.microseconds,
+        {profile: accepted / offered if offered else None
+         for profile, accepted, offered in zip(
+             oracle.PROFILES, score.accepted, score.offered)})
+
+
+def _share(scores, name, figure):
+    low, value, high = (getattr(scores[which], figure)
+                        for which in (FIRST_FIT, name, REPACKING))
+    return (value - low) / (high - low) if high != low else None
+
+
+def _slices(counts):
+    return sum(map(math.prod, zip(counts, SLICES)))
+
+
+def summaries(lines: list[Line]) -> Iterator[dict]:
+    """What capacity-loss closes of the gap, each mix counting alike."""
+    for gpus, load in dict.fromkeys((line.gpus, line.load)
+                                    for line in lines):
+        means = {}
+        for figure in ('acceptance', 'slice_acceptance'):
+            low, value, high = (statistics.fmean(
+                getattr(line, figure) for line in lines
+                if (line.gpus, line.load, line.policy) == (
+                    gpus, load, policy))
+                for policy in (FIRST_FIT, OURS, REPACKING))
+            means[figure] = ((value - low) / (high - low)
+                             if high != low else None)
+        yield {
+            'gpus': gpus, 'load': load,
+            'gap_closed': means['acceptance'],
+            'slice_gap_closed': means['slice_acceptance'],
+            'limit': LIMITS.get(gpus) if load == TARGET_LOAD else None,
+            'microseconds': max(
+                line.microseconds for line in lines
+                if (line.gpus, line.load, line.policy) == (
+                    gpus, load, OURS)),
+            'target_microseconds': TARGET_MICROSECONDS,
+        }
+
+
+def main(argv=None):
+    options = _parser().parse_args(argv)
+    lines = []
+    cases = list(itertools.product(options.gpus, options.load, options.mix))
+    for number, (gpus, load, mix) in enumerate(cases, start=1):
+        print(f'{number} of {len(cases)}: {gpus} GPUs, load {load:g}, '
+              f'{mix}', file=sys.stderr)
+        lines.extend(measure(gpus, load, mix, options))
+    totals = list(summaries(lines))
+    if options.format == 'json':
+        json.dump({'cases': [dataclasses.asdict(line) for line in lines],
+                   'summaries': totals}, sys.stdout, indent=1)
+        print()
+    else:
+        show(lines, totals)
+    missed = [total for total in totals if total['limit'] is not None
+              and total['gap_closed'] is not None
+              and total['gap_closed'] < total['limit']]
+    for total in missed:
+        print('{gpus} GPUs: {gap_closed:.2f} of the gap closed is less than '
+              '{limit:.2f}'.format(**total), file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        description='How many requests each online policy can meet.')
+    parser.add_argument('-f', '--format', choices=('table', 'json'),
+                        default='table')
+    parser.add_argument('--gpus', type=_list(int, 1), default=[8, 100],
+                        metavar='N,...', help='default: 8,100')
+    parser.add_argument('--load', type=_list(float, 0.01),
+                        default=[TARGET_LOAD], metavar='X,...',
+                        help='compute slices asked for of those there are '
+                        '(default: 0.85)')
+    parser.add_argument('--mix', type=_mixes, default=list(MIXES),
+                        metavar='MIX,...', help=', '.join(MIXES)
+                        + f", or {':'.join(oracle.PROFILES)} in parts "
+                        '(default: the three)')
+    parser.add_argument('--lifetime', choices=tuple(LIFETIMES),
+                        default='exponential')
+    parser.add_argument('--requests', type=_at_least(1000),
+                        default=40000, metavar='N',
+                        help='for each seed (default: 40000)')
+    parser.add_argument('--seeds', type=_at_least(1), default=5,
+                        metavar='N', help='how many (default: 5)')
+    parser.add_argument('--first-seed', type=int, default=1, metavar='N')
+    return parser
+
+
+def _list(kind, least):
+    def read(text):
+        values = [kind(item) for item in text.split(',')]
+        if min(values) < least:
+            raise argparse.ArgumentTypeError(
+                f'{text}: expected at least {least}')
+        return values
+    read.__name__ = kind.__name__
+    return read
+
+
+def _at_least(least):
+    def read(text):
+        value, = _list(int, least)(text)
+        return value
+    read.__name__ = 'int'
+    return read
+
+
+def _mixes(text):
+    for name in (names := text.split(',')):
+        parts_of(name)
+    return names
+
+
+def parts_of(mix: str) -> tuple[float, ...]:
+    """The parts of a mix: one of :data:`MIXES`, or ``1:0:0:0:1``."""
+    if mix in MIXES:
+        return MIXES[mix]
+    try:
+        parts = tuple(map(float, mix.split(':')))
+    except ValueError:
+        parts = ()
+    if len(parts) != len(SLICES) or min(parts) < 0 or not sum(parts):
+        raise argparse.ArgumentTypeError(
+            f'{mix}: expected {", ".join(MIXES)}, or parts of '
+            f'{":".join(oracle.PROFILES)} such as 1:0:0:0:1')
+    return parts
+
+
+def show(lines, totals):
+    """Print the figures for people."""
+    for (gpus, load, mix), case in itertools.groupby(
+            lines, key=lambda line: (line.gpus, line.load, line.mix)):
+        print(f'{gpus} GPUs, load {load:g}, {mix}')
+        print(f'  {"":24}  accepted  by slices  gap closed         '
+              'by slices  a decision')
+        for line in case:
+            print(f'  {line.policy:24}  {line.acceptance:8.4f}  '
+                  f'{line.slice_acceptance:9.4f}  '
+                  f'{_fraction(line.gap_closed)} '
+                  f'(+-{line.gap_closed_spread:5.3f})    '
+                  f'{_fraction(line.slice_gap_closed)} '
+                  f'{line.microseconds:8.1f} us')
+    print('capacity-loss, each mix counting alike')
+    for total in totals:
+        limit = ('' if total['limit'] is None
+                 else f', limit {total["limit"]:.2f}')
+        print(f'  {total["gpus"]} GPUs, load {total["load"]:g}: gap closed '
+              f'{_fraction(total["gap_closed"]).strip()}{limit}; by slices '
+              f'{_fraction(total["slice_gap_closed"]).strip()}; at most '
+              f'{total["microseconds"]:.1f} us a decision, target '
+              f'{TARGET_MICROSECONDS}')
+
+
+def _fraction(value):
+    return '      -' if value is None else f'{value:7.3f}'
+
+
+if __name__ == '__main__':
+    sys.exit(main())

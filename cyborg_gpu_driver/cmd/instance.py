@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu instance list|create|destroy``: single GPU instances."""
+
+from __future__ import annotations
+
+import re
+
+from cliff import command
+from cliff import lister
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import planner
+
+_ADDRESS = 'PCI address of the GPU, or its index as NVML counts'
+_SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
+
+
+class ListInstance(lister.Lister):
+    """List the GPU instances of this host and what uses them."""
+
+    def take_action(self, parsed_args):
+        shop = workshop.Workshop(self.app.machine.conf)
+        rows = []
+        for gpu in shop.gpus:
+            now = shop.current(gpu)
+            used = shop.applier.in_use(now)
+            for item in now.mig.instances if now.mig else ():
+                profile = now.mig.profile_by_id(item.profile_id)
+                rows.append((
+                    str(gpu.address), item.instance_id,
+                    columns.Optional(profile and profile.name),
+                    item.placement.start, item.placement.size,
+                    columns.Names(f'{part.size}c at {part.start}'
+                                  for part in item.compute),
+                    columns.Optional(used.get(item.placement))))
+        return (('address', 'id', 'profile', 'start', 'size', 'compute',
+                 'in_use'), rows)
+
+
+class CreateInstance(command.Command):
+    """Create a GPU instance, with a compute instance that spans it.
+
+    Without --start it goes where it leaves most room for others.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('gpu', metavar='GPU', help=_ADDRESS)
+        parser.add_argument('profile', metavar='PROFILE',
+                            help='profile name, such as 1g.10gb')
+        parser.add_argument('--start', type=int, metavar='UNIT',
+                            help='memory unit of the grid to begin at')
+        parser.add_argument(
+            '--compute', metavar='SLICES[,SLICES...]',
+            help='compute instances to cut it into; none: 0')
+        return parser
+
+    def take_action(self, parsed_args):
+        shop, gpu = _opened(self, parsed_args.gpu)
+        made = []
+
+        def decide(now):
+            planned = _creation(now, shop.applier.in_use(now), parsed_args)
+            made.extend(planned.create)
+            return planned
+
+        shop.applier.transact(gpu, decide)
+        cmd_machine.say(f'{parsed_args.profile} at {made[0].placement} of '
+                        f'GPU {gpu.address}')
+
+
+class DestroyInstance(command.Command):
+    """Destroy an idle GPU instance with its compute instances."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('gpu', metavar='GPU', help=_ADDRESS)
+        parser.add_argument('start', metavar='START', type=int,
+                            help='memory unit of the grid it begins at')
+        return parser
+
+    def take_action(self, parsed_args):
+        shop, gpu = _opened(self, parsed_args.gpu)
+        shop.applier.transact(gpu, lambda now: _destruction(
+            now, shop.applier.in_use(now), parsed_args.start))
+        cmd_machine.say(f'Destroyed the instance at unit '
+                        f'{parsed_args.start} of GPU {gpu.address}')
+
+
+def _opened(asked, address):
+    """What to work with, and the GPU."""
+    shop = workshop.Workshop(asked.app.machine.conf)
+    gpu = shop.gpu(address)
+    if shop.ignores(gpu):
+        raise _refused(gpu, 'it is in [gpu] ignored_devices')
+    shop.check_privileges()
+    if gpu.mig is None or not shop.current(gpu).mig.enabled:
+        raise _refused(gpu, 'MIG mode is off')
+    return shop, gpu
+
+
+def _creation(now, used, asked):
+    """The change that makes one instance.
+
+    :raises ChangeRefused: if there is no such profile, or no room.
+    """
+    profile = now.mig.profile_by_name(asked.profile)
+    if profile is None:
+        raise _refused(now, f'no profile {asked.profile}; it has '
+                       + ', '.join(item.name for item in now.mig.profiles))
+    grid = geometry.Geometry(now.mig.profiles)
+    occupancy = grid.occupancy_of(now.mig.instances)
+    if asked.start is None:
+        place = planner.choose_start(grid, occupancy, profile)
+    else:
+        place = next((item for item in grid.free_placements(
+            occupancy, profile) if item.start == asked.start), None)
+    if place is None:
+        free = grid.free_placements(occupancy, profile)
+        raise _refused(now, f'no room for {profile.name}'
+                       + ('' if asked.start is None
+                          else f' at unit {asked.start}')
+                       + ('; it fits at ' + ', '.join(
+                           str(item.start) for item in free)
+                          if free else ''))
+    wanted = layout.WantedInstance(profile, _compute(asked, profile))
+    return _change(
+        now, used, create=(change.Created(place, wanted),),
+        steps=(change.Step(change.Action.CREATE_INSTANCE, profile, place),
+               *(change.Step(change.Action.CREATE_COMPUTE, profile, place,
+                             slices) for slices in wanted.compute)))
+
+
+def _destruction(now, used, start):
+    """The change that destroys one instance.
+
+    :raises ChangeRefused: if there is none, or it is in use.
+    """
+    found = next((item for item in now.mig.instances
+                  if item.placement.start == start), None)
+    if found is None:
+        raise _refused(now, f'no instance begins at unit {start}')
+    if found.placement in used:
+        raise _refused(now, f'the instance at unit {start} is in use: '
+                       + used[found.placement])
+    return _change(
+        now, used, destroy=(found,),
+        steps=(change.Step(change.Action.DESTROY_INSTANCE,
+                           now.mig.profile_by_id(found.profile_id),
+                           found.placement),))
+
+
+def _change(now, used, destroy=(), **changed):
+    """A change that keeps all other instances just as they are."""
+    keep = tuple(change.Kept(item, layout.WantedInstance(
+        now.mig.profile_by_id(item.profile_id),
+        tuple(part.size for part in item.compute)),
+        used.get(item.placement)) for item in now.mig.instances
+        if item not in destroy)
+    return change.Change(now, layout.Wanted(True), keep=keep,
+                         destroy=destroy, **changed)
+
+
+def _compute(asked, profile):
+    """Slices of the compute instances that were asked for."""
+    if asked.compute is None:
+        return (profile.slices,)
+    if asked.compute == '0':
+        return ()
+    if not _SIZES.fullmatch(asked.compute):
+        raise exception.InvalidValue(
+            what='--compute', value=asked.compute,
+            expected='expected numbers of slices, such as 1,2')
+    sizes = tuple(sorted(map(int, asked.compute.split(',')), reverse=True))
+    if sum(sizes) > profile.slices:
+        raise exception.InvalidValue(
+            what='--compute', value=asked.compute,
+            expected=f'{profile.name} has {profile.slices} slices')
+    return sizes
+
+
+def _refused(gpu: model.Gpu, reason: str) -> exception.ChangeRefused:
+    return exception.ChangeRefused(gpu=gpu.address, reason=reason)

@@ -1,0 +1,226 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu layout list|plan|assert|export|generate``: look and compare.
+
+None of them changes a GPU.
+"""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import layout_options
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import workshop as cmd_workshop
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_generate
+from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.program import apply
+
+_TEXT = ('text', 'json', 'yaml')
+
+
+class ListLayouts(layout_options.LayoutCommand):
+    """List the layouts of a file, and which of them suit this host."""
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_file(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        file = layout_options.read_file(parsed_args)
+        gpus = self.workshop().gpus
+        rows = [_suits(entry, gpus) for entry in file.entries]
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+            return
+        width = max((len(row['name']) for row in rows), default=0)
+        for row in rows:
+            self.write(f'{row["name"]:{width}}  '
+                       + (row['problem'] or _gpus(row['gpus'])))
+
+
+class PlanLayout(layout_options.LayoutCommand):
+    """Show what an apply would do, and do nothing.
+
+    Exits 1 if a GPU cannot become what is wanted.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = self.workshop()
+        options = apply.Options(mode_only=parsed_args.mode_only)
+        rows, failed = [], False
+        pens = picture.pens_for(getattr(self.app.stdout, 'encoding', None))
+        for index, gpu, wanted in wanted_of(shop, parsed_args):
+            row = {'index': index, 'address': str(gpu.address)}
+            try:
+                planned = shop.applier.plan(shop.current(gpu), wanted,
+                                            options)
+            except exception.GpuDriverError as error:
+                failed = True
+                cmd_machine.say(f'GPU {index}: {error}')
+                rows.append({**row, 'error': str(error)})
+                continue
+            rows.append({**row, **planned.to_dict(), 'error': None})
+            if parsed_args.output_format == 'text':
+                self.write('\n'.join(planned.lines(pens)))
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+        return int(failed)
+
+
+class AssertLayout(layout_options.LayoutCommand):
+    """Tell whether a layout is in effect: exit code 0 if it is, else 1."""
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        layout_options.add_flag(
+            parser, '-a', '--valid-config', variable=layout_options.VALID,
+            text='only tell whether the file is valid and has the entry')
+        return parser
+
+    def take_action(self, parsed_args):
+        if parsed_args.valid_config:
+            layout_options.read_file(parsed_args).entry(
+                parsed_args.selected_config)
+            cmd_machine.say('The layout is valid.')
+            return 0
+        shop = self.workshop()
+        rows = [{'index': index, 'address': str(gpu.address),
+                 'differences': list(found)}
+                for index, gpu, found in differences(shop, parsed_args)]
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+        differ = [row for row in rows if row['differences']]
+        for row in differ:
+            for difference in row['differences']:
+                cmd_machine.say(f'GPU {row["index"]} ({row["address"]}): '
+                                f'{difference}')
+        cmd_machine.say('The layout is not in effect.' if differ
+                        else 'The layout is in effect.')
+        return int(bool(differ))
+
+
+class ExportLayout(layout_options.LayoutCommand):
+    """Write how the GPUs are cut now as a layout file."""
+
+    formats = ('yaml', 'json')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-c', '--config-label', metavar='NAME', default='current',
+            help='name of the entry (default: %(default)s)')
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = self.workshop()
+        _write_file(self, parsed_args, layout_state.export(
+            [shop.current(gpu) for gpu in shop.gpus],
+            parsed_args.config_label))
+
+
+class GenerateLayouts(layout_options.LayoutCommand):
+    """Write a file of all sensible layouts for the GPUs of this host."""
+
+    formats = ('yaml', 'json')
+
+    def take_action(self, parsed_args):
+        _write_file(self, parsed_args,
+                    layout_generate.generate(self.workshop().gpus))
+
+
+def wanted_of(shop: cmd_workshop.Workshop, parsed_args
+              ) -> list[tuple[int, model.Gpu, layout.Wanted]]:
+    """What the chosen entry wants of each GPU that it speaks of.
+
+    GPUs that the operator wants left alone are left out, and that is said.
+
+    :raises LayoutError: if the file or its entry cannot be used.
+    """
+    entry = layout_options.read_file(parsed_args).entry(
+        parsed_args.selected_config)
+    found = []
+    for index, wanted in sorted(entry.for_host(shop.gpus).items()):
+        gpu = shop.gpus[index]
+        if shop.ignores(gpu):
+            cmd_machine.say(f'GPU {index} ({gpu.address}) is in [gpu] '
+                            'ignored_devices and left alone.')
+        else:
+            found.append((index, gpu, wanted))
+    return found
+
+
+def differences(shop: cmd_workshop.Workshop, parsed_args):
+    """(index, GPU, how it differs from what is wanted) of each GPU."""
+    for index, gpu, wanted in wanted_of(shop, parsed_args):
+        now = shop.current(gpu)
+        if parsed_args.mode_only:
+            found = layout_state.mode_differences(now, wanted)
+        else:
+            found = layout_state.differences(now, wanted,
+                                             shop.applier.in_use(now))
+        record = shop.applier.unfinished(gpu.address)
+        if record is not None:
+            found = (*found, f'an earlier change did not end: {record}')
+        yield index, gpu, found
+
+
+def _suits(entry: layout_file.Entry, gpus):
+    """What an entry is good for on this host."""
+    row = {'name': entry.name, 'gpus': {}, 'problem': None}
+    try:
+        row['gpus'] = {index: str(wanted) for index, wanted
+                       in entry.for_host(gpus).items()}
+        if not row['gpus']:
+            row['problem'] = 'speaks of no GPU of this host'
+    except exception.LayoutError as error:
+        row['problem'] = str(error)
+    return row
+
+
+def _gpus(wanted):
+    """``0-3: MIG mode off; 4: 7 x 1g.10gb``."""
+    runs: list[tuple[int, int, str]] = []
+    for index, text in sorted(wanted.items()):
+        if runs and runs[-1][1:] == (index - 1, text):
+            runs[-1] = (runs[-1][0], index, text)
+        else:
+            runs.append((index, index, text))
+    return '; '.join(
+        f'{first}: {text}' if first == last else f'{first}-{last}: {text}'
+        for first, last, text in runs)
+
+
+def _write_file(asked, parsed_args, file):
+    if parsed_args.output_format == 'json':
+        asked.write_value(file.to_dict(), 'json')
+    else:
+        asked.write(file.dump())

@@ -1,0 +1,208 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu layout apply|checkpoint|restore``: they change GPUs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.cmd import layout
+from cyborg_gpu_driver.cmd import layout_options
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program import checkpoint
+
+_TEXT = ('text', 'json', 'yaml')
+
+
+class ApplyLayout(layout_options.LayoutCommand):
+    """Bring a layout about, keeping what is right already.
+
+    Each GPU succeeds or fails by itself; one that fails is as it was
+    before. Exits 1 if any failed. What was applied is restored after a
+    reboot.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        parser.add_argument(
+            '-k', '--hooks-file', metavar='FILE',
+            default=os.environ.get(layout_options.HOOKS_FILE),
+            help='commands to run before and after, in mig-parted\'s '
+                 f'format (default: ${layout_options.HOOKS_FILE})')
+        layout_options.add_flag(
+            parser, '-s', '--skip-reset', variable=layout_options.SKIP_RESET,
+            text='do not reset GPUs: a MIG mode that needs it stays pending')
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = self.workshop()
+        found = layout.wanted_of(shop, parsed_args)
+        around = _hooks(parsed_args)
+        shop.check_privileges()
+        around.run(hooks.START)
+        with contextlib.ExitStack() as stack:
+            stack.callback(around.run, hooks.EXIT)
+            _run_before(shop, found, parsed_args.mode_only, around)
+            outcomes = shop.applier.apply_all(
+                [(gpu, wanted) for _, gpu, wanted in found],
+                apply.Options(mode_only=parsed_args.mode_only,
+                              may_reset=not parsed_args.skip_reset))
+        return self._tell(parsed_args, [index for index, _, _ in found],
+                          outcomes, parsed_args.mode_only)
+
+    def _tell(self, parsed_args, indices, outcomes, mode_only):
+        rows = [{'index': index, **_row(outcome)} for index, outcome
+                in zip(indices, outcomes, strict=True)]
+        _write(self, parsed_args.output_format, rows)
+        unfinished = {apply.Status.FAILED}
+        if not mode_only:
+            unfinished.add(apply.Status.PENDING)
+        return int(any(outcome.status in unfinished
+                       for outcome in outcomes))
+
+
+class CheckpointLayout(layout_options.LayoutCommand):
+    """Remember how the GPUs are, for layout restore.
+
+    What is bound to handles is left out: it comes back with them.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_checkpoint(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = self.workshop()
+        saved = [checkpoint.saved(
+            shop.current(gpu), self.app.machine.entries(gpu))
+            for gpu in shop.gpus if not shop.ignores(gpu)]
+        file = (parsed_args.checkpoint_file
+                or checkpoint.path(shop.state_path))
+        checkpoint.write(file, saved)
+        rows = [{'address': str(item.gpu), 'status': 'remembered',
+                 'mig_enabled': item.arranged.enabled,
+                 'instances': len(item.arranged.cuts), 'error': None}
+                for item in saved]
+        _write(self, parsed_args.output_format, rows)
+
+
+class RestoreLayout(layout_options.LayoutCommand):
+    """Make again what a reboot or a crash has taken away.
+
+    Changes that were under way are undone; MIG mode, virtual functions,
+    the checkpoint's instances and all that is bound to handles are made
+    where they are missing. Nothing is destroyed for it. Exits 1 if a GPU
+    could not be restored.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_checkpoint(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = self.workshop()
+        shop.check_privileges()
+        file = (parsed_args.checkpoint_file
+                or checkpoint.path(shop.state_path))
+        if parsed_args.checkpoint_file and not os.path.exists(file):
+            raise exception.JournalError(path=file, reason='is not there')
+        saved = {item.gpu: item for item in checkpoint.read(file)}
+        gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)]
+        absent = sorted(set(saved) - {gpu.address for gpu in shop.gpus})
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(gpus))
+                                                   ) as pool:
+            outcomes = list(pool.map(
+                lambda gpu: _restored(shop, gpu, saved), gpus))
+        outcomes.extend(apply.Outcome(
+            address, apply.Status.FAILED,
+            exception.UnknownGpu(address=address)) for address in absent)
+        _write(self, parsed_args.output_format, list(map(_row, outcomes)))
+        return int(any(outcome.status is apply.Status.FAILED
+                       for outcome in outcomes))
+
+
+def _restored(shop, gpu, saved):
+    try:
+        return apply.Outcome(gpu.address, shop.restorer.restore(
+            gpu, saved.get(gpu.address)))
+    except exception.GpuDriverError as error:
+        return apply.Outcome(gpu.address, apply.Status.FAILED, error)
+
+
+def _add_checkpoint(parser):
+    parser.add_argument(
+        '-f', '--checkpoint-file', metavar='FILE',
+        default=os.environ.get(layout_options.CHECKPOINT),
+        help='the file (default: checkpoint.json in [gpu] state_path)')
+
+
+def _hooks(parsed_args):
+    """The hooks; none without a file."""
+    envs = {
+        layout_options.CONFIG_FILE: parsed_args.config_file,
+        layout_options.SELECTED: parsed_args.selected_config or '',
+        layout_options.HOOKS_FILE: parsed_args.hooks_file or '',
+        layout_options.SKIP_RESET: str(parsed_args.skip_reset).lower(),
+        layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
+    if not parsed_args.hooks_file:
+        return hooks.Hooks('no file', {}, envs, cmd_machine.say)
+    text, source = layout_options.read_text(parsed_args.hooks_file)
+    return hooks.parse(text, source, envs, cmd_machine.say)
+
+
+def _run_before(shop, found, mode_only, around):
+    """The hooks of what is about to change.
+
+    They may stop what holds the GPUs, so that plans are made after them.
+    """
+    if not around.by_name:
+        return
+    now = [(shop.current(gpu), wanted) for _, gpu, wanted in found]
+    if any(layout_state.mode_differences(*pair) for pair in now):
+        around.run(hooks.MODE)
+    if not mode_only and any(
+            layout_state.differences(gpu, wanted, shop.applier.in_use(gpu))
+            for gpu, wanted in now):
+        around.run(hooks.CONFIG)
+
+
+def _row(outcome):
+    return {'address': str(outcome.gpu), 'status': outcome.status.value,
+            'error': str(outcome.error) if outcome.error else None}
+
+
+def _write(asked, output_format, rows):
+    for row in rows:
+        if row['error']:
+            cmd_machine.say(row['error'])
+    if output_format != 'text':
+        asked.write_value(rows, output_format)
+        return
+    for row in rows:
+        asked.write(f'{row["address"]}  {row["status"]}')

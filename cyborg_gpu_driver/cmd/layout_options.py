@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Options of the ``layout`` commands, which are mig-parted's own.
+
+In this group ``-f`` is a file and ``-o`` the output's format; each option
+can be given by mig-parted's environment variable too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import yaml
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.partition import layout_file
+
+CONFIG_FILE = 'MIG_PARTED_CONFIG_FILE'
+SELECTED = 'MIG_PARTED_SELECTED_CONFIG'
+HOOKS_FILE = 'MIG_PARTED_HOOKS_FILE'
+SKIP_RESET = 'MIG_PARTED_SKIP_RESET'
+MODE_ONLY = 'MIG_PARTED_MODE_CHANGE_ONLY'
+VALID = 'MIG_PARTED_VALID_CONFIG'
+CHECKPOINT = 'MIG_PARTED_CHECKPOINT_FILE'
+
+_STDIN = '-'
+_TRUE = frozenset({'1', 't', 'true'})
+
+
+class LayoutCommand(command.Command):
+    """A command of the group."""
+
+    formats = ('json', 'yaml')
+    """What ``-o`` takes; the first is the default unless ``text``."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-o', '--output-format', choices=self.formats,
+            default=self.formats[0],
+            help='format of the output (default: %(default)s)')
+        return parser
+
+    def workshop(self) -> workshop.Workshop:
+        """What GPUs are worked on with."""
+        return workshop.Workshop(self.app.machine.conf)
+
+    def write(self, text: str) -> None:
+        """One answer to standard output."""
+        self.app.stdout.write(text if text.endswith('\n') else text + '\n')
+
+    def write_value(self, value: Any, output_format: str) -> None:
+        """A plain value in a format for programs."""
+        if output_format == 'json':
+            self.write(json.dumps(value, indent=2))
+        else:
+            self.write(yaml.safe_dump(value, sort_keys=False))
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """``-f``: a layout file."""
+    parser.add_argument(
+        '-f', '--config-file', metavar='FILE',
+        default=os.environ.get(CONFIG_FILE),
+        help='layout file in mig-parted\'s format; - is standard input '
+             f'(default: ${CONFIG_FILE})')
+
+
+def add_entry(parser: argparse.ArgumentParser) -> None:
+    """``-f`` and ``-c``: one entry of a layout file."""
+    add_file(parser)
+    parser.add_argument(
+        '-c', '--selected-config', metavar='NAME',
+        default=os.environ.get(SELECTED),
+        help='entry of the file; may be left out where there is only one '
+             f'(default: ${SELECTED})')
+
+
+def add_mode_only(parser: argparse.ArgumentParser) -> None:
+    """``-m``: MIG mode alone."""
+    parser.add_argument(
+        '-m', '--mode-only', action='store_true', default=_flag(MODE_ONLY),
+        help='MIG mode only, not the instances')
+
+
+def add_flag(parser: argparse.ArgumentParser, *names: str, variable: str,
+             text: str) -> None:
+    """A flag that an environment variable sets too."""
+    parser.add_argument(*names, action='store_true',
+                        default=_flag(variable), help=text)
+
+
+def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
+    """The layout file that was asked for.
+
+    :raises LayoutError: if there is none, or it is malformed.
+    """
+    name = parsed_args.config_file
+    if not name:
+        raise exception.InvalidValue(
+            what='-f', value='', expected='name a layout file, or - for '
+            'standard input')
+    text, source = read_text(name)
+    return layout_file.LayoutFile.parse(text, source)
+
+
+def read_text(name: str) -> tuple[str, str]:
+    """A file's text, and what to call it in complaints.
+
+    :raises InvalidValue: if it cannot be read.
+    """
+    try:
+        if name == _STDIN:
+            return sys.stdin.read(), 'standard input'
+        with open(name, encoding='utf-8') as stream:
+            return stream.read(), name
+    except (OSError, UnicodeDecodeError) as error:
+        raise exception.InvalidValue(
+            what='file', value=name, expected=f'cannot be read: {error}'
+        ) from error
+
+
+def _flag(variable):
+    return os.environ.get(variable, '').lower() in _TRUE

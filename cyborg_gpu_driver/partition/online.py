@@ -1,0 +1,276 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Which GPU and which start for one more instance, on a host or a cluster.
+
+For whoever sees many GPUs at once: a scheduler's weigher, an operator's
+command, a simulation. The GPUs are of one kind; there is one
+:class:`Cluster` for each kind. Pure: it knows what it is told.
+
+Three policies choose, and none refuses what fits on any GPU as it is:
+
+* first-fit: the first GPU with room, the first free start.
+* best-fit: the GPU that has the fewest memory units left, the first free
+  start.
+* capacity-loss: the GPU and start that lose the least worth. The worth of a
+  cluster is the sum over the profiles of ::
+
+      sqrt(demand) * ln(1/2 + room)
+
+  where *room* is how many more of the profile could be made in the whole
+  cluster (:mod:`~cyborg_gpu_driver.partition.occupancy_table`) and *demand*
+  how often it has been asked for of late. So what is scarce is dear, and a
+  place for a profile that fits nearly everywhere is worth next to nothing.
+  The root keeps a rare profile from being sold out: of a large one even few
+  requests need whole GPUs that stay empty. What one instance costs is small
+  beside a cluster, so it is priced by the worth's slope,
+  ``sqrt(demand) / (1/2 + room)`` for each unit of room lost.
+
+Where two choices are equally good the fullest GPU is taken, then the first.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import math
+import operator
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import occupancy_table
+
+MEMORY = 4096
+"""Requests after which demand fades to a half."""
+
+_SPARE = 0.5
+"""Added to room, which may be none: a price must not be infinite."""
+
+
+class Policy(enum.Enum):
+    """How a place is chosen."""
+
+    FIRST_FIT = 'first-fit'
+    BEST_FIT = 'best-fit'
+    CAPACITY_LOSS = 'capacity-loss'
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A GPU and where on it one instance of a profile lies, or could."""
+
+    gpu: Hashable
+    """As the caller named it."""
+    profile_id: int
+    placement: model.Placement
+
+
+class Demand:
+    """How often each profile is asked for; what is recent counts more.
+
+    Every profile has been asked for once to begin with.
+    """
+
+    def __init__(self, profile_ids: Iterable[int]):
+        self._counts = dict.fromkeys(profile_ids, 1.0)
+        self._total = len(self._counts)
+        self._roots = self._weigh()
+
+    @property
+    def roots(self) -> tuple[float, ...]:
+        """The square root of each profile's share, in their order."""
+        return self._roots
+
+    def note(self, profile_id: int) -> None:
+        """One more request, whether it can be met or not."""
+        self._counts[profile_id] += 1
+        self._total += 1
+        if self._total >= 2 * MEMORY:
+            for known in self._counts:
+                self._counts[known] /= 2
+            self._total = sum(self._counts.values())
+        self._roots = self._weigh()
+
+    def _weigh(self):
+        return tuple(math.sqrt(count / self._total)
+                     for count in self._counts.values())
+
+
+class Cluster:
+    """The GPUs of one kind and what is on them.
+
+    GPUs that are cut alike are one thing to a decision, which looks at each
+    different occupancy once: its cost hardly grows with their number.
+
+    :param table: the kind. Clusters may share one.
+    :param gpus: what is on each GPU, in the order of first-fit.
+    """
+
+    def __init__(self, table: occupancy_table.Table,
+                 gpus: Mapping[Hashable, geometry.Occupancy],
+                 policy: Policy = Policy.CAPACITY_LOSS):
+        self.table = table
+        self.policy = policy
+        self.demand = Demand(
+            profile.profile_id for profile in table.profiles)
+        self._rows = {gpu: table.row(occupancy)
+                      for gpu, occupancy in gpus.items()}
+        self._order = {gpu: number for number, gpu in enumerate(self._rows)}
+        self._alike = collections.defaultdict(set)
+        # For each profile, the rows of the cluster on which it fits.
+        self._open = tuple({} for _profile in table.profiles)
+        self._room = [0.0] * len(table.profiles)
+        for gpu, row in self._rows.items():
+            self._enter(gpu, row)
+        self._choosers = {
+            Policy.FIRST_FIT: self._first_fit,
+            Policy.BEST_FIT: self._best_fit,
+            Policy.CAPACITY_LOSS: self._capacity_loss,
+        }
+
+    def occupancy(self, gpu: Hashable) -> geometry.Occupancy:
+        """What is on a GPU.
+
+        :raises InvalidValue: if the cluster has no such GPU.
+        """
+        return self._row(gpu).occupancy
+
+    @property
+    def room(self) -> dict[int, float]:
+        """By profile id, how many more could be made of it alone.
+
+        What may end soon counts in part; see
+        :data:`~cyborg_gpu_driver.partition.occupancy_table.ENDING`.
+        """
+        return {profile.profile_id: room for profile, room in
+                zip(self.table.profiles, self._room, strict=True)}
+
+    def choose(self, profile_id: int) -> Place | None:
+        """Where one more instance should go; nothing is changed.
+
+        :returns: None if no GPU has room for it as it is.
+        :raises InvalidValue: if the table has no such profile.
+        """
+        chosen = self._choosers[self.policy](self.table.index(profile_id))
+        if chosen is None:
+            return None
+        gpu, option = chosen
+        return Place(gpu, profile_id, option.placement)
+
+    def request(self, profile_id: int) -> Place | None:
+        """Choose a place and take it; the request counts as demand.
+
+        :returns: None if no GPU has room for it as it is.
+        :raises InvalidValue: if the table has no such profile.
+        """
+        number = self.table.index(profile_id)
+        self.demand.note(profile_id)
+        chosen = self._choosers[self.policy](number)
+        if chosen is None:
+            return None
+        gpu, option = chosen
+        self._move(gpu, option.after)
+        return Place(gpu, profile_id, option.placement)
+
+    def add(self, place: Place) -> None:
+        """An instance has come to be there, whoever chose its place.
+
+        :raises InvalidValue: if it cannot be there beside the others.
+        """
+        row = self._row(place.gpu)
+        profile = self.table.profiles[self.table.index(place.profile_id)]
+        if place.placement not in self.table.grid.free_placements(
+                row.occupancy, profile):
+            raise exception.InvalidValue(
+                what='place', value=f'{profile.name}@{place.placement}',
+                expected=f'GPU {place.gpu} has no room for it there')
+        self._move(place.gpu, self.table.row(
+            row.occupancy.add(profile, place.placement)))
+
+    def remove(self, place: Place) -> None:
+        """An instance has gone.
+
+        :raises InvalidValue: if none was there.
+        """
+        self._move(place.gpu, self._row(place.gpu).without(
+            place.profile_id, place.placement))
+
+    def _row(self, gpu):
+        try:
+            return self._rows[gpu]
+        except KeyError:
+            raise exception.InvalidValue(
+                what='GPU', value=gpu,
+                expected='expected one of the cluster') from None
+
+    def _move(self, gpu, row):
+        old = self._rows[gpu]
+        alike = self._alike[old]
+        alike.remove(gpu)
+        if not alike:
+            del self._alike[old]
+            for number, options in enumerate(old.options):
+                if options:
+                    del self._open[number][old]
+        for number, room in enumerate(old.room):
+            self._room[number] -= room
+        self._rows[gpu] = row
+        self._enter(gpu, row)
+
+    def _enter(self, gpu, row):
+        alike = self._alike[row]
+        if not alike:
+            for number, options in enumerate(row.options):
+                if options:
+                    self._open[number][row] = options
+        alike.add(gpu)
+        for number, room in enumerate(row.room):
+            self._room[number] += room
+
+    def _first(self, row):
+        return min(self._alike[row], key=self._order.__getitem__)
+
+    def _first_fit(self, number):
+        if not self._open[number]:
+            return None
+        for gpu, row in self._rows.items():
+            option = row.first[number]
+            if option is not None:
+                return gpu, option
+        return None
+
+    def _best_fit(self, number):
+        best = max((row.taken for row in self._open[number]), default=None)
+        gpus = [self._first(row) for row in self._open[number]
+                if row.taken == best]
+        if not gpus:
+            return None
+        gpu = min(gpus, key=self._order.__getitem__)
+        return gpu, self._rows[gpu].first[number]
+
+    def _capacity_loss(self, number):
+        prices = tuple(root / (_SPARE + room) for root, room in
+                       zip(self.demand.roots, self._room, strict=True))
+        multiply = operator.mul
+        least, best, chosen = math.inf, None, None
+        for row, options in self._open[number].items():
+            for option in options:
+                loss = sum(map(multiply, prices, option.loss))
+                if loss < least or loss == least and row.rank < best.rank:
+                    least, best, chosen = loss, row, option
+        return chosen and (self._first(best), chosen)

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVIDIA's sriov-manage, which alone makes a GPU's virtual functions.
+
+The kernel's own control file (``sriov_numvfs``) refuses for NVIDIA's
+driver, and NVML has no call for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from oslo_concurrency import processutils
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+SCRIPT = '/usr/lib/nvidia/sriov-manage'
+_ATTEMPTS = 5
+_PASSING = 'unbindLock'
+"""What it says where another unbind is under way; that passes."""
+_PAUSE = 1.0
+"""Seconds between two attempts."""
+
+
+def manage(address: str, script: str = SCRIPT,
+           sleep: Callable[[float], object] = time.sleep) -> None:
+    """Make all virtual functions of a GPU.
+
+    :param address: the GPU's PCI address.
+    :param sleep: called between two attempts.
+    :raises SriovError: saying what the script said.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            processutils.execute(script, '-e', address)
+            return
+        except OSError as error:
+            raise exception.SriovError(
+                address=address, reason=f'{script} cannot be run '
+                f'({error}); it comes with NVIDIA vGPU software'
+            ) from error
+        except processutils.ProcessExecutionError as error:
+            said = f'{error.stdout}{error.stderr}'.strip()
+            if _PASSING not in said or attempt == _ATTEMPTS:
+                raise exception.SriovError(
+                    address=address, reason=f'{script} failed: {said}'
+                ) from error
+            LOG.info('GPU %(gpu)s: %(said)s; trying again',
+                     {'gpu': address, 'said': said})
+        sleep(_PAUSE)

@@ -1,0 +1,319 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Every call of an apply fails in turn, and every process dies in turn."""
+
+import errno
+import os
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.tests.unit.program import layouts
+
+_CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
+          pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+          pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NOT_FOUND,
+          pynvml.NVML_ERROR_GPU_IS_LOST)
+_KILLED = 9
+
+
+class Scenario(layouts.LayoutCase):
+    """A GPU as it is, and what it is to become."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 2}
+    after = {'_1c_3g_40gb': 3, '_2g_20gb': 1, '_1g_10gb': 1}
+
+    def setUp(self):
+        super().setUp()
+        if self.before is None:
+            state = self.saved()
+            state.mig = state.pending = False
+            self.load(state)
+            self.restart()
+        else:
+            self.apply(**self.before)
+        self.start = self.saved()
+        self.old = self.truth()
+        self.machine.reset_calls()
+        self.change()
+        self.count = sum(self.machine.calls.values())
+        self.new = self.truth()
+        self.assertNotEqual(self.old, self.new)
+
+    def change(self):
+        if self.after is None:
+            return self.apply(enabled=False)
+        return self.apply(**self.after)
+
+    def again(self):
+        """The machine as it was at first, and a new process."""
+        self.machine.faults.clear()
+        self.load(self.start)
+        self.changes.remove(self.address)
+        self.machine.uninstall()
+        self._cleanups.pop()
+        self.restart()
+
+    def try_change(self):
+        try:
+            self.change()
+        except exception.GpuDriverError as error:
+            return error
+        return None
+
+    def assert_whole(self, error, what):
+        """Exactly as before, or exactly as wanted; and the journal knows."""
+        self.machine.faults.clear()
+        if error is None:
+            self.assertEqual(self.new, self.truth(), what)
+            self.assertIsNone(self.changes.get(self.address), what)
+            return
+        record = self.changes.get(self.address)
+        if record is None:
+            self.assertEqual(self.old, self.truth(), f'{what}: {error}')
+            return
+        self.assertTrue(record.problem, what)
+        self.assertIn('layout restore', str(error), what)
+        self.assertEqual(self.old[2], sorted(
+            (cut.placement.start, cut.placement.size, cut.profile_id,
+             list(cut.compute)) for cut in record.before.cuts), what)
+        self.change()
+        self.assertEqual(self.new, self.truth(), what)
+        self.assertIsNone(self.changes.get(self.address), what)
+
+
+class SingleFaults(Scenario):
+    """One call goes wrong, before or after it has had its effect."""
+
+    def test_each_call_once(self):
+        undone = 0
+        for nth in range(1, self.count + 1):
+            for number, code in enumerate(_CODES):
+                self.again()
+                after = bool((nth + number) % 2)
+                self.machine.faults.fail('*', code, nth=nth, after=after)
+                error = self.try_change()
+                what = f'call {nth}, code {code}, after {after}'
+                record = self.changes.get(self.address)
+                self.assertIsNone(record, f'{what}: {record}')
+                undone += error is not None
+                self.assert_whole(error, what)
+        self.assertGreater(undone, self.count)
+
+    def test_each_mutating_call_in_both_ways(self):
+        for symbol in layouts.MUTATING:
+            for nth in range(1, 9):
+                for after in (False, True):
+                    self.again()
+                    self.machine.faults.fail(
+                        symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth,
+                        after=after)
+                    error = self.try_change()
+                    self.assertIsNone(self.changes.get(self.address))
+                    self.assert_whole(error, f'{symbol} {nth} {after}')
+
+
+class LastingFaults(Scenario):
+    """From some call on nothing works, the way back included."""
+
+    def test_from_each_call_on(self):
+        stuck = 0
+        for symbol in (*layouts.MUTATING, '*'):
+            for nth in range(1, self.count + 1 if symbol == '*' else 7):
+                self.again()
+                self.machine.faults.fail(
+                    symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth, times=None)
+                error = self.try_change()
+                stuck += self.changes.get(self.address) is not None
+                self.assert_whole(error, f'{symbol} from {nth} on')
+        self.assertGreater(stuck, 10)
+
+    def test_record_is_what_assert_and_restore_go_by(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        record = self.changes.get(self.address)
+        self.assertIn('UNKNOWN', str(record))
+        self.assertEqual(
+            ['1g.10gb', '3g.40gb'], sorted(
+                self.gpu.mig.profile_by_id(cut.profile_id).name
+                for cut in record.before.cuts)[1:])
+        self.machine.faults.clear()
+        self.assertTrue(self.applier.recover(self.gpu))
+        self.assertEqual(self.old, self.truth())
+        self.assertFalse(self.applier.recover(self.gpu))
+
+
+class ModeFaults(SingleFaults):
+    """MIG mode on, which takes a reset, and then instances."""
+
+    before = None
+    after = {'_7g_80gb': 1}
+
+    def test_reset_is_refused(self):
+        for code in (errno.EBUSY, errno.EIO):
+            for after in (False, True):
+                self.again()
+                self.machine.faults.fail_write('*/reset', code, after=after)
+                error = self.try_change()
+                self.assertIsNotNone(error)
+                self.assert_whole(error, f'{code} {after}')
+
+
+class ModeOffFaults(ModeFaults):
+    """Instances away, and MIG mode off."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 1}
+    after = None
+
+
+class KilledProcess(Scenario):
+    """kill -9 between any two things that an apply does to the world."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 1}
+    after = {'_1c_3g_40gb': 2, '_2g_20gb': 1}
+
+    def use(self, name, state=None):
+        super().use(name, state or os.path.join(self.state_path, 'machine'))
+
+    def test_restore_undoes_or_the_change_is_complete(self):
+        complete, points = 0, 0
+        while self._killed_at(points):
+            points += 1
+            self.restart_process()
+            self.applier.recover(self.gpu)
+            self.assertIsNone(self.changes.get(self.address))
+            self.assertIn(self.truth(), (self.old, self.new), points)
+            complete += self.truth() == self.new
+        self.assertGreater(points, self.count)
+        self.assertLess(complete, 20)
+
+    def test_next_apply_completes(self):
+        for point in range(0, 1000, 5):
+            if not self._killed_at(point):
+                break
+            self.restart_process()
+            self.change()
+            self.assertEqual(self.new, self.truth(), point)
+            self.assertIsNone(self.changes.get(self.address))
+        self.assertGreater(point, 20)
+
+    def test_restore_is_killed_too(self):
+        for point in range(30, 70, 7):
+            self.assertTrue(self._killed_at(point))
+            self._killed(lambda: self.applier.recover(self.gpu), 12)
+            self.restart_process()
+            self.applier.recover(self.gpu)
+            self.assertIn(self.truth(), (self.old, self.new), point)
+
+    def restart_process(self):
+        self.machine.uninstall()
+        self._cleanups.pop()
+        self.restart()
+
+    def _killed_at(self, point):
+        """Begin again, with a death at one point; whether it came to it."""
+        self.again()
+        return self._killed(self.change, point)
+
+    def _killed(self, action, point):
+        child = os.fork()
+        if child == 0:
+            try:
+                _die_at(self.machine, point)
+                action()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        self.assertIn(code, (0, _KILLED))
+        return code == _KILLED
+
+
+def _die_at(machine, point):
+    """Let this process end before its n-th NVML call or change of a file,
+    or right after one."""
+    left = [point]
+
+    def here(*_):
+        if not left[0]:
+            os._exit(_KILLED)
+        left[0] -= 1
+
+    def around(function):
+        def acting(*args, **kwargs):
+            here()
+            result = function(*args, **kwargs)
+            here()
+            return result
+        return acting
+
+    machine.faults.wait = here
+    os.replace = around(os.replace)
+    os.unlink = around(os.unlink)
+    machine.os.write = around(machine.os.write)
+
+
+class UnderstoodStates(Scenario):
+    """What is left behind is told by who looks."""
+
+    def test_assert_tells_an_interrupted_change(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        self.machine.faults.clear()
+        now = self.applier.read(self.gpu)
+        self.assertNotEqual((), layout_state.differences(
+            now, self.wanted(**self.after)))
+        self.assertIn('the way back is blocked',
+                      str(self.applier.unfinished(self.address)))
+        self.assertIs(apply.Status.CHANGED, self.change())
+
+    def test_apply_to_what_is_there_ends_the_record(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        self.machine.faults.clear()
+        self.assertIsNotNone(self.applier.unfinished(self.address))
+        self.apply(_3g_40gb=1)
+        self.apply(_3g_40gb=1)
+        self.assertIsNone(self.applier.unfinished(self.address))
+
+    def test_instance_taken_meanwhile_stays(self):
+        """What somebody uses by now is not destroyed on the way back."""
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
+        real = self.applier._undoer.undo
+
+        def taken(gpu, record):
+            with self.machine.operation():
+                state = self.machine.gpu(self.address).state
+                (new,) = [key for key, item in state.instances.items()
+                          if (item.start, item.profile_id)
+                          not in {place[:3:2] for place in self.old[2]}]
+            self.machine.add_process(self.address, 4711, new)
+            return real(gpu, record)
+
+        self.applier._undoer.undo = taken
+        error = self.try_change()
+        self.assertIn('4711', str(error))
+        self.assertIn('4711', self.changes.get(self.address).problem)
+        self.machine.faults.clear()
+        self.machine.remove_process(4711)
+        self.applier.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
+
+
+del Scenario
