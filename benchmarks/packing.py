@@ -221,7 +221,8 @@ def measure(gpus, load, mix, options):
 
 def _line(gpus, load, mix, name, scores, runs):
     score = scores[name]
-    shares = [_share(run, name, 'acceptance') for run in runs]
+    shares = [share for share in (_share(run, name, 'acceptance')
+                                  for run in runs) if share is not None]
     return Line(
         gpus, load, mix, name, score.acceptance, score.slice_acceptance,
         _share(scores, name, 'acceptance'),
@@ -310,8 +311,8 @@ def _parser():
     parser.add_argument('--lifetime', choices=tuple(LIFETIMES),
                         default='exponential')
     parser.add_argument('--requests', type=_at_least(1000),
-                        default=40000, metavar='N',
-                        help='for each seed (default: 40000)')
+                        default=80000, metavar='N',
+                        help='for each seed (default: 80000)')
     parser.add_argument('--seeds', type=_at_least(1), default=5,
                         metavar='N', help='how many (default: 5)')
     parser.add_argument('--first-seed', type=int, default=1, metavar='N')

@@ -14,7 +14,7 @@
 """The search for what can stay and where the rest goes: exact.
 
 A grid has a dozen units at most and a GPU as few instances, so all that can
-be kept is tried, most first, with every way to place what is missing.
+be kept is tried, what loses least first, with every way to place the rest.
 """
 
 from __future__ import annotations

@@ -123,8 +123,11 @@ def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
     if enabled and gpu.mig is None:
         raise exception.InvalidValue(
             what='MIG mode on for GPU', value=str(gpu.address),
-            expected=f'{gpu.model or gpu.device_id} has no MIG; leave it '
-                     'out, or give mig-enabled: false')
+            expected=(f'{gpu.model or gpu.device_id} has no MIG'
+                      if gpu.visible_to_nvml else
+                      'NVML does not see it, its kernel driver is '
+                      f'{gpu.driver or "none"}')
+            + '; leave it out, or give mig-enabled: false')
     found = []
     for text, count in devices.items():
         if count:

@@ -278,6 +278,12 @@ class ForGpuTestCase(base.BaseTestCase):
             exception.LayoutError,
             self.entry('everything-empty').for_gpu, 0, gpu)
         self.assertIn('Tesla T4 has no MIG', str(error))
+        hidden = boards.gpu((), mig=None, driver='vfio-pci',
+                            visible_to_nvml=False)
+        error = self.assertRaises(
+            exception.LayoutError,
+            self.entry('everything-empty').for_gpu, 0, hidden)
+        self.assertIn('kernel driver is vfio-pci', str(error))
 
     def test_a_gpu_chosen_by_index_and_by_board(self):
         entry = self.entry(text=one(

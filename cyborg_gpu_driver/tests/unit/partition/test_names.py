@@ -145,6 +145,7 @@ class TestVgpuTypeName(base.BaseTestCase):
                 ('A100-1-5C', ('A100', 1, 5, 'C', '')),
                 ('A100-40C', ('A100', None, 40, 'C', '')),
                 ('A100-1-5CME', ('A100', 1, 5, 'C', 'ME')),
+                ('6000D-1-42C', ('6000D', 1, 42, 'C', '')),
                 ('DC-1-24Q', ('DC', 1, 24, 'Q', '')),
                 ('DC-1-24QNOME', ('DC', 1, 24, 'Q', 'NOME')),
                 ('DC-1-24QMEALL', ('DC', 1, 24, 'Q', 'MEALL')),

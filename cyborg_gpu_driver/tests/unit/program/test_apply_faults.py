@@ -24,16 +24,15 @@ from cyborg_gpu_driver.tests.unit.program import layouts
 
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
           pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-          pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NOT_FOUND,
-          pynvml.NVML_ERROR_GPU_IS_LOST)
+          pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT)
 _KILLED = 9
 
 
 class Scenario(layouts.LayoutCase):
     """A GPU as it is, and what it is to become."""
 
-    before = {'_3g_40gb': 1, '_1g_10gb': 2}
-    after = {'_1c_3g_40gb': 3, '_2g_20gb': 1, '_1g_10gb': 1}
+    before = {'_3g_40gb': 1, '_1g_10gb': 4}
+    after = {'_1c_3g_40gb': 2, '_2g_20gb': 1, '_1g_10gb': 1}
 
     def setUp(self):
         super().setUp()

@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The packing benchmark: its oracle, its traffic, its arithmetic."""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import pathlib
+import random
+import sys
+
+from oslotest import base
+
+from cyborg_gpu_driver.partition import enumeration
+from cyborg_gpu_driver.partition import geometry
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+
+
+def program(name):
+    """A file of benchmarks/ as a module; that folder is no package."""
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / 'benchmarks' / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by its name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+oracle = program('oracle')
+packing = program('packing')
+
+
+def on_one_gpu():
+    """Counts of everything that one GPU can hold, by enumeration."""
+    return {tuple(dict(held).get(number, 0) for number in range(5))
+            for held in enumeration.packable_multisets(
+                geometry.Geometry(packing.PROFILES))} | {(0,) * 5}
+
+
+class OracleTest(base.BaseTestCase):
+
+    def assert_exact(self, gpus):
+        one = on_one_gpu()
+        held = {(0,) * 5}
+        for _ in range(gpus):
+            held = {tuple(map(sum, zip(before, more)))
+                    for before in held for more in one}
+        # One more of each than there can be, so that refusals are tried.
+        tried = itertools.product(*(
+            range(limit * gpus + 2) for limit in (7, 3, 2, 1, 1)))
+        wrong = [counts for counts in tried
+                 if oracle.fits(counts, gpus) != (counts in held)]
+        self.assertEqual([], wrong)
+
+    def test_one_gpu(self):
+        self.assertEqual(38, len(on_one_gpu()))
+        self.assert_exact(1)
+
+    def test_two_gpus(self):
+        self.assert_exact(2)
+
+    def test_repacking_takes_back_what_ended(self):
+        cluster = oracle.Repacking(1)
+        small = cluster.request(0)
+        self.assertIsNone(cluster.request(4))
+        cluster.remove(small)
+        self.assertEqual(4, cluster.request(4))
+        self.assertIsNone(cluster.request(0))
+
+
+class TrafficTest(base.BaseTestCase):
+
+    def test_load_and_mix_are_as_asked(self):
+        for lifetime, draw in packing.LIFETIMES.items():
+            asked = list(itertools.islice(packing.requests(
+                random.Random(7), 10, 0.85, (2, 1, 0, 0, 1), draw), 40000))
+            used = sum((request.end - request.arrival)
+                       * packing.SLICES[request.profile]
+                       for request in asked)
+            load = used / asked[-1].arrival / 70
+            self.assertAlmostEqual(0.85, load, delta=0.03, msg=lifetime)
+            shares = [sum(request.profile == number for request in asked)
+                      / len(asked) for number in range(5)]
+            for expected, share in zip((.5, .25, 0, 0, .25), shares):
+                self.assertAlmostEqual(expected, share, delta=0.02)
+
+    def test_mixes_are_read(self):
+        self.assertEqual((1, 1, 1, 1, 1), packing.parts_of('uniform'))
+        self.assertEqual((2, 0, .5, 0, 1), packing.parts_of('2:0:.5:0:1'))
+        for wrong in ('unifrom', '1:2', '0:0:0:0:0', '-1:1:1:1:1', ''):
+            self.assertRaises(packing.argparse.ArgumentTypeError,
+                              packing.parts_of, wrong)
+
+
+class PlayTest(base.BaseTestCase):
+
+    def play(self, cluster, *requests):
+        # Behind the warm-up, so that all of them count.
+        return packing.play(cluster, [
+            packing.Request(packing.WARM_UP + arrival, profile,
+                            packing.WARM_UP + end)
+            for arrival, profile, end in requests])
+
+    def test_an_end_makes_room(self):
+        for name, cluster in packing.contestants(1).items():
+            score = self.play(
+                cluster, (0, 4, 2), (1, 0, 9), (2, 0, 9), (3, 4, 9))
+            self.assertEqual([2, 0, 0, 0, 2], score.offered, name)
+            self.assertEqual([1, 0, 0, 0, 1], score.accepted, name)
+            self.assertEqual(0.5, score.acceptance)
+            self.assertEqual(0.5, score.slice_acceptance)
+
+    def test_what_tells_the_policies_apart(self):
+        # After a 1g first-fit's lowest start leaves no room for a 4g.
+        accepted = {name: self.play(cluster, (0, 0, 9), (1, 3, 9)).accepted
+                    for name, cluster in packing.contestants(1).items()}
+        self.assertEqual([1, 0, 0, 0, 0], accepted['first-fit'])
+        for name in ('first-fit, driver starts', 'capacity-loss',
+                     'repacking'):
+            self.assertEqual([1, 0, 0, 1, 0], accepted[name], name)
+
+    def test_warm_up_is_not_counted(self):
+        score = packing.play(oracle.Repacking(1),
+                             [packing.Request(0.0, 4, 99.0),
+                              packing.Request(packing.WARM_UP, 4, 99.0)])
+        self.assertEqual([0, 0, 0, 0, 1], score.offered)
+        self.assertEqual(0, score.acceptance)
+
+
+class ProgramTest(base.BaseTestCase):
+
+    def run_program(self, *arguments):
+        printed, progress = io.StringIO(), io.StringIO()
+        with (contextlib.redirect_stdout(printed),
+              contextlib.redirect_stderr(progress)):
+            code = packing.main([*arguments])
+        return code, printed.getvalue(), progress.getvalue()
+
+    def test_json(self):
+        code, printed, progress = self.run_program(
+            '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
+            'small,0:0:0:0:1', '--requests', '1000', '--seeds', '2')
+        self.assertEqual(0, code)
+        answer = json.loads(printed)
+        by_policy = {line['policy']: line for line in answer['cases']
+                     if line['mix'] == 'small'}
+        self.assertEqual(0, by_policy['first-fit']['gap_closed'])
+        self.assertEqual(1, by_policy['repacking']['gap_closed'])
+        self.assertLess(by_policy['first-fit']['acceptance'],
+                        by_policy['repacking']['acceptance'])
+        # Of whole GPUs every policy takes all it can: there is no gap.
+        whole = [line for line in answer['cases']
+                 if line['mix'] == '0:0:0:0:1']
+        self.assertEqual({None}, {line['gap_closed'] for line in whole})
+        self.assertEqual({1.0, whole[0]['acceptance']},
+                         {1.0, *(line['acceptance'] for line in whole)})
+        self.assertIn('2 of 2: 2 GPUs, load 0.9', progress)
+
+    def test_same_seed_same_answer(self):
+        def acceptance():
+            _code, printed, _progress = self.run_program(
+                '-f', 'json', '--gpus', '3', '--load', '0.9', '--mix',
+                'uniform', '--requests', '1000', '--seeds', '1')
+            return [(line['policy'], line['by_profile'])
+                    for line in json.loads(printed)['cases']]
+
+        self.assertEqual(acceptance(), acceptance())
+
+    def test_a_missed_limit_is_an_error(self):
+        line = packing.Line(
+            8, packing.TARGET_LOAD, 'uniform', '', 0.8, 0.8, 0, 0, 0, 1.0,
+            {})
+        lines = [packing.dataclasses.replace(
+            line, policy=policy, acceptance=acceptance)
+            for policy, acceptance in (
+                ('first-fit', 0.8), ('capacity-loss', 0.84),
+                ('repacking', 0.9))]
+        total, = packing.summaries(lines)
+        self.assertAlmostEqual(0.4, total['gap_closed'])
+        self.assertEqual(0.5, total['limit'])
+        self.assertIsNone(total['slice_gap_closed'])

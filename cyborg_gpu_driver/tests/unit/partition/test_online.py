@@ -1,0 +1,357 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import itertools
+import math
+import random
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import enumeration
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import occupancy_table
+from cyborg_gpu_driver.partition import online
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition import test_geometry
+
+# Tables are kept: making the rows of a full A100 takes most of a second.
+FULL = {board: occupancy_table.Table(geometry.Geometry(profiles))
+        for board, profiles in boards.ALL.items()}
+BASE = {board: occupancy_table.Table(geometry.Geometry(
+    boards.named(boards.ALL[board], *names)))
+    for board, names in boards.BASE.items()}
+TABLES = st.sampled_from([*FULL.values(), *BASE.values()])
+
+
+@st.composite
+def clusters(draw):
+    """A cluster of a few GPUs, filled and emptied step by step."""
+    table = draw(TABLES)
+    cluster = online.Cluster(
+        table, dict.fromkeys(range(draw(st.integers(1, 5))),
+                             geometry.EMPTY),
+        draw(st.sampled_from(online.Policy)))
+    shake(cluster, draw(st.integers(0, 40)),
+          random.Random(draw(st.integers(0, 2 ** 16))))
+    return cluster
+
+
+def shake(cluster, steps, chance):
+    """Requests and ends; the places that are left in use."""
+    places = []
+    for _ in range(steps):
+        if places and chance.random() < 0.4:
+            cluster.remove(places.pop(chance.randrange(len(places))))
+            continue
+        place = cluster.request(
+            chance.choice(cluster.table.profiles).profile_id)
+        if place is not None:
+            places.append(place)
+    return places
+
+
+def gpus_of(cluster):
+    return {gpu: cluster.occupancy(gpu) for gpu in cluster._rows}
+
+
+class TableTest(base.BaseTestCase):
+
+    def test_every_state_is_a_row(self):
+        for board, names in boards.BASE.items():
+            table = occupancy_table.Table(geometry.Geometry(
+                boards.named(boards.ALL[board], *names)))
+            table.fill()
+            self.assertEqual(
+                298 if table.grid.units == 8 else 26, len(table), board)
+
+    def test_room_of_an_empty_gpu(self):
+        for table in FULL.values():
+            self.assertEqual(
+                tuple(profile.max_instances for profile in table.profiles),
+                table.row(geometry.EMPTY).room)
+
+    def test_room_counts_what_may_end(self):
+        table = BASE['A30']
+        one, two, four = table.profiles
+        occupancy = geometry.EMPTY.add(one, model.Placement(1, 1))
+        # 3 of 4 small ones, 1 of 2 halves, and all of it with 1/8.
+        self.assertEqual((3.125, 1.125, 0.125), table.row(occupancy).room)
+        occupancy = occupancy.add(two, model.Placement(2, 2))
+        self.assertEqual((1 + 1 / 8 + 2 / 8, 2 / 8, 1 / 64),
+                         table.row(occupancy).room)
+
+    def test_what_ends_together_is_worth_more(self):
+        table = BASE['A100-80']
+        one, two, three, _four, _seven = table.profiles
+        whole = geometry.EMPTY.add(three, model.Placement(0, 4))
+        parts = geometry.EMPTY.add(two, model.Placement(0, 2)).add(
+            two, model.Placement(2, 2))
+        self.assertEqual(whole.mask, parts.mask)
+        self.assertGreater(table.row(whole).room[-1],
+                           table.row(parts).room[-1])
+
+    @hypothesis.given(test_geometry.occupied_boards())
+    def test_options_are_the_free_starts_that_cost_least(self, reached):
+        grid, occupancy = reached
+        table = occupancy_table.Table(grid)
+        row = table.row(occupancy)
+        for number, profile in enumerate(table.profiles):
+            free = grid.free_placements(occupancy, profile)
+            options = row.options[number]
+            self.assertEqual(bool(free), bool(options))
+            self.assertLessEqual({option.placement for option in options},
+                                 set(free))
+            for placement in free:
+                after = table.row(occupancy.add(profile, placement))
+                loss = [had - has for had, has in zip(row.room, after.room)]
+                self.assertTrue(any(
+                    all(map(float.__le__, option.loss, loss))
+                    for option in options), placement)
+            self.assertEqual(free[0] if free else None,
+                             row.first[number] and
+                             row.first[number].placement)
+
+    def test_rows_lead_there_and_back(self):
+        table = BASE['A30']
+        for occupancy in enumeration.states(table.grid):
+            row = table.row(occupancy)
+            for number, profile in enumerate(table.profiles):
+                for option in row.options[number]:
+                    self.assertIs(row, option.after.without(
+                        profile.profile_id, option.placement))
+
+    def test_starts_in_another_order(self):
+        table = occupancy_table.Table(
+            BASE['A30'].grid, starts={14: (2, 3, 1, 0)})
+        row, starts = table.row(geometry.EMPTY), []
+        while row.first[0] is not None:
+            starts.append(row.first[0].placement.start)
+            row = row.first[0].after
+        self.assertEqual([2, 3, 1, 0], starts)
+
+    def test_only_the_offered_profiles_count(self):
+        profiles = boards.ALL['A100-80']
+        small, = boards.named(profiles, '1g.10gb')
+        table = occupancy_table.Table(geometry.Geometry(profiles), [small])
+        row = table.row(geometry.EMPTY)
+        self.assertEqual((7.0,), row.room)
+        # Where it costs nothing else, all starts are alike: the highest.
+        self.assertEqual([6], [option.placement.start
+                               for option in row.options[0]])
+        self.assertRaises(exception.InvalidValue, table.index, 0)
+
+
+class DemandTest(base.BaseTestCase):
+
+    def test_what_is_asked_for_weighs_more(self):
+        demand = online.Demand([19, 0])
+        self.assertEqual(demand.roots[0], demand.roots[1])
+        for _ in range(2):
+            demand.note(19)
+        self.assertEqual((math.sqrt(3 / 4), math.sqrt(1 / 4)),
+                         demand.roots)
+
+    def test_what_is_long_ago_fades(self):
+        demand = online.Demand([19, 0])
+        for profile_id in (19, 0):
+            for _ in range(4 * online.MEMORY):
+                demand.note(profile_id)
+        self.assertLess(demand.roots[0], 0.3)
+        self.assertGreater(demand.roots[1], 0.95)
+
+
+class ClusterTest(base.BaseTestCase):
+
+    def cluster(self, policy, *gpus, board='A100-80'):
+        """GPUs numbered from 0; each as (profile name, start), ..."""
+        table = BASE[board]
+        return online.Cluster(table, {
+            number: table.grid.occupancy_of(boards.gpu(
+                boards.ALL[board], live).mig.instances)
+            for number, live in enumerate(gpus)}, policy)
+
+    def chosen(self, cluster, name):
+        profile, = boards.named(cluster.table.profiles, name)
+        place = cluster.choose(profile.profile_id)
+        return place and (place.gpu, place.placement.start)
+
+    def test_first_fit(self):
+        cluster = self.cluster(
+            online.Policy.FIRST_FIT, [('4g.40gb', 0), ('3g.40gb', 4)],
+            [('1g.10gb', 1)], [])
+        self.assertEqual((1, 0), self.chosen(cluster, '1g.10gb'))
+        self.assertEqual((1, 4), self.chosen(cluster, '3g.40gb'))
+        self.assertEqual((2, 0), self.chosen(cluster, '7g.80gb'))
+
+    def test_best_fit(self):
+        cluster = self.cluster(
+            online.Policy.BEST_FIT, [], [('1g.10gb', 1)],
+            [('4g.40gb', 0), ('1g.10gb', 4)], [('3g.40gb', 0)])
+        self.assertEqual((2, 5), self.chosen(cluster, '1g.10gb'))
+        self.assertEqual((3, 4), self.chosen(cluster, '3g.40gb'))
+        self.assertEqual((0, 0), self.chosen(cluster, '7g.80gb'))
+
+    def test_capacity_loss_spares_what_is_whole(self):
+        cluster = self.cluster(
+            online.Policy.CAPACITY_LOSS, [], [('4g.40gb', 0)],
+            [('3g.40gb', 4), ('1g.10gb', 2)])
+        # Best-fit would take the rest of GPU 2 as well; a 4g none.
+        self.assertEqual((2, 3), self.chosen(cluster, '1g.10gb'))
+        self.assertEqual((2, 0), self.chosen(cluster, '2g.20gb'))
+        self.assertEqual((1, 4), self.chosen(cluster, '3g.40gb'))
+        self.assertEqual((0, 0), self.chosen(cluster, '4g.40gb'))
+
+    def test_capacity_loss_differs_from_best_fit(self):
+        # Best-fit breaks the last free half for a 1g; here a GPU that is
+        # emptier, but broken already, takes it.
+        gpus = [('4g.40gb', 0)], [('1g.10gb', 0), ('1g.10gb', 4)], []
+        best = self.cluster(online.Policy.BEST_FIT, *gpus)
+        loss = self.cluster(online.Policy.CAPACITY_LOSS, *gpus)
+        self.assertEqual(0, self.chosen(best, '1g.10gb')[0])
+        self.assertEqual(1, self.chosen(loss, '1g.10gb')[0])
+
+    def test_equally_good_gpus(self):
+        cluster = self.cluster(
+            online.Policy.CAPACITY_LOSS, [], [('1g.10gb', 6)],
+            [('1g.10gb', 6)])
+        self.assertEqual(1, self.chosen(cluster, '1g.10gb')[0])
+
+    def test_a_gpu_can_have_any_name(self):
+        for policy in online.Policy:
+            for name in (0, '', (), None, 'gpu'):
+                cluster = online.Cluster(
+                    BASE['A30'], {name: geometry.EMPTY}, policy)
+                place = cluster.request(0)
+                self.assertEqual(name, place.gpu)
+                self.assertIsNone(cluster.choose(0))
+                cluster.remove(place)
+                self.assertEqual(geometry.EMPTY, cluster.occupancy(name))
+
+    def test_no_gpu(self):
+        for policy in online.Policy:
+            cluster = online.Cluster(BASE['A30'], {}, policy)
+            self.assertIsNone(cluster.choose(0))
+
+    @hypothesis.given(clusters())
+    def test_refused_only_if_nothing_fits(self, cluster):
+        grid = cluster.table.grid
+        for profile in cluster.table.profiles:
+            place = cluster.choose(profile.profile_id)
+            fitting = {
+                (gpu, placement) for gpu, occupancy in
+                gpus_of(cluster).items() for placement in
+                grid.free_placements(occupancy, profile)}
+            if place is None:
+                self.assertEqual(set(), fitting)
+            else:
+                self.assertIn((place.gpu, place.placement), fitting)
+
+    @hypothesis.given(clusters())
+    def test_the_least_loss_of_all(self, cluster):
+        cluster = online.Cluster(cluster.table, gpus_of(cluster))
+        table = cluster.table
+        prices = [1 / (0.5 + room) for room in cluster.room.values()]
+
+        def loss(gpu, profile, placement):
+            occupancy = cluster.occupancy(gpu)
+            after = occupancy.add(profile, placement)
+            return sum(price * (had - has) for price, had, has in zip(
+                prices, table.row(occupancy).room, table.row(after).room))
+
+        for profile in table.profiles:
+            losses = [loss(gpu, profile, placement) for gpu in
+                      gpus_of(cluster) for placement in
+                      table.grid.free_placements(cluster.occupancy(gpu),
+                                                 profile)]
+            place = cluster.choose(profile.profile_id)
+            if losses:
+                self.assertAlmostEqual(min(losses), loss(
+                    place.gpu, profile, place.placement))
+
+    @hypothesis.given(clusters())
+    def test_history_does_not_matter(self, cluster):
+        fresh = online.Cluster(cluster.table, gpus_of(cluster),
+                               cluster.policy)
+        self.assertEqual(fresh.room, cluster.room)
+        fresh.demand = cluster.demand
+        for profile in cluster.table.profiles:
+            self.assertEqual(fresh.choose(profile.profile_id),
+                             cluster.choose(profile.profile_id))
+
+    def test_all_that_came_goes(self):
+        for board, table in FULL.items():
+            gpus = dict.fromkeys(range(6), geometry.EMPTY)
+            cluster = online.Cluster(table, gpus)
+            room = cluster.room
+            for place in shake(cluster, 300, random.Random(board)):
+                cluster.remove(place)
+            self.assertEqual(gpus, gpus_of(cluster))
+            self.assertEqual(room, cluster.room)
+
+    def test_demand_decides(self):
+        # Beside the other 1g it keeps a 4g from coming back soon; beside
+        # the 4g it costs a 2g and a 3g.
+        gpus, chosen = ([('1g.10gb', 0)], [('4g.40gb', 0)]), {}
+        for wanted in ('1g.10gb', '4g.40gb'):
+            cluster = self.cluster(online.Policy.CAPACITY_LOSS, *gpus)
+            profile, = boards.named(cluster.table.profiles, wanted)
+            for _ in range(1000):
+                cluster.demand.note(profile.profile_id)
+            chosen[wanted] = self.chosen(cluster, '1g.10gb')
+        self.assertEqual({'1g.10gb': (0, 1), '4g.40gb': (1, 6)}, chosen)
+
+    def test_add_is_what_others_chose(self):
+        cluster = self.cluster(online.Policy.CAPACITY_LOSS, [], [])
+        place = online.Place(1, 19, model.Placement(3, 1))
+        cluster.add(place)
+        self.assertEqual(place.placement.mask, cluster.occupancy(1).mask)
+        self.assertRaises(exception.InvalidValue, cluster.add, place)
+        cluster.remove(place)
+        self.assertRaises(exception.InvalidValue, cluster.remove, place)
+
+    def test_what_is_unknown_is_refused(self):
+        cluster = self.cluster(online.Policy.CAPACITY_LOSS, [])
+        for call, argument in (
+                (cluster.choose, 99), (cluster.request, 99),
+                (cluster.occupancy, 7),
+                (cluster.add, online.Place(7, 19, model.Placement(0, 1))),
+                (cluster.add, online.Place(0, 99, model.Placement(0, 1))),
+                (cluster.add, online.Place(0, 19, model.Placement(7, 1))),
+                (cluster.remove, online.Place(
+                    7, 19, model.Placement(0, 1)))):
+            self.assertRaises(exception.InvalidValue, call, argument)
+        self.assertEqual(geometry.EMPTY, cluster.occupancy(0))
+
+    def test_instances_of_unknown_profiles_take_their_room(self):
+        table = BASE['A30']
+        foreign = model.GpuInstance(model.Placement(2, 1), 77, 3)
+        for policy in online.Policy:
+            cluster = online.Cluster(table, {
+                'a': table.grid.occupancy_of([foreign])}, policy)
+            self.assertIsNone(cluster.choose(0))
+            self.assertEqual(0, cluster.choose(5).placement.start)
+            cluster.remove(online.Place('a', 77, foreign.placement))
+            self.assertIsNotNone(cluster.choose(0))
+
+    def test_names_of_gpus_do_not_decide(self):
+        chosen = set()
+        for names in itertools.permutations('abc'):
+            cluster = online.Cluster(BASE['A30'], dict.fromkeys(
+                names, geometry.EMPTY))
+            place = cluster.request(14)
+            chosen.add((names.index(place.gpu), place.placement))
+        self.assertEqual({(0, model.Placement(3, 1))}, chosen)

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Simulated hardware with all of a bind's parts around it."""
+
+import collections
+import ctypes
+import uuid
+
+import fixtures
+import pynvml
+from oslotest import base
+
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import binder
+from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+
+
+class BinderCase(base.BaseTestCase):
+
+    machine = 'dgx-a100-40'
+    gpu = '0000:07:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG)
+
+    def setUp(self):
+        super().setUp()
+        self.machine = simulator.Machine.load(self.machine).install()
+        self.addCleanup(self.machine.uninstall)
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.address = model.PciAddress.parse(self.gpu)
+        self.published = []
+        self.restart()
+
+    def restart(self):
+        """As a new process would begin, on the same machine and files."""
+        platform_ = platform.Platform(
+            sysfs.Sysfs('/sys', os_module=self.machine.os),
+            nvml.NvmlSession(), simulated=True)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        privileged.run_here(platform_)
+        self.journal = journal.Journal(self.state_path)
+        self.live = live.LiveHost(
+            reader.HostReader(platform_),
+            policies.Settings(policies=(self.policy,)))
+        self.binder = binder.Binder(
+            self.live, hardware.Hardware(platform_), self.journal,
+            self.state_path, self.published.append)
+        self.live.refresh()
+
+    def handle(self, profile, number=0):
+        """A handle's (function, type, UUID) as Cyborg would send it."""
+        gpu = self.live.gpu(self.address)
+        (offer,) = [offer for offer in self.live.offers(gpu)
+                    if offer.profile == profile]
+        parent = offer.parents[number % len(offer.parents)]
+        return (str(parent), offer.vgpu_type_id,
+                str(uuid.uuid5(uuid.NAMESPACE_DNS, f'{profile} {number}')))
+
+    def stranger(self, profile_id, start, size):
+        """Let somebody else make an instance."""
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), profile_id,
+            ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
+
+    def truth(self):
+        """What the hardware has, whatever anybody believes."""
+        with self.machine.operation():
+            gpu = self.machine.gpu(self.gpu).state
+            return (sorted((item.profile_id, item.start)
+                           for item in gpu.instances.values()),
+                    sorted((vgpu.uuid, vgpu.function, vgpu.type_id)
+                           for vgpu in gpu.vgpus))
+
+    def belief(self):
+        """What the live view has, in the same form."""
+        gpu = self.live.gpu(self.address)
+        return (sorted((item.profile_id, item.placement.start) for item
+                       in (gpu.mig.instances if gpu.mig else ())),
+                sorted((mdev.uuid, str(mdev.parent),
+                        int(mdev.type_id.split('-')[1]))
+                       for mdev in gpu.all_mdevs))
+
+    def assert_quiet(self):
+        """View, journal and hardware agree, and nothing is under way."""
+        self.assertEqual(self.truth(), self.belief())
+        entries = self.journal.entries()
+        self.assertEqual({journal.Phase.BOUND} if entries else set(),
+                         {entry.phase for entry in entries})
+        uuids = [item[0] for item in self.truth()[1]]
+        self.assertEqual(sorted(entry.handle for entry in entries), uuids)
+
+    def calls(self, action, *args):
+        """Which C symbols an action calls, and how often."""
+        self.machine.reset_calls()
+        action(*args)
+        return collections.Counter(self.machine.calls)
