@@ -38,6 +38,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_document
 from cyborg_gpu_driver.partition import layout_yaml
 from cyborg_gpu_driver.partition import names
 
@@ -157,54 +158,17 @@ class Entry:
                 else 'this host has no GPU at all')
 
 
-@dataclasses.dataclass(frozen=True)
-class LayoutFile:
-    """Named layouts, in the file's order."""
+class LayoutFile(layout_document.LayoutDocument):
+    """A mig-parted file: named layouts, in the file's order."""
 
-    entries: tuple[Entry, ...]
-    source: str = 'layout'
+    ROOT = ROOT
 
     @classmethod
-    def parse(cls, text: str, source: str) -> LayoutFile:
-        """Read a file's text.
-
-        :param source: the file's name, for complaints.
-        :raises LayoutError: naming file and entry.
-        """
-        content = layout_yaml.load(text, layout_yaml.Where(source), ROOT)
-        return cls(tuple(_entry(source, name, items)
-                         for name, items in content.items()), source)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
-
-    def entry(self, name: str | None = None) -> Entry:
-        """The layout of that name; without one, the only one there is.
-
-        :raises LayoutError: listing those that there are.
-        """
-        return layout_yaml.choose(self.entries, name,
-                                  layout_yaml.Where(self.source, ROOT))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole file as plain values."""
-        return {'version': layout_yaml.VERSION, ROOT: self._entries()}
-
-    def dump(self) -> str:
-        """The file's text; :meth:`parse` reads the same from it."""
-        return layout_yaml.dump(ROOT, self._entries())
-
-    def _entries(self):
-        return {entry.name: [section.to_dict() for section in
-                             entry.sections] for entry in self.entries}
-
-
-def _entry(source, name, items):
-    where = layout_yaml.Where(source, f'entry {name}')
-    sections = tuple(
-        Section.parse(item, where.item(number))
-        for number, item in enumerate(items))
-    layout_devices.check_overlaps(
-        [section.devices for section in sections], where)
-    return Entry(source, name, sections)
+    def read_entry(cls, source: str, name: str, items: list) -> Entry:
+        where = layout_yaml.Where(source, f'entry {name}')
+        sections = tuple(
+            Section.parse(item, where.item(number))
+            for number, item in enumerate(items))
+        layout_devices.check_overlaps(
+            [section.devices for section in sections], where)
+        return Entry(source, name, sections)

@@ -29,6 +29,7 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_document
 from cyborg_gpu_driver.partition import layout_yaml
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import vgpu_types
@@ -106,54 +107,17 @@ class Entry:
                 for name, count in found[0].vgpu_devices.items() if count}
 
 
-@dataclasses.dataclass(frozen=True)
-class LayoutFile:
-    """Named layouts of vGPUs, in the file's order."""
+class LayoutFile(layout_document.LayoutDocument):
+    """A vgpu-device-manager file: named layouts of vGPUs."""
 
-    entries: tuple[Entry, ...]
-    source: str = 'layout'
+    ROOT = ROOT
 
     @classmethod
-    def parse(cls, text: str, source: str) -> LayoutFile:
-        """Read a file's text.
-
-        :param source: the file's name, for complaints.
-        :raises LayoutError: naming file and entry.
-        """
-        content = layout_yaml.load(text, layout_yaml.Where(source), ROOT)
-        return cls(tuple(_entry(source, name, items)
-                         for name, items in content.items()), source)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
-
-    def entry(self, name: str | None = None) -> Entry:
-        """The layout of that name; without one, the only one there is.
-
-        :raises LayoutError: listing those that there are.
-        """
-        return layout_yaml.choose(self.entries, name,
-                                  layout_yaml.Where(self.source, ROOT))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole file as plain values."""
-        return {'version': layout_yaml.VERSION, ROOT: self._entries()}
-
-    def dump(self) -> str:
-        """The file's text; :meth:`parse` reads the same from it."""
-        return layout_yaml.dump(ROOT, self._entries())
-
-    def _entries(self):
-        return {entry.name: [section.to_dict() for section in
-                             entry.sections] for entry in self.entries}
-
-
-def _entry(source, name, items):
-    where = layout_yaml.Where(source, f'entry {name}')
-    return Entry(source, name, tuple(
-        Section.parse(item, where.item(number))
-        for number, item in enumerate(items)))
+    def read_entry(cls, source: str, name: str, items: list) -> Entry:
+        where = layout_yaml.Where(source, f'entry {name}')
+        return Entry(source, name, tuple(
+            Section.parse(item, where.item(number))
+            for number, item in enumerate(items)))
 
 
 def _type(gpu, name, count, where):

@@ -26,6 +26,13 @@ _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
           pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
           pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT)
 _KILLED = 9
+_HOST = """
+driver_version: '550.144.02'
+cuda_version: 12040
+gpus:
+  - {model: a100-80, address: '0000:07:00.0', mig: true, framework: mdev}
+"""
+"""One GPU: there are thousands of applies here."""
 
 
 class Scenario(layouts.LayoutCase):
@@ -50,6 +57,12 @@ class Scenario(layouts.LayoutCase):
         self.count = sum(self.machine.calls.values())
         self.new = self.truth()
         self.assertNotEqual(self.old, self.new)
+
+    def use(self, name, state=None):
+        path = os.path.join(self.state_path, 'host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(_HOST)
+        super().use(path, state)
 
     def change(self):
         if self.after is None:
