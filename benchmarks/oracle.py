@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What fits if everything may be moved: the best that any policy can do."""
+"""What fits if everything that runs may be moved."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -21,6 +22,9 @@ import tempfile
 from typing import Any
 
 from cyborg_gpu_driver import exception
+
+_NEW = '.new'
+"""How the name ends of a file that is being written."""
 
 
 def write(path: str, kind: str, version: int, content: Any) -> None:
@@ -35,14 +39,16 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
     head = json.dumps({'kind': kind, 'version': version,
                        'checksum': _checksum(text)})
     try:
-        os.makedirs(directory, mode=0o750, exist_ok=True)
+        make_directory(directory)
         descriptor, temporary = tempfile.mkstemp(
-            dir=directory, prefix=os.path.basename(path) + '.')
+            dir=directory, prefix=os.path.basename(path) + '.',
+            suffix=_NEW)
         try:
             with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
                 stream.write(f'{head[:-1]}, "content": {text}}}\n')
                 stream.flush()
                 os.fsync(stream.fileno())
+            hand_over(temporary)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -79,6 +85,40 @@ def read(path: str, kind: str, version: int) -> Any:
         raise exception.JournalError(
             path=path, reason='does not match its checksum')
     return document['content']
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and those above it, where they are missing.
+
+    :raises OSError: if one cannot be made.
+    """
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(os.path.abspath(path))
+    make_directory(above)
+    os.makedirs(path, mode=0o750, exist_ok=True)
+    hand_over(path)
+
+
+def hand_over(path: str) -> None:
+    """Give what root has made to whom the directory around it belongs.
+
+    An operator's command runs as root and cyborg-agent as its own user;
+    both write here.
+
+    :raises OSError: if it cannot be given.
+    """
+    if os.geteuid() == 0:
+        owner = os.stat(os.path.dirname(os.path.abspath(path)))
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def leftovers(path: str) -> list[str]:
+    """Files of writes that were never completed.
+
+    Only for who keeps others from writing ``path`` meanwhile.
+    """
+    return glob.glob(f'{glob.escape(path)}.*{_NEW}')
 
 
 def set_aside(path: str) -> str:

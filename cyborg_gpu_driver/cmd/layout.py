@@ -52,7 +52,7 @@ class ListLayouts(layout_options.LayoutCommand):
         width = max((len(row['name']) for row in rows), default=0)
         for row in rows:
             self.write(f'{row["name"]:{width}}  '
-                       + (row['problem'] or _gpus(row['gpus'])))
+                       + (_gpus(row['gpus']) or 'not for this host'))
 
 
 class PlanLayout(layout_options.LayoutCommand):

@@ -47,7 +47,7 @@ class ApplyLayout(layout_options.LayoutCommand):
         parser.add_argument(
             '-k', '--hooks-file', metavar='FILE',
             default=os.environ.get(layout_options.HOOKS_FILE),
-            help='commands to run before and after, in mig-parted\'s '
+            help="commands to run before and after, in mig-parted's "
                  f'format (default: ${layout_options.HOOKS_FILE})')
         layout_options.add_flag(
             parser, '-s', '--skip-reset', variable=layout_options.SKIP_RESET,

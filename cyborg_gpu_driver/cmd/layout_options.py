@@ -78,7 +78,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '-f', '--config-file', metavar='FILE',
         default=os.environ.get(CONFIG_FILE),
-        help='layout file in mig-parted\'s format; - is standard input '
+        help="layout file in mig-parted's format; - is standard input "
              f'(default: ${CONFIG_FILE})')
 
 

@@ -210,10 +210,11 @@ class Applier:
 
         :returns: whether there was one.
         :raises ChangeFailed: if it cannot be undone now.
-        :raises JournalError: if its record cannot be read.
+        :raises JournalError: if its record cannot be got at.
         """
         with locks.gpu(self._state_path, gpu.address):
-            record = self._changes.get(gpu.address)
+            self._changes.tidy(gpu.address)
+            record = self._usable_record(gpu.address)
             if record is None:
                 return False
             problem = self._undoer.undo(gpu, record)
@@ -222,6 +223,18 @@ class Applier:
                     gpu=gpu.address, step='undoing an interrupted change',
                     reason=problem, outcome=undo.STUCK)
             return True
+
+    def _usable_record(self, address):
+        """The record; one that cannot be used is kept beside, and said."""
+        try:
+            return self._changes.get(address)
+        except exception.JournalError as error:
+            LOG.error('GPU %(gpu)s: %(error)s. It was moved to %(kept)s; '
+                      'the GPU is left as it is: compare it with the layout '
+                      'that it is to have.',
+                      {'gpu': address, 'error': error,
+                       'kept': self._changes.set_aside(address)})
+            return None
 
     def _carry_out(self, planned, earlier, options):
         gpu = planned.gpu

@@ -131,6 +131,27 @@ class ChangeJournal:
                 path=self.path(gpu),
                 reason=f'cannot be removed: {error}') from error
 
+    def tidy(self, gpu: model.PciAddress) -> None:
+        """Remove what a process left that died while it wrote a record.
+
+        :raises JournalError: if that cannot be removed.
+        """
+        path = self.path(gpu)
+        try:
+            for left in durable.leftovers(path):
+                os.unlink(left)
+        except OSError as error:
+            raise exception.JournalError(
+                path=path, reason=f'cannot be tidied: {error}') from error
+
+    def set_aside(self, gpu: model.PciAddress) -> str:
+        """Move an unusable record out of the way, keeping it.
+
+        :returns: its new path.
+        :raises JournalError: if it cannot be moved.
+        """
+        return durable.set_aside(self.path(gpu))
+
     def path(self, gpu: model.PciAddress) -> str:
         """The file of a GPU's record."""
         return os.path.join(self._directory, f'{gpu}{_SUFFIX}')

@@ -17,6 +17,8 @@ import os
 
 from oslo_concurrency import lockutils
 
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 
 
@@ -40,5 +42,23 @@ def checkpoint(state_path: str) -> contextlib.AbstractContextManager:
 
 
 def _lock(state_path, name):
-    return lockutils.lock(f'cyborg-gpu-{name}', external=True,
-                          lock_path=os.path.join(state_path, 'locks'))
+    directory = os.path.join(state_path, 'locks')
+    name = f'cyborg-gpu-{name}'
+    _prepare(directory, name)
+    return lockutils.lock(name, external=True, lock_path=directory)
+
+
+def _prepare(directory, name):
+    """Make the lock's file so that cyborg-agent can lock it too."""
+    path = os.path.join(directory, name)
+    if os.path.exists(path):
+        return
+    try:
+        durable.make_directory(directory)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o640))
+        durable.hand_over(path)
+    except OSError as error:
+        raise exception.JournalError(
+            path=path, reason=f'cannot be made: {error}; check that [gpu] '
+            'state_path exists and belongs to the user that runs '
+            'cyborg-agent') from error

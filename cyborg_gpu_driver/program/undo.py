@@ -113,8 +113,13 @@ class Undoer:
                        and not _leaves_alone(step, place)]
             if reasons:
                 blocked.append(f'{step}: {", ".join(reasons)}')
-            else:
+                continue
+            try:
                 runner.take(step)
+            except exception.GpuDriverError as error:
+                # What comes after it may need it.
+                blocked.append(f'{step}: {error}')
+                break
         return blocked
 
 

@@ -14,12 +14,14 @@
 
 import json
 import os
+import unittest
 
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import locks
 
 
 class DurableTest(base.BaseTestCase):
@@ -82,3 +84,24 @@ class DurableTest(base.BaseTestCase):
             kept = durable.set_aside(self.path)
             self.assertEqual(number, durable.read(kept, 'thing', 1))
         self.assertFalse(os.path.exists(self.path))
+
+    @unittest.skipIf(os.geteuid(), 'only root can give files away')
+    def test_what_root_writes_belongs_to_whom_the_directory_does(self):
+        os.chown(self.directory, 4711, 4712)
+        durable.write(self.path, 'thing', 1, 1)
+        with locks.journal(self.directory):
+            pass
+        found = {(os.stat(path).st_uid, os.stat(path).st_gid)
+                 for path in (self.path, os.path.dirname(self.path),
+                              os.path.join(self.directory, 'locks'),
+                              os.path.join(self.directory, 'locks',
+                                           'cyborg-gpu-journal'))}
+        self.assertEqual({(4711, 4712)}, found)
+
+    def test_leftovers_are_unfinished_writes_of_that_file(self):
+        durable.write(self.path, 'thing', 1, 1)
+        for name in ('file.json.x.new', 'other.json.x.new'):
+            with open(os.path.join(os.path.dirname(self.path), name), 'w'):
+                pass
+        self.assertEqual([self.path + '.x.new'],
+                         durable.leftovers(self.path))

@@ -22,6 +22,7 @@ import pathlib
 import random
 import sys
 
+import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.partition import enumeration
@@ -181,16 +182,31 @@ class ProgramTest(base.BaseTestCase):
 
         self.assertEqual(acceptance(), acceptance())
 
-    def test_a_missed_limit_is_an_error(self):
+    def test_the_mixes_count_alike(self):
         line = packing.Line(
-            8, packing.TARGET_LOAD, 'uniform', '', 0.8, 0.8, 0, 0, 0, 1.0,
-            {})
+            8, packing.TARGET_LOAD, '', '', 0.8, 0.8, 0, 0, 0, 1.0, {})
         lines = [packing.dataclasses.replace(
-            line, policy=policy, acceptance=acceptance)
+            line, mix=mix, policy=policy, acceptance=acceptance)
+            for mix, reached in (('uniform', 0.82), ('small', 0.86),
+                                 ('bimodal', 0.84))
             for policy, acceptance in (
-                ('first-fit', 0.8), ('capacity-loss', 0.84),
+                ('first-fit', 0.8), ('capacity-loss', reached),
                 ('repacking', 0.9))]
         total, = packing.summaries(lines)
         self.assertAlmostEqual(0.4, total['gap_closed'])
         self.assertEqual(0.5, total['limit'])
         self.assertIsNone(total['slice_gap_closed'])
+        # Of other mixes nothing was promised.
+        total, = packing.summaries(lines[:3])
+        self.assertIsNone(total['limit'])
+
+    def test_a_missed_limit_is_an_error(self):
+        for limit, expected in ((-9.0, 0), (1.01, 1)):
+            self.useFixture(fixtures.MonkeyPatch(
+                'packing.LIMITS', {2: limit}))
+            code, printed, progress = self.run_program(
+                '--gpus', '2', '--requests', '1000', '--seeds', '1')
+            self.assertEqual(expected, code)
+            self.assertIn(f'limit {limit:.2f}', printed)
+            self.assertEqual(bool(expected),
+                             'closed is less than 1.01' in progress)

@@ -314,6 +314,15 @@ class ClusterTest(base.BaseTestCase):
             chosen[wanted] = self.chosen(cluster, '1g.10gb')
         self.assertEqual({'1g.10gb': (0, 1), '4g.40gb': (1, 6)}, chosen)
 
+    def test_requests_are_demand_whether_met_or_not(self):
+        cluster = self.cluster(online.Policy.CAPACITY_LOSS,
+                               [('7g.80gb', 0)])
+        before = cluster.demand.roots
+        self.assertIsNone(cluster.choose(0))
+        self.assertEqual(before, cluster.demand.roots)
+        self.assertIsNone(cluster.request(0))
+        self.assertEqual(math.sqrt(2 / 6), cluster.demand.roots[-1])
+
     def test_add_is_what_others_chose(self):
         cluster = self.cluster(online.Policy.CAPACITY_LOSS, [], [])
         place = online.Place(1, 19, model.Placement(3, 1))

@@ -76,9 +76,10 @@ class LayoutCase(base.BaseTestCase):
             name.strip('_').replace('_', '.'): count
             for name, count in devices.items()})
 
-    def apply(self, enabled=True, options=apply.Options(), **devices):
+    def apply(self, enabled=True, options=None, **devices):
         return self.applier.apply(
-            self.gpu, self.wanted(enabled, **devices), options)
+            self.gpu, self.wanted(enabled, **devices),
+            options or apply.Options())
 
     def truth(self, address=None):
         """What the hardware has, whatever anybody believes."""

@@ -274,3 +274,15 @@ class CheckpointTest(layouts.LayoutCase):
         (saved,) = checkpoint.read(checkpoint.path(self.state_path))
         self.assertEqual([0], [cut.placement.start
                                for cut in saved.arranged.cuts])
+
+    def test_damaged_record_is_kept_beside(self):
+        self.apply(_3g_40gb=1)
+        path = self.changes.path(self.address)
+        for name in (path, f'{path}.half.new'):
+            with open(name, 'w', encoding='utf-8') as stream:
+                stream.write('{')
+        before = self.truth()
+        self.restorer.restore(self.gpu, None)
+        self.assertEqual(['0000:07:00.0.json.unusable-1'],
+                         os.listdir(os.path.dirname(path)))
+        self.assertEqual(before, self.truth())

@@ -52,6 +52,7 @@ class Scenario(layouts.LayoutCase):
             self.apply(**self.before)
         self.start = self.saved()
         self.old = self.truth()
+        self.again()
         self.machine.reset_calls()
         self.change()
         self.count = sum(self.machine.calls.values())
@@ -159,9 +160,9 @@ class LastingFaults(Scenario):
         record = self.changes.get(self.address)
         self.assertIn('UNKNOWN', str(record))
         self.assertEqual(
-            ['1g.10gb', '3g.40gb'], sorted(
+            ['1g.10gb'] * 4 + ['3g.40gb'], sorted(
                 self.gpu.mig.profile_by_id(cut.profile_id).name
-                for cut in record.before.cuts)[1:])
+                for cut in record.before.cuts))
         self.machine.faults.clear()
         self.assertTrue(self.applier.recover(self.gpu))
         self.assertEqual(self.old, self.truth())
@@ -306,19 +307,10 @@ class UnderstoodStates(Scenario):
     def test_instance_taken_meanwhile_stays(self):
         """What somebody uses by now is not destroyed on the way back."""
         self.again()
-        self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
-        real = self.applier._undoer.undo
-
-        def taken(gpu, record):
-            with self.machine.operation():
-                state = self.machine.gpu(self.address).state
-                (new,) = [key for key, item in state.instances.items()
-                          if (item.start, item.profile_id)
-                          not in {place[:3:2] for place in self.old[2]}]
-            self.machine.add_process(self.address, 4711, new)
-            return real(gpu, record)
-
-        self.applier._undoer.undo = taken
+        self.machine.faults.fail('nvmlGpuInstanceCreateCompute*', 999,
+                                 nth=2, times=None)
+        self.machine.faults.delay('nvmlComputeInstanceDestroy', 0,
+                                  self._take_new_instance)
         error = self.try_change()
         self.assertIn('4711', str(error))
         self.assertIn('4711', self.changes.get(self.address).problem)
@@ -326,6 +318,15 @@ class UnderstoodStates(Scenario):
         self.machine.remove_process(4711)
         self.applier.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
+
+    def _take_new_instance(self, _seconds):
+        """A process begins on the instance that the change has made."""
+        state = self.machine.gpu(self.address).state
+        for key, item in state.instances.items():
+            if item.profile_id == 14 and item.compute:
+                self.machine.add_process(self.address, 4711, key, 0)
+                self.machine.faults.delay('nvmlComputeInstanceDestroy', 0,
+                                          lambda _: None)
 
 
 del Scenario

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Commands on one simulated host, and a layout file for it."""
+
+from __future__ import annotations
+
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+LAYOUTS = """
+version: v1
+mig-configs:
+  mixed:
+    - devices: [0]
+      mig-enabled: true
+      mig-devices: {"3g.40gb": 1, "1c.3g.40gb": 3}
+    - devices: [1, 2]
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 7}
+  halves:
+    - devices: all
+      device-filter: "0x233010DE"
+      mig-enabled: true
+      mig-devices: {"3g.40gb": 2}
+  'off':
+    - devices: all
+      mig-enabled: false
+  unknown:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"1g.5gb": 1}
+  too-much:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"3g.40gb": 3}
+  nowhere:
+    - devices: [8]
+      mig-enabled: true
+      mig-devices: {}
+"""
+GPU = '0000:18:00.0'
+
+
+class LayoutCase(base.CommandCase):
+    """Commands on one simulated host that stays as they leave it."""
+
+    host = 'hgx-h100'
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        for name in list(os.environ):
+            if name.startswith('MIG_PARTED_'):
+                self.useFixture(fixtures.EnvironmentVariable(name))
+        self.state = os.path.join(self.directory, 'machine.json')
+        self.state_path = os.path.join(self.directory, 'state')
+        self.conf = self.configure(f'[gpu]\nstate_path = {self.state_path}\n',
+                                   self.directory)
+        self.file = self.write('layouts.yaml', LAYOUTS)
+        machine = self.machine()
+        with machine.operation(write=True):
+            for gpu in machine.gpus:
+                gpu.state.vfs = 0
+
+    def machine(self):
+        """The host, as another process would see it."""
+        return simulator.Machine.load(self.host, self.state)
+
+    def write(self, name, text):
+        path = os.path.join(self.directory, name)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
+
+    def run_on_host(self, *arguments, code=0):
+        return self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, '--state',
+            self.state, *arguments, code=code)
+
+    def layout(self, command, *arguments, code=0):
+        return self.run_on_host('layout', command, *arguments, code=code)
+
+    def apply(self, name, *arguments, code=0):
+        return self.layout('apply', '-f', self.file, '-c', name, *arguments,
+                           code=code)
+
+    def assert_layout(self, name, *arguments, code=0):
+        return self.layout('assert', '-f', self.file, '-c', name, *arguments,
+                           code=code)
+
+    def instances(self, index):
+        machine = self.machine()
+        with machine.operation():
+            return sorted(
+                (item.profile_id, item.start, len(item.compute))
+                for item in machine.gpus[index].state.instances.values())

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Layout after layout on each board: the result is the layout, no retry."""
+
+import collections
+import random
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies
+
+from cyborg_gpu_driver.partition import layout_generate
+from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.tests.unit.program import layouts
+
+
+class BoardCase(layouts.LayoutCase):
+
+    def entries(self):
+        """(counts by device name) of all sensible layouts."""
+        file = layout_generate.generate([self.gpu])
+        return [dict(section.mig_devices) for entry in file.entries
+                for section in entry.sections if section.mig_enabled]
+
+    def check_walk(self, counts):
+        """Apply layouts one after the other and look at each."""
+        for devices in counts:
+            now = self.applier.read(self.gpu)
+            wanted = layouts.layout.wanted(self.gpu, True, devices)
+            planned = self.applier.plan(now, wanted)
+            kept = {item.instance.placement: item.instance.instance_id
+                    for item in planned.keep}
+            self.machine.reset_calls()
+            self.applier.apply(self.gpu, wanted)
+            calls = self.machine.calls
+            self.assertEqual(
+                len(planned.create),
+                calls['nvmlDeviceCreateGpuInstanceWithPlacement'])
+            self.assertEqual(len(planned.destroy),
+                             calls['nvmlGpuInstanceDestroy'])
+            after = self.applier.read(self.gpu)
+            self.assertEqual((), layout_state.differences(after, wanted))
+            found = collections.Counter(
+                self.gpu.mig.profile_by_id(item.profile_id).name
+                for item in after.mig.instances)
+            self.assertEqual(collections.Counter(devices), found)
+            self.assertLessEqual(kept.items(), {
+                item.placement: item.instance_id
+                for item in after.mig.instances}.items())
+
+    def check_board(self):
+        entries = self.entries()
+        self.assertGreater(len(entries), 3)
+        random.Random(1).shuffle(entries)
+        self.check_walk(entries)
+
+
+class A100Test(BoardCase):
+
+    MACHINE = 'dgx-a100-40'
+
+    def test_layouts(self):
+        self.check_board()
+
+    @settings(max_examples=25, deadline=None)
+    @given(data=strategies.data())
+    def test_any_walk(self, data):
+        entries = self.entries()
+        self.check_walk(data.draw(strategies.lists(
+            strategies.sampled_from(entries), min_size=2, max_size=4)))
+
+
+class H100Test(BoardCase):
+
+    MACHINE = 'hgx-h100'
+
+    def test_layouts(self):
+        self.check_board()
+
+
+class H200Test(BoardCase):
+
+    MACHINE = 'hgx-h200'
+
+    def test_layouts(self):
+        self.check_board()
+
+
+class A30Test(BoardCase):
+
+    MACHINE = 'a30x4'
+
+    def test_layouts(self):
+        self.check_board()
+
+
+class RtxPro6000Test(BoardCase):
+
+    MACHINE = 'rtxpro6000x8'
+
+    def test_layouts(self):
+        self.check_board()
+
+
+del BoardCase
