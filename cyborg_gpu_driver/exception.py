@@ -183,3 +183,9 @@ class HostUnusable(GpuDriverError):
     """The GPUs of this machine cannot be worked on."""
 
     template = 'this machine: {reason}'
+
+
+class PlacementRefused(GpuDriverError):
+    """Placement answered something else than it should."""
+
+    template = 'Placement refused {what}: HTTP {code} {text}'

@@ -28,6 +28,8 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import exception
+
 LOG = logging.getLogger(__name__)
 
 # Inventories whose reserved equals total need 1.26 (Placement's history).
@@ -81,10 +83,8 @@ class ReservedKeeper:
         :raises Exception: what the client raises.
         """
         for member in ([self._root] if self._root else providers[:_WRITES]):
-            response = self._placement().get(
-                f'/resource_providers?in_tree={member}',
-                version=_TREE_VERSION)
-            tree = response.json().get('resource_providers', ())
+            tree = self._get(f'/resource_providers?in_tree={member}',
+                             _TREE_VERSION)['resource_providers']
             if tree:
                 self._root = tree[0]['root_provider_uuid']
                 return {item['uuid']: item['generation'] for item in tree}
@@ -115,16 +115,27 @@ class ReservedKeeper:
 
         :raises Exception: what the client raises.
         """
-        response = self._placement().get(
-            f'/resource_providers/{provider}/usages', version=_VERSION)
-        if response.status_code == 404:
-            return False
-        return any(response.json()['usages'].values())
+        found = self._get(f'/resource_providers/{provider}/usages')
+        return found is not None and any(found['usages'].values())
 
     def _placement(self):
         if self._client is None:
             self._client = self._make_client()
         return self._client
+
+    def _get(self, url, version=_VERSION):
+        """The body of an answer; None if there is no such thing.
+
+        :raises PlacementRefused: for any other answer than these two.
+        """
+        response = self._placement().get(url, version=version)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise exception.PlacementRefused(
+                what=f'GET {url}', code=response.status_code,
+                text=response.text)
+        return response.json()
 
     def _reserved(self, inventory):
         return self._written.get(inventory.provider, (None, None))[0]
@@ -137,11 +148,10 @@ class ReservedKeeper:
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
         for _ in range(_WRITES):
-            current = self._placement().get(url, version=_VERSION)
-            if current.status_code == 404:
+            body = self._get(url)
+            if body is None:
                 self._written.pop(inventory.provider, None)
                 return
-            body = current.json()
             generation = body['resource_provider_generation']
             if body['reserved'] == inventory.reserved:
                 self._written[inventory.provider] = (
@@ -163,6 +173,8 @@ class ReservedKeeper:
                 return
             if response.status_code != 409:
                 break
+        # Refused, or outrun by another writer each time: the next report
+        # tries again.
         LOG.error('Placement refused to reserve %(reserved)d of %(total)d '
                   '%(class)s on provider %(provider)s: %(code)d %(text)s',
                   {'reserved': inventory.reserved, 'total': inventory.total,
