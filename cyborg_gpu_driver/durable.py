@@ -64,6 +64,7 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
 def read(path: str, kind: str, version: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
+    :raises JournalUnreadable: if this process cannot read it.
     :raises JournalError: if it is not such a file, or damaged.
     """
     try:
@@ -71,7 +72,10 @@ def read(path: str, kind: str, version: int) -> Any:
             document = json.load(stream)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise exception.JournalUnreadable(
+            path=path, reason=f'cannot be read: {error}') from error
+    except ValueError as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be read: {error}') from error
     if not isinstance(document, dict) or document.get('kind') != kind:

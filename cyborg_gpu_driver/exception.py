@@ -124,6 +124,10 @@ class JournalError(GpuDriverError):
     template = 'journal {path}: {reason}'
 
 
+class JournalUnreadable(JournalError):
+    """The journal may be in order; this process may not read it."""
+
+
 class AmbiguousHandle(GpuDriverError):
     """Two offers would be bound by the same address and type."""
 

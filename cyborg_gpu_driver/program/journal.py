@@ -111,9 +111,14 @@ class Journal:
                 self._store(known)
 
     def check(self) -> None:
-        """Set an unusable file aside, with a message, and start anew."""
+        """Set an unusable file aside, with a message, and start anew.
+
+        :raises JournalUnreadable: if it may well be usable, by others.
+        """
         try:
             self._load()
+        except exception.JournalUnreadable:
+            raise
         except exception.JournalError as error:
             kept = durable.set_aside(self._path)
             LOG.error(

@@ -132,7 +132,8 @@ class Withdrawal:
                 LOG.error('The record of earlier reports cannot be used: '
                           '%s. GPUs that are gone are now withdrawn, in use '
                           'or not.', error)
-                self._set_aside()
+                if not isinstance(error, exception.JournalUnreadable):
+                    self._set_aside()
         return self._memory
 
     def _set_aside(self):

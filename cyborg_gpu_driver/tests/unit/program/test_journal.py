@@ -91,6 +91,15 @@ class JournalTest(base.BaseTestCase):
         with open(self.path + '.unusable-1', encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())
 
+    def test_a_journal_that_may_not_be_read_is_left_where_it_is(self):
+        # A directory in its place stands for a file of another user: as
+        # root, who may run this, reads any file.
+        os.mkdir(self.path)
+        error = self.assertRaises(exception.JournalUnreadable,
+                                  self.journal.check)
+        self.assertIn(self.path, str(error))
+        self.assertEqual(['journal.json'], os.listdir(self.state_path))
+
     def test_a_good_journal_passes_the_check(self):
         self.journal.put(_entry())
         self.journal.check()
