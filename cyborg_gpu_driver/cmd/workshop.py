@@ -94,12 +94,8 @@ class Workshop:
     def current(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU as it is now, with compute instances.
 
-        :raises HostUnusable: if its MIG state cannot be told.
-        :raises NvmlError: if it cannot be read.
+        :raises ChangeRefused, NvmlError: if it cannot be read.
         """
-        if gpu.mig is None and gpu.problems:
-            raise exception.HostUnusable(
-                reason=f'GPU {gpu.address}: ' + '; '.join(gpu.problems))
         return self.applier.read(gpu)
 
     def check_privileges(self) -> None:

@@ -103,8 +103,13 @@ class Applier:
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU of a snapshot as it is now, with compute instances.
 
+        :raises ChangeRefused: if the snapshot could not tell whether it
+            has MIG: no MIG and MIG unread must not look alike.
         :raises NvmlError: if it cannot be read.
         """
+        if gpu.mig is None and gpu.problems:
+            raise exception.ChangeRefused(
+                gpu=gpu.address, reason='; '.join(gpu.problems))
         return self._reader.read(gpu)
 
     def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
@@ -172,7 +177,7 @@ class Applier:
         :raises: as :meth:`apply`.
         """
         with locks.gpu(self._state_path, gpu.address):
-            now = self._reader.read(gpu)
+            now = self.read(gpu)
             earlier = self._changes.get(gpu.address)
             planned = decide(now)
             status = Status.UNCHANGED

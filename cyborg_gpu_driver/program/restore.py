@@ -64,7 +64,8 @@ class Restorer:
         :param gpu: of a recent snapshot.
         :param saved: its part of the checkpoint, None if it has none.
         :raises ChangeFailed: if what was under way cannot be undone.
-        :raises ChangeRefused: if the checkpoint is of another board.
+        :raises ChangeRefused: if the checkpoint is of another board, or
+            the snapshot could not tell whether the GPU has MIG.
         :raises NvmlError, SysfsError, ModeBlocked, JournalError: as the
             hardware refused something; what was made before stays.
         """
@@ -78,6 +79,7 @@ class Restorer:
             entries = [entry for entry in self._binds.entries(gpu.address)
                        if entry.phase is journal.Phase.BOUND]
             if saved is not None or entries:
+                self._applier.read(gpu)
                 changed |= self._mode(gpu, saved, entries)
                 changed |= self._functions(gpu, saved, entries)
                 changed |= self._instances(gpu, saved, entries)

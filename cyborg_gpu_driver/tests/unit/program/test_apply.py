@@ -104,6 +104,11 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual([], self.truth(other.address)[2])
         self.assertEqual(2, len(self.truth(self.host.gpus[2].address)[2]))
 
+    def test_gpu_that_was_reset_since_the_snapshot(self):
+        self.apply(_3g_40gb=1)
+        self.machine.reset_gpu(str(self.address))
+        self.assertIs(apply.Status.CHANGED, self.apply(_3g_40gb=1))
+
     def _without_mig(self):
         state = self.saved()
         state.mig = state.pending = False
@@ -180,6 +185,20 @@ class RefusalTest(layouts.LayoutCase):
         self.machine.reset_calls()
         self.refused(exception.ModeBlocked, '20 virtual functions',
                      enabled=False)
+
+    def test_gpu_whose_mig_state_could_not_be_read(self):
+        """It must not look like one that has no MIG."""
+        (saved,) = checkpoint.read(checkpoint.path(self.state_path))
+        self.machine.faults.fail('nvmlDeviceGetMigMode', 999, times=None,
+                                 address=str(self.address))
+        self.restart()
+        self.machine.faults.clear()
+        self.machine.reset_calls()
+        self.assertIsNone(self.gpu.mig)
+        self.refused(exception.ChangeRefused, 'nvmlDeviceGetMigMode',
+                     enabled=False)
+        self.assertRaises(exception.ChangeRefused, self.restorer.restore,
+                          self.gpu, saved)
 
     def test_damaged_journal(self):
         path = self.changes.path(self.address)

@@ -18,6 +18,7 @@ import os
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout_state
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.tests.unit.program import layouts
@@ -152,6 +153,44 @@ class LastingFaults(Scenario):
                 stuck += self.changes.get(self.address) is not None
                 self.assert_whole(error, f'{symbol} from {nth} on')
         self.assertGreater(stuck, 10)
+
+    def test_way_back_is_tried_again(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=2)
+        self.assert_whole(self.try_change(), 'create twice')
+        self.assertEqual(self.old, self.truth())
+
+    def test_way_back_goes_to_where_it_all_began(self):
+        """Also after a second apply that failed on what the first left."""
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        left = self.truth()
+        self.assertNotEqual(self.old, left)
+        self.machine.faults.clear()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
+        self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=6)
+        self.machine.faults.clear()
+        self.applier.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
+
+    def test_way_back_knows_what_an_earlier_change_made(self):
+        def nothing_goes_any_more(_seconds):
+            for symbol in ('nvmlGpuInstanceDestroy',
+                           'nvmlGpuInstanceCreateCompute*'):
+                self.machine.faults.fail(symbol, 999, times=None)
+
+        self.again()
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  0, nothing_goes_any_more)
+        self.try_change()
+        self.assertIn(14, [item[2] for item in self.truth()[2]])
+        self.machine.faults.clear()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.assertRaises(exception.ChangeFailed, self.apply, _2g_20gb=2)
+        self.machine.faults.clear()
+        self.applier.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
 
     def test_record_is_what_assert_and_restore_go_by(self):
         self.again()
@@ -318,6 +357,32 @@ class UnderstoodStates(Scenario):
         self.machine.remove_process(4711)
         self.applier.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
+
+    def test_instance_of_another_that_appears_meanwhile_stays(self):
+        """It is not what was asked for; all but it is as it was."""
+        self.again()
+        self.load(self.saved())
+        with self.machine.operation(write=True):
+            state = self.machine.gpu(self.address).state
+            (gone,) = [key for key, item in state.instances.items()
+                       if item.start == 3]
+            del state.instances[gone]
+        before = self.truth()
+        self.machine.faults.delay('nvmlGpuInstanceCreateComputeInstance', 0,
+                                  self._make_foreign)
+        error = self.assertRaises(exception.ChangeFailed, self.apply,
+                                  _1c_3g_40gb=2, _1g_10gb=3)
+        self.assertIn('that was not asked for', str(error))
+        self.assertEqual(
+            sorted((*before[2], (3, 1, 19, []))), self.truth()[2])
+        self.assertIsNone(self.changes.get(self.address))
+
+    def _make_foreign(self, _seconds):
+        """Somebody creates an instance by hand, while a change goes on."""
+        if not any(item[:2] == (3, 1) for item in self.truth()[2]):
+            self.platform.nvml.create_gpu_instance(
+                self.platform.nvml.device(self.address), 19,
+                model.Placement(3, 1))
 
     def _take_new_instance(self, _seconds):
         """A process begins on the instance that the change has made."""

@@ -11,19 +11,33 @@
 # under the License.
 
 
-"""What the documentation shows is what the library takes."""
+"""What the documentation shows is what the library takes, and does."""
 
+import contextlib
+import doctest
+import io
+import os
 import pathlib
 import re
+import shlex
+import shutil
 import textwrap
 
 import fixtures
 from oslo_config import cfg
 from oslotest import base
 
+from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_vgpu
+from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 SOURCE = ROOT / 'doc' / 'source'
@@ -92,3 +106,120 @@ class SimulatorTest(base.BaseTestCase):
         found = {name for pair in found for name in pair if name}
         self.assertLessEqual(found, set(files.names()))
         self.assertIn('mixed', found)
+
+
+class LayoutFilesTest(base.BaseTestCase):
+    """The files that the page on layouts includes."""
+
+    def setUp(self):
+        super().setUp()
+        simulated = machine.Machine.load('dgx-a100-80')
+        with simulated:
+            self.gpus = reader.HostReader(
+                platform.open_platform(simulated)).snapshot().gpus
+
+    def text(self, name):
+        return (SOURCE / 'admin' / name).read_text(encoding='utf-8')
+
+    def test_every_layout_suits_the_host(self):
+        name = 'example-layouts.yaml'
+        file = layout_file.LayoutFile.parse(self.text(name), name)
+        for entry in file.entries:
+            self.assertTrue(entry.for_host(self.gpus), entry.name)
+        self.assertEqual(file.to_dict(), layout_file.LayoutFile.parse(
+            file.dump(), name).to_dict())
+
+    def test_vgpu_layouts(self):
+        name = 'example-vgpu-layouts.yaml'
+        file = layout_vgpu.LayoutFile.parse(self.text(name), name)
+        gpu = self.gpus[0]
+        known = {item.name for item in vgpu_types.types_of(gpu)}
+        for entry in file.entries:
+            wanted = entry.for_gpu(0, gpu)
+            self.assertLessEqual({item.name for item in wanted}, known)
+
+    def test_hooks(self):
+        name = 'example-hooks.yaml'
+        read = hooks.parse(self.text(name), name, {}, self.fail)
+        page = self.text('layouts.rst')
+        for known in hooks.NAMES:
+            self.assertIn(f'``{known}``', page)
+        self.assertIn(hooks.MODE, read.by_name)
+
+
+_CONSOLE = re.compile(r'^\.\. code-block:: console\n\n((?: {3}.*\n|\n)+)',
+                      re.MULTILINE)
+_HEADING = re.compile(r'^(\S.*)\n(?:=+|-+)$', re.MULTILINE)
+_PROCESS = re.compile(r'\((?:\?|[\w-]+)\)')
+
+
+class LayoutPageTest(cmd_base.CommandCase):
+    """The page on layouts, played from top to bottom on one host."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        for name in list(os.environ):
+            if name.startswith('MIG_PARTED_'):
+                self.useFixture(fixtures.EnvironmentVariable(name))
+        shutil.copy(SOURCE / 'admin' / 'example-layouts.yaml',
+                    os.path.join(self.directory, 'layouts.yaml'))
+        # The page names its file without a directory.
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.directory)
+        self.configure('[gpu]\nstate_path = state\n', '.')
+        self.code = 0
+
+    def machine(self):
+        return machine.Machine.load('dgx-a100-80', 'machine.json')
+
+    def happens(self, heading):
+        """What the page tells of and no command of it does."""
+        address = '0000:07:00.0'
+        if heading == 'What is in use':
+            host = self.machine()
+            with host.operation():
+                number, = (number for number, item
+                           in host.gpu(address).state.instances.items()
+                           if item.start == 4)
+            host.add_process(address, 4711, number)
+        elif heading == 'Apply':
+            self.machine().remove_process(4711)
+        elif heading == 'After a reboot':
+            self.machine().reboot()
+
+    def play(self, line):
+        """What a command prints, on a terminal."""
+        if line == 'echo $?':
+            return f'{self.code}\n'
+        words = shlex.split(line)
+        self.assertEqual('cyborg-gpu', words[0])
+        screen = io.TextIOWrapper(io.BytesIO(), encoding='utf-8',
+                                  write_through=True)
+        with contextlib.redirect_stdout(screen), \
+                contextlib.redirect_stderr(screen):
+            self.code = main.main([
+                '--config-file', 'cyborg.conf', '--simulate', 'dgx-a100-80',
+                '--state', 'machine.json', *words[1:]])
+        return screen.buffer.getvalue().decode()
+
+    def test_commands_print_what_the_page_shows(self):
+        page = (SOURCE / 'admin' / 'layouts.rst').read_text(encoding='utf-8')
+        checker, played, heading = doctest.OutputChecker(), 0, None
+        for part in re.split(r'(?=^\S.*\n(?:=+|-+)$)', page,
+                             flags=re.MULTILINE):
+            heading = _HEADING.match(part)
+            self.happens(heading and heading[1])
+            for match in _CONSOLE.finditer(part):
+                block = textwrap.dedent(match[1]).strip('\n')
+                for command in re.split(r'^# ', block, flags=re.M)[1:]:
+                    line, _, expected = command.partition('\n')
+                    if not line.startswith(('cyborg-gpu', 'echo')):
+                        continue
+                    shown = _PROCESS.sub('(it)', expected.rstrip('\n'))
+                    found = _PROCESS.sub('(it)', self.play(line))
+                    self.assertTrue(checker.check_output(
+                        shown + '\n', found, doctest.ELLIPSIS),
+                        f'{line}\n{found}')
+                    played += 1
+        self.assertGreater(played, 15)
