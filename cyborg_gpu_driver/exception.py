@@ -162,7 +162,7 @@ class ChangeFailed(GpuDriverError):
 class ModeBlocked(GpuDriverError):
     """A GPU does not take a MIG mode because something is in the way."""
 
-    template = 'MIG mode cannot be turned {mode}: {reason}'
+    template = 'GPU {gpu}: MIG mode cannot be turned {mode}: {reason}'
 
 
 class SriovError(GpuDriverError):

@@ -17,6 +17,8 @@ None of them changes a GPU.
 
 from __future__ import annotations
 
+import os
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
@@ -136,8 +138,10 @@ class ExportLayout(layout_options.LayoutCommand):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '-c', '--config-label', metavar='NAME', default='current',
-            help='name of the entry (default: %(default)s)')
+            '-l', '-c', '--config-label', metavar='NAME',
+            default=os.environ.get(layout_options.LABEL, 'current'),
+            help='name of the entry (default: '
+                 f'${layout_options.LABEL}, or current)')
         return parser
 
     def take_action(self, parsed_args):

@@ -60,15 +60,15 @@ class ApplyLayout(layout_options.LayoutCommand):
         around = _hooks(parsed_args)
         shop.check_privileges()
         around.run(hooks.START)
-        with contextlib.ExitStack() as stack:
-            stack.callback(around.run, hooks.EXIT)
+        with _ended_by_hooks(around) as ended:
             _run_before(shop, found, parsed_args.mode_only, around)
             outcomes = shop.applier.apply_all(
                 [(gpu, wanted) for _, gpu, wanted in found],
                 apply.Options(mode_only=parsed_args.mode_only,
                               may_reset=not parsed_args.skip_reset))
-        return self._tell(parsed_args, [index for index, _, _ in found],
-                          outcomes, parsed_args.mode_only)
+        failed = self._tell(parsed_args, [index for index, _, _ in found],
+                            outcomes, parsed_args.mode_only)
+        return int(failed or not ended)
 
     def _tell(self, parsed_args, indices, outcomes, mode_only):
         rows = [{'index': index, **_row(outcome)} for index, outcome
@@ -174,6 +174,24 @@ def _hooks(parsed_args):
         return hooks.Hooks('no file', {}, envs, cmd_machine.say)
     text, source = layout_options.read_text(parsed_args.hooks_file)
     return hooks.parse(text, source, envs, cmd_machine.say)
+
+
+@contextlib.contextmanager
+def _ended_by_hooks(around):
+    """Run the last hooks, come what may; true if they succeeded.
+
+    One that fails changes nothing about the GPUs: it is said, beside what
+    became of those.
+    """
+    ended = []
+    try:
+        yield ended
+    finally:
+        try:
+            around.run(hooks.EXIT)
+            ended.append(True)
+        except exception.HookError as error:
+            cmd_machine.say(str(error))
 
 
 def _run_before(shop, found, mode_only, around):

@@ -38,6 +38,7 @@ SKIP_RESET = 'MIG_PARTED_SKIP_RESET'
 MODE_ONLY = 'MIG_PARTED_MODE_CHANGE_ONLY'
 VALID = 'MIG_PARTED_VALID_CONFIG'
 CHECKPOINT = 'MIG_PARTED_CHECKPOINT_FILE'
+LABEL = 'MIG_PARTED_CONFIG_LABEL'
 
 _STDIN = '-'
 _TRUE = frozenset({'1', 't', 'true'})
@@ -96,7 +97,8 @@ def add_mode_only(parser: argparse.ArgumentParser) -> None:
     """``-m``: MIG mode alone."""
     parser.add_argument(
         '-m', '--mode-only', action='store_true', default=_flag(MODE_ONLY),
-        help='MIG mode only, not the instances')
+        help='MIG mode only; instances stay, unless it is turned off, '
+             'which destroys idle ones')
 
 
 def add_flag(parser: argparse.ArgumentParser, *names: str, variable: str,

@@ -29,6 +29,8 @@ import yaml
 from cyborg_gpu_driver import exception
 
 VERSION = 'v1'
+ROOTS = ('mig-configs', 'vgpu-configs')
+"""Keys of the two kinds of layout files."""
 """The only version of either format there is."""
 
 
@@ -132,6 +134,11 @@ def load(text: str, where: Where, root: str) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise where.error(f'not YAML: {error}'.replace('\n', ' '),
                           'correct it there') from error
+    if isinstance(content, dict) and root not in content:
+        other = next((key for key in ROOTS if key in content), None)
+        if other is not None:
+            raise where.error(f'{other} is another kind of layout',
+                              f'give a file with {root}')
     where.mapping(content, ('version', root))
     if content['version'] != VERSION:
         raise where.error(f'unknown version {content["version"]!r}',

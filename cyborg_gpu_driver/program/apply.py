@@ -138,7 +138,7 @@ class Applier:
             found = blockers.of_mode(self._machine, gpu, wanted.enabled)
             if found:
                 raise exception.ModeBlocked(
-                    mode='on' if wanted.enabled else 'off',
+                    gpu=gpu.address, mode='on' if wanted.enabled else 'off',
                     reason='in the way: ' + ', '.join(found))
         return planned
 

@@ -55,15 +55,15 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
     if current == enable:
         return True
     if pending != enable or status == _BUSY:
-        raise _blocked(enable, 'NVML says that the GPU is in use',
+        raise _blocked(gpu, enable, 'NVML says that the GPU is in use',
                        blockers.of_mode(machine, gpu, enable))
     if not may_reset:
         LOG.info('GPU %s waits for a reset', gpu.address)
         return False
     _reset(machine, gpu, enable)
     if _read(machine, gpu)[0] != enable:
-        raise _blocked(enable, 'the GPU was reset and its mode is the same',
-                       ())
+        raise _blocked(gpu, enable,
+                       'the GPU was reset and its mode is the same', ())
     return True
 
 
@@ -92,7 +92,7 @@ def _set(machine, gpu, enable):
     except exception.NvmlError as error:
         if error.symbol != _BUSY:
             raise
-        raise _blocked(enable, str(error), blockers.of_mode(
+        raise _blocked(gpu, enable, str(error), blockers.of_mode(
             machine, gpu, enable)) from error
     finally:
         # The driver may detach the GPU to change it, and its handle dies.
@@ -106,14 +106,14 @@ def _reset(machine, gpu, enable):
     except exception.SysfsError as error:
         if error.errno not in _RESET_BUSY:
             raise
-        raise _blocked(enable, f'the GPU cannot be reset ({error})',
+        raise _blocked(gpu, enable, f'the GPU cannot be reset ({error})',
                        blockers.of_reset(machine, gpu)) from error
     finally:
         machine.nvml.forget(gpu.address)
 
 
-def _blocked(enable, reason, found):
+def _blocked(gpu, enable, reason, found):
     if found:
         reason += '; in the way: ' + ', '.join(found)
-    return exception.ModeBlocked(mode='on' if enable else 'off',
-                                 reason=reason)
+    return exception.ModeBlocked(
+        gpu=gpu.address, mode='on' if enable else 'off', reason=reason)

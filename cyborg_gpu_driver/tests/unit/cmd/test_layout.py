@@ -121,7 +121,9 @@ class RefusalTest(layouts.LayoutCase):
         for text, word in (
                 ('{', 'YAML'), ('version: v2\nmig-configs: {}', 'v1'),
                 ('version: v1\nmig-configs: {x: [{devices: all}]}',
-                 'mig-enabled')):
+                 'mig-enabled'),
+                ('version: v1\nvgpu-configs: {x: []}',
+                 'vgpu-configs is another kind')):
             path = self.write('bad.yaml', text)
             self.refused(('-f', path, '-c', 'x'), 'bad.yaml', word)
         self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')
@@ -280,6 +282,15 @@ class HooksTest(layouts.LayoutCase):
         self.assertIn('exit code 3', errors)
         self.assertEqual([], self.instances(0))
         self.assertEqual(['x', 'end'], [line[0] for line in self.told()])
+
+    def test_what_became_of_the_gpus_is_told_whatever_the_last_hook(self):
+        path = self.hooks(f"""
+            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
+            """)
+        output, errors = self.apply('halves', '-k', path, code=1)
+        self.assertIn('changed', output)
+        self.assertIn('exit code 3', errors)
+        self.assertEqual(2, len(self.instances(0)))
 
     def test_no_shell_reads_the_arguments(self):
         path = self.hooks("""
