@@ -45,7 +45,8 @@ class Action(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One step. It names a GPU instance by its placement, never by its id,
-    which is not known yet for one that a step before creates."""
+    which is not known yet for one that a step before creates.
+    """
 
     action: Action
     profile: model.GpuInstanceProfile | None = None

@@ -67,7 +67,8 @@ def _occupancy(grid, there, made):
 
 def _in_the_way(grid, occupancy, doomed, item):
     """What must go before an instance can be made: what lies there, and
-    for want of engines or of its number, as much more as it takes."""
+    for want of engines or of its number, as much more as it takes.
+    """
     first = [instance for instance in doomed
              if instance.placement.mask & item.placement.mask]
     others = [instance for instance in doomed if instance not in first]

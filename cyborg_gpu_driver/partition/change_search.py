@@ -162,7 +162,8 @@ def _place(grid, occupancy, profile, count, rest, above):
 
 def _keepable(instances, in_use, packing):
     """(MIG devices lost with the others, instances that could stay), by
-    what is lost."""
+    what is lost.
+    """
     counts = collections.Counter(
         item.profile.profile_id for item in packing)
     must = [item for item in instances if item.placement in in_use]
@@ -193,7 +194,8 @@ def _within(chosen, counts):
 
 def _assign(keep, in_use, packing):
     """(compute instances lost, what each instance is to be), at the least
-    cost; None if one in use cannot be as wanted."""
+    cost; None if one in use cannot be as wanted.
+    """
     lost, pairs = 0, []
     by_profile = collections.defaultdict(list)
     for item in keep:
@@ -231,7 +233,8 @@ def _cheapest(items, wanted, in_use):
 
 def _complete(grid, lost, instances, assigned, packing):
     """(cost, solution) for the best way to place what is missing; None if
-    there is none."""
+    there is none.
+    """
     lost_inside, pairs = assigned
     missing = collections.Counter(packing)
     missing.subtract(choice for _item, choice in pairs)

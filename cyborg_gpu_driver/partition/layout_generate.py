@@ -84,7 +84,8 @@ def _layouts(mig):
 
 def _plain(profiles):
     """The plain profile of each size: without attributes, and of two with
-    as many slices the smaller, of which more fit."""
+    as many slices the smaller, of which more fit.
+    """
     plain = {}
     for profile in profiles:
         other = plain.get(profile.slices)

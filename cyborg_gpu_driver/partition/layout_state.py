@@ -32,7 +32,8 @@ _NOBODY: Mapping[model.Placement, str] = {}
 def mode_differences(gpu: model.Gpu, wanted: layout.Wanted
                      ) -> tuple[str, ...]:
     """How a GPU's MIG mode differs from what is wanted; empty if it does
-    not."""
+    not.
+    """
     there = gpu.mig is not None and gpu.mig.enabled
     pending = gpu.mig is not None and gpu.mig.pending
     if there != wanted.enabled:

@@ -68,7 +68,8 @@ def wanted_of(gpu, multiset):
 
 def fewest(board, occupancy, multiset, fixed=frozenset()):
     """The fewest to be destroyed, by looking at every layout; None if no
-    layout has what is fixed."""
+    layout has what is fixed.
+    """
     there = set(occupancy.taken)
     return min((len(there - set(state.taken))
                 for state in by_multiset(board)[multiset]

@@ -296,7 +296,8 @@ class KilledProcess(Scenario):
 
 def _die_at(machine, point):
     """Let this process end before its n-th NVML call or change of a file,
-    or right after one."""
+    or right after one.
+    """
     left = [point]
 
     def here(*_):
