@@ -12,6 +12,8 @@
 
 """MIG slices cut at bind, on the released Cyborg and Placement."""
 
+import subprocess
+import sys
 import threading
 import uuid
 
@@ -129,6 +131,33 @@ class BindTest(OneGpuCase):
         world.stop_guest(handle)
         self.report()
         self.assertEqual(self.untouched, self.everything())
+
+    def test_after_a_reboot_all_is_back_before_the_agent_is(self):
+        servers = [self.cloud.bind(self.profile(_class(label)))
+                   for label in ('3g.40gb', '1g.10gb')]
+        bound, mdevs = self.everything(), self.mdevs()
+        placements = self.placements()
+        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.assertEqual([], self.placements())
+        # What the systemd unit runs.
+        command = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', self.cloud.cloud.config_path,
+             'layout', 'restore'], capture_output=True, text=True,
+            check=False)
+        self.assertEqual(0, command.returncode, command.stderr)
+        self.assertEqual(placements, self.placements())
+        self.assertEqual(mdevs, self.mdevs())
+        self.driver._agent = None
+        self.report()
+        self.assertEqual(bound['placement'], self.cloud.placement.snapshot())
+        for server in servers:
+            self.cloud.unbind(server)
+        self.report()
+        after = self.everything()
+        for part in ('placement', 'arqs', 'journal'):
+            self.assertEqual(self.untouched[part], after[part])
+        self.assertEqual(([], {}), (self.placements(), self.mdevs()))
 
     def test_reports_change_nothing(self):
         server = self.cloud.bind(self.profile(_class('3g.40gb')))
