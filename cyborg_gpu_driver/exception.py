@@ -193,3 +193,9 @@ class PlacementRefused(GpuDriverError):
     """Placement answered something else than it should."""
 
     template = 'Placement refused {what}: HTTP {code} {text}'
+
+
+class LegacyOptionError(GpuDriverError):
+    """An option of Cyborg's own driver or of Nova cannot be imported."""
+
+    template = '{path}: [{group}] {option} = {value}: {reason}'
