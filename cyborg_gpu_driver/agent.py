@@ -18,7 +18,6 @@ makes its drivers in its master process and works in a forked one.
 
 from __future__ import annotations
 
-import collections
 import os
 from collections.abc import Callable
 from typing import Any
@@ -127,9 +126,7 @@ class Agent:
         return device if device.deployables else None
 
     def _inventories(self, address):
-        owned = collections.Counter(
-            entry.profile for entry in self._journal.entries(address)
-            if entry.phase is journal.Phase.BOUND)
+        owned = journal.owned(self._journal.entries(address))
         offers = self._host.offers(self._host.gpu(address))
         return capacity.inventories(offers, owned, self._hostname)
 

@@ -99,8 +99,7 @@ class CheckpointLayout(layout_options.LayoutCommand):
         saved = [checkpoint.saved(
             shop.current(gpu), self.app.machine.entries(gpu))
             for gpu in shop.gpus if not shop.ignores(gpu)]
-        file = (parsed_args.checkpoint_file
-                or checkpoint.path(shop.state_path))
+        file = _checkpoint_file(parsed_args, shop)
         checkpoint.write(file, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.arranged.enabled,
@@ -128,8 +127,7 @@ class RestoreLayout(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         shop = self.workshop()
         shop.check_privileges()
-        file = (parsed_args.checkpoint_file
-                or checkpoint.path(shop.state_path))
+        file = _checkpoint_file(parsed_args, shop)
         if parsed_args.checkpoint_file and not os.path.exists(file):
             raise exception.JournalError(path=file, reason='is not there')
         saved = {item.gpu: item for item in checkpoint.read(file)}
@@ -160,6 +158,11 @@ def _add_checkpoint(parser):
         '-f', '--checkpoint-file', metavar='FILE',
         default=os.environ.get(layout_options.CHECKPOINT),
         help='the file (default: checkpoint.json in [gpu] state_path)')
+
+
+def _checkpoint_file(parsed_args, shop):
+    """The file that was named, or the one that apply keeps."""
+    return parsed_args.checkpoint_file or checkpoint.path(shop.state_path)
 
 
 def _hooks(parsed_args):

@@ -93,9 +93,7 @@ class Machine:
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
         """How many of each profile are bound, as the journal has it."""
-        return collections.Counter(
-            entry.profile for entry in self.entries(gpu)
-            if entry.phase is journal.Phase.BOUND)
+        return journal.owned(self.entries(gpu))
 
     def explain(self) -> None:
         """Say on standard error what a table cannot show."""

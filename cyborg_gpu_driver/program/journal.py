@@ -18,9 +18,11 @@ again when that is done, so that whoever comes next can finish or undo.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import os
+from collections.abc import Iterable
 
 from oslo_log import log as logging
 
@@ -148,6 +150,12 @@ class Journal:
         durable.write(self._path, _KIND, _VERSION,
                       [_record(entry) for entry in known.values()])
         self._read = (_mark(self._path), known)
+
+
+def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
+    """How many of each profile stand for a bound handle."""
+    return collections.Counter(entry.profile for entry in entries
+                               if entry.phase is Phase.BOUND)
 
 
 def _mark(path):
