@@ -14,6 +14,8 @@
 
 from oslo_config import cfg
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import policy
 
 GPU_OPTS = [
@@ -35,6 +37,27 @@ GPU_OPTS = [
         help='Directory for the journal, the record of what was reported '
              'and the locks. It must survive a reboot and belong to the '
              'user that runs cyborg-agent.'),
+    cfg.BoolOpt(
+        'prepare', default=True,
+        help='Make GPUs ready for what their policy says when the agent '
+             'starts and whenever they are idle: MIG mode, virtual '
+             'functions, mixed-size mode, vGPU scheduler, fixed vGPUs. '
+             'False leaves all that to the operator. Without policies '
+             'nothing is made ready.'),
+    cfg.BoolOpt(
+        'nova_vfio_handles', default=False,
+        help='Whether nova-compute on this host is started as '
+             'cyborg-gpu-nova-compute. vGPUs on kernels without mdev '
+             '(vendor VFIO) are then made when Nova binds them; otherwise '
+             "fixed_vgpus are made at start and left to Nova's own PCI "
+             'code.'),
+    cfg.StrOpt(
+        'sriov_manage', default=platform.SRIOV_MANAGE,
+        help="NVIDIA's script that makes virtual functions."),
+    cfg.StrOpt(
+        'mdevctl', default=platform.MDEVCTL,
+        help='mdevctl, which is asked to forget a mediated device that is '
+             'removed. Nothing is asked where there is none.'),
     cfg.StrOpt(
         'simulate',
         help='Drive a simulated host instead of real GPUs: the name of one '
@@ -78,8 +101,35 @@ POLICY_OPTS = [
     cfg.ListOpt(
         'vgpu_types', default=[],
         help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
-             '(nvidia-231). Mode mig: the MIG-backed types to prefer where '
-             'a profile has several.'),
+             '(nvidia-231). Mode mig: MIG-backed types; one that fills its '
+             'GPU instance backs the profile, one of which an instance '
+             'holds several (DC-1-8Q) is offered by its own name.'),
+    cfg.DictOpt(
+        'max_instances', default={},
+        help='vGPU types and how many of each at most on one GPU, such as '
+             'A40-4Q:6. Needed for a type only where neither NVML nor sysfs '
+             'says how many fit.'),
+    cfg.DictOpt(
+        'fixed_vgpus', default={},
+        help='Kernels without mdev (vendor VFIO), unless nova_vfio_handles: '
+             'vGPU types and how many of each to make on each GPU, such as '
+             'L40S-12Q:2,L40S-24Q:1. They are made when the agent starts '
+             'and after a reboot, on the same virtual functions, and left '
+             'to Nova; "cyborg-gpu nova config" writes what Nova needs.'),
+    cfg.BoolOpt(
+        'mixed_sizes', default=False,
+        help='Mode vgpu: whether vGPUs of several framebuffer sizes may '
+             'live side by side on one GPU (heterogeneous mode). Of some '
+             'sizes fewer fit then.'),
+    cfg.StrOpt(
+        'vgpu_scheduler', choices=[item.value for item
+                                   in model.SchedulerPolicy],
+        help='Mode vgpu: how vGPUs share the GPU. Unset leaves it as it is. '
+             'Mixed sizes exclude fixed-share.'),
+    cfg.IntOpt(
+        'vgpu_time_slice', min=1,
+        help='Mode vgpu: time slice of vgpu_scheduler, in microseconds. '
+             "Unset is the driver's own."),
 ]
 
 

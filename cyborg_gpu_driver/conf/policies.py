@@ -37,6 +37,10 @@ class Settings:
     policies: tuple[policy.Policy, ...] | None = None
     ignored_addresses: frozenset[model.PciAddress] = frozenset()
     ignored_uuids: frozenset[str] = frozenset()
+    vfio_handles: bool = False
+    """``[gpu] nova_vfio_handles``."""
+    prepare: bool = True
+    """``[gpu] prepare``."""
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names this GPU."""
@@ -66,7 +70,8 @@ def read(conf: cfg.ConfigOpts) -> Settings:
     addresses, uuids = _ignored(conf.gpu.ignored_devices)
     return Settings(
         policies=tuple(_policy(conf, name) for name in names) or None,
-        ignored_addresses=addresses, ignored_uuids=uuids)
+        ignored_addresses=addresses, ignored_uuids=uuids,
+        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare)
 
 
 def _ignored(devices):
@@ -92,12 +97,14 @@ def _policy(conf, name):
     if mode is None:
         raise _invalid(group, 'mode', '(unset)', 'required: one of ' +
                        ', '.join(item.value for item in policy.Mode))
-    if mode == policy.Mode.VGPU.value and not values.vgpu_types:
+    if (mode == policy.Mode.VGPU.value
+            and not (values.vgpu_types or values.fixed_vgpus)):
         raise _invalid(group, 'vgpu_types', '(unset)',
                        'mode vgpu needs at least one type, such as T4-2B')
     if mode != policy.Mode.MIG.value and values.profiles:
         raise _invalid(group, 'profiles', ','.join(values.profiles),
                        'only mode mig takes profiles')
+    _check_vgpu_options(values, group, mode)
     return policy.Policy(
         name=name, mode=policy.Mode(mode),
         match_address=tuple(_addresses(values, group)),
@@ -105,7 +112,54 @@ def _policy(conf, name):
         match_model=tuple(_value(values, group, 'match_model')),
         match_numa_node=tuple(_value(values, group, 'match_numa_node')),
         profiles=tuple(values.profiles),
-        vgpu_types=tuple(values.vgpu_types))
+        vgpu_types=tuple(values.vgpu_types),
+        max_instances=_counts(values, group, 'max_instances'),
+        fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
+        mixed_sizes=_value(values, group, 'mixed_sizes'),
+        scheduler=_scheduler(values, group),
+        time_slice=_nanoseconds(_value(values, group, 'vgpu_time_slice')))
+
+
+def _check_vgpu_options(values, group, mode):
+    """Refuse what would have no effect, or what NVIDIA's driver refuses."""
+    if mode != policy.Mode.VGPU.value:
+        for option in ('mixed_sizes', 'vgpu_scheduler', 'vgpu_time_slice'):
+            if _value(values, group, option):
+                raise _invalid(group, option, values[option],
+                               'only mode vgpu takes it')
+    if values.fixed_vgpus and mode not in (policy.Mode.VGPU.value,
+                                           policy.Mode.MIG.value):
+        raise _invalid(group, 'fixed_vgpus', values.fixed_vgpus,
+                       'only modes vgpu and mig take it')
+    scheduler = _scheduler(values, group)
+    if (values.mixed_sizes
+            and scheduler is model.SchedulerPolicy.FIXED_SHARE):
+        raise _invalid(group, 'vgpu_scheduler', scheduler.value,
+                       'mixed_sizes needs best-effort or equal-share')
+    if _value(values, group, 'vgpu_time_slice') and scheduler is None:
+        raise _invalid(group, 'vgpu_time_slice', values.vgpu_time_slice,
+                       'needs vgpu_scheduler')
+
+
+def _scheduler(values, group):
+    name = _value(values, group, 'vgpu_scheduler')
+    return model.SchedulerPolicy(name) if name else None
+
+
+def _nanoseconds(microseconds):
+    return microseconds and microseconds * 1000
+
+
+def _counts(values, group, option):
+    """``TYPE:NUMBER`` pairs."""
+    found = []
+    for name, number in _value(values, group, option).items():
+        if not re.fullmatch('[1-9][0-9]{0,3}', number.strip(), re.ASCII):
+            raise _invalid(group, option, f'{name}:{number}',
+                           'expected a vGPU type, a colon and a number from '
+                           '1, such as L40S-12Q:2')
+        found.append((name.strip(), int(number)))
+    return tuple(found)
 
 
 def _addresses(values, group):

@@ -223,10 +223,67 @@ class VgpuType:
     """nvmlVgpuTypeGetMaxInstances, for the whole GPU."""
     gi_profile_id: int | None = None
     """GPU instance profile that it needs; None if it is time-sliced."""
+    per_instance: int | None = None
+    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance: how many of it one GPU
+    instance holds; None where it is time-sliced or NVML does not say."""
+    placement_size: int | None = None
+    """Slots that one takes in mixed-size mode, in units of
+    nvmlDeviceGetVgpuTypeSupportedPlacements; None where it has no such."""
+    placements: tuple[int, ...] = ()
+    """Placement ids that it may have in mixed-size mode, ascending."""
+    free_placements: tuple[int, ...] | None = None
+    """Those that can be had now (nvmlDeviceGetVgpuTypeCreatablePlacements);
+    None where they were not read: the GPU is not in mixed-size mode."""
 
     @property
     def mdev_type_id(self) -> str:
         return f'nvidia-{self.type_id}'
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Vgpu:
+    """A live vGPU, whichever framework made it."""
+
+    function: PciAddress
+    """The GPU itself, or the virtual function that carries it."""
+    type_id: str
+    """``nvidia-474``, also where there is no mdev."""
+    uuid: str | None = None
+    """The mdev's; None with vendor VFIO, where the function is its name."""
+    instance_id: int | None = None
+    """GPU instance below it, where that can be read (vendor VFIO)."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: the mdev's UUID or the VF's address."""
+        return self.uuid or str(self.function)
+
+
+class SchedulerPolicy(enum.Enum):
+    """How time-sliced vGPUs share a GPU (NVML_VGPU_SCHEDULER_POLICY_*)."""
+
+    BEST_EFFORT = 'best-effort'
+    EQUAL_SHARE = 'equal-share'
+    FIXED_SHARE = 'fixed-share'
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduler:
+    """The vGPU scheduler of a GPU (nvmlDeviceGetVgpuScheduler*).
+
+    Time slices are in nanoseconds, as NVML gives them.
+    """
+
+    policy: SchedulerPolicy | None
+    """Current; None for one that this library does not know."""
+    time_slice: int | None = None
+    """Current; None where NVML does not say (adaptive round robin)."""
+    supported: tuple[SchedulerPolicy, ...] = ()
+    min_time_slice: int = 0
+    max_time_slice: int = 0
+    adaptive: bool = False
+    """Whether adaptive round robin is on; a time slice cannot be set
+    with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +299,14 @@ class VirtualFunction:
     mdevs: tuple[Mdev, ...] = ()
     current_vgpu_type: int | None = None
     """``nvidia/current_vgpu_type`` (vendor VFIO): 0 none, None no file."""
+    creatable_types: tuple[int, ...] | None = None
+    """``nvidia/creatable_vgpu_types``: ids of what could be made here now;
+    None where it was not read. Changes with each vGPU of the whole GPU."""
+    gpu_instance_id: int | None = None
+    """``nvidia/gpu_instance_id``: the GPU instance below the vGPU that is
+    there; None without a vGPU or for a time-sliced one."""
+    placement_id: int | None = None
+    """``nvidia/placement_id`` of the vGPU that is there, None without."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,9 +353,30 @@ class Gpu:
     mdevs: tuple[Mdev, ...] = ()
     """On the GPU itself; those of VFs hang on their VF."""
     vgpu_types: tuple[VgpuType, ...] = ()
+    mixed_sizes: bool | None = None
+    """Whether it is in mixed-size (heterogeneous) mode, in which vGPUs of
+    several framebuffer sizes live side by side; None where it has no such
+    mode (nvmlDeviceGetVgpuHeterogeneousMode, and the capability
+    NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES)."""
+    scheduler: Scheduler | None = None
+    """None where the GPU's driver schedules no vGPUs."""
+    processes: int = 0
+    """How many processes of this machine use it (NVML); 0 if not known."""
     nvlink_peers: tuple[PciAddress, ...] = ()
     problems: tuple[str, ...] = ()
     """What could not be read, for people; empty on a healthy GPU."""
+
+    @property
+    def vgpus(self) -> tuple[Vgpu, ...]:
+        """Every live vGPU on this GPU, of either framework."""
+        found = [Vgpu(mdev.parent, mdev.type_id, mdev.uuid)
+                 for mdev in self.all_mdevs]
+        found += [Vgpu(function.address,
+                       f'nvidia-{function.current_vgpu_type}',
+                       instance_id=function.gpu_instance_id)
+                  for function in self.vfs if function.current_vgpu_type]
+        return tuple(sorted(found, key=lambda vgpu: (
+            vgpu.function, vgpu.type_id, vgpu.uuid or '')))
 
     @property
     def all_mdevs(self) -> tuple[Mdev, ...]:

@@ -24,6 +24,8 @@ from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import sysfs
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
+SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
+MDEVCTL = 'mdevctl'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +35,23 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
-    sriov_manage: Callable[[str], None] | None = None
-    """Makes the virtual functions of the GPU at an address in place of
-    NVIDIA's script; None runs the script."""
+    sriov_manage: str | Callable[[str, bool], str] = SRIOV_MANAGE
+    """Path of NVIDIA's script. A simulated machine has a callable in its
+    place: of the GPU's address and whether virtual functions are to be made
+    (True) or removed; it returns or raises (ProcessExecutionError of
+    oslo.concurrency) what running the script would."""
+    mdevctl: str | Callable[..., str] = MDEVCTL
+    """Name or path of mdevctl, or a callable of its arguments, as above."""
+    vfio_holders: Callable[[str], tuple[int, ...]] | None = None
+    """A simulated machine's answer to who has the VFIO device of a function
+    (by address) open: process ids. None looks through ``/proc``."""
 
 
-def real(sysfs_root: str = '/sys') -> Platform:
+def real(sysfs_root: str = '/sys', sriov_manage: str = SRIOV_MANAGE,
+         mdevctl: str = MDEVCTL) -> Platform:
     """This machine. Opens nothing yet."""
-    return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession())
+    return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
+                    sriov_manage=sriov_manage, mdevctl=mdevctl)
 
 
 def simulated(machine: str, state: str | None = None) -> Platform:
@@ -65,4 +76,5 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
     """
     if conf.gpu.simulate:
         return simulated(conf.gpu.simulate, conf.gpu.simulate_state)
-    return real(conf.gpu.sysfs_root)
+    return real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
+                conf.gpu.mdevctl)

@@ -35,6 +35,20 @@ _NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """A vGPU that is known to lie on a GPU instance.
+
+    The driver tells that of no mdev, so for those it comes from the journal
+    of what was bound.
+    """
+
+    placement: model.Placement
+    """Of the GPU instance."""
+    type_id: str
+    """The vGPU's type, ``nvidia-474``."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Offer:
     """One thing that can be asked of one GPU, and how much of it there is.
 
@@ -58,15 +72,28 @@ class Offer:
     """The mdev type, ``nvidia-474``."""
     parents: tuple[model.PciAddress, ...] = ()
     """Functions that the handles name: the GPU itself, or ``total`` VFs."""
+    framework: model.Framework = model.Framework.NONE
+    """How one is made; NONE for a whole GPU."""
+    per_instance: int = 1
+    """How many of it one GPU instance holds, where it needs one."""
+    framebuffer_mib: int = 0
+    """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
     problem: str = ''
     """Why this cannot be offered now; empty if it can."""
 
 
-def offers(gpu: model.Gpu, policy: policies.Policy) -> tuple[Offer, ...]:
+def offers(gpu: model.Gpu, policy: policies.Policy,
+           held: Sequence[Held] = (), vfio_handles: bool = False
+           ) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
     Whatever the policy asks for and the GPU cannot give is there too, with
     its :attr:`Offer.problem`, so that an operator sees why.
+
+    :param held: which vGPUs lie on which of its GPU instances, as far as
+        that is known.
+    :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
+        bound to virtual functions of vendor VFIO.
     """
     return tuple(_OFFERS[policy.mode](gpu, policy))
 

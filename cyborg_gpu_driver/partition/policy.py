@@ -32,7 +32,7 @@ class Mode(enum.Enum):
     PASSTHROUGH = 'passthrough'
     """The whole GPU to one server (PCI handle)."""
     VGPU = 'vgpu'
-    """Time-sliced vGPUs (mdev handles)."""
+    """Time-sliced vGPUs."""
     MIG = 'mig'
     """MIG-backed vGPUs, each instance cut when it is bound."""
     OFF = 'off'
@@ -57,6 +57,22 @@ class Policy:
     match_numa_node: tuple[int, ...] = ()
     profiles: tuple[str, ...] = ()
     vgpu_types: tuple[str, ...] = ()
+    max_instances: tuple[tuple[str, int], ...] = ()
+    """vGPU types (name or mdev type) and how many of each at most."""
+    fixed_vgpus: tuple[tuple[str, int], ...] = ()
+    """vGPU types and how many of each to make when the agent starts, on a
+    GPU of vendor VFIO that is left to Nova's own PCI code."""
+    mixed_sizes: bool = False
+    """Mode vgpu: whether vGPUs of several sizes may live side by side."""
+    scheduler: model.SchedulerPolicy | None = None
+    """Mode vgpu: how vGPUs share the GPU; None leaves it as it is."""
+    time_slice: int | None = None
+    """Mode vgpu: of the scheduler, in nanoseconds; None is the driver's."""
+
+    def at_most(self, *names: str) -> int | None:
+        """How many vGPUs of the type called any of ``names`` at most."""
+        return next((number for name, number in self.max_instances
+                     if name in names), None)
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Whether this policy speaks of ``gpu``."""

@@ -48,12 +48,14 @@ def run_here(machine: platform.Platform) -> None:
     privsep.gpu_context.set_client_mode(False)
 
 
-def _machine() -> platform.Platform:
+def machine() -> platform.Platform:
     """The machine of this process; in the daemon that of its options."""
     global _platform
     if _platform is None:
         gpu_conf.register_opts(cfg.CONF)
-        _platform = platform.real(cfg.CONF.gpu.sysfs_root)
+        _platform = platform.real(
+            cfg.CONF.gpu.sysfs_root, cfg.CONF.gpu.sriov_manage,
+            cfg.CONF.gpu.mdevctl)
     return _platform
 
 
@@ -70,7 +72,7 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
     _check_number('profile id', profile_id, 1 << 31)
     _check_number('start', start, _GRID_LIMIT)
     _check_number('size', size, _GRID_LIMIT)
-    nvml = _machine().nvml
+    nvml = machine().nvml
     instance = nvml.create_gpu_instance(
         nvml.device(model.PciAddress.parse(address)), profile_id,
         model.Placement(start, size))
@@ -85,7 +87,7 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
     :raises NvmlError: IN_USE if a process or a vGPU runs on it; NOT_FOUND.
     """
     _check_number('instance id', instance_id, 1 << 31)
-    nvml = _machine().nvml
+    nvml = machine().nvml
     device = nvml.device(model.PciAddress.parse(address))
     try:
         nvml.destroy_gpu_instance(device, instance_id)
@@ -145,7 +147,7 @@ def set_mig_mode(address: str, enable: bool) -> str:
     if type(enable) is not bool:
         raise exception.InvalidValue(what='MIG mode', value=enable,
                                      expected='expected True or False')
-    nvml = _machine().nvml
+    nvml = machine().nvml
     return nvml.set_mig_mode(nvml.device(model.PciAddress.parse(address)),
                              enable)
 
@@ -160,10 +162,10 @@ def reset_gpu(address: str) -> None:
     """
     parsed = model.PciAddress.parse(address)
     try:
-        _machine().sysfs.write('1', 'bus', 'pci', 'devices', str(parsed),
+        machine().sysfs.write('1', 'bus', 'pci', 'devices', str(parsed),
                                'reset')
     finally:
-        _machine().nvml.forget(parsed)
+        machine().nvml.forget(parsed)
 
 
 @privsep.gpu_context.entrypoint
@@ -173,9 +175,10 @@ def enable_virtual_functions(address: str) -> None:
     :raises SriovError: as NVIDIA's sriov-manage refused it.
     """
     parsed = model.PciAddress.parse(address)
-    machine = _machine()
-    (machine.sriov_manage or sriov.manage)(str(parsed))
-    machine.nvml.forget(parsed)
+    try:
+        sriov.manage(str(parsed), True, machine().sriov_manage)
+    finally:
+        machine().nvml.forget(parsed)
 
 
 @privsep.gpu_context.entrypoint
@@ -185,7 +188,7 @@ def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
     :param parent: PCI address of the GPU or VF.
     :raises SysfsError: with the kernel's errno.
     """
-    _machine().sysfs.write(
+    machine().sysfs.write(
         request.handle(uuid), 'class', 'mdev_bus',
         str(model.PciAddress.parse(parent)), 'mdev_supported_types',
         request.mdev_type(mdev_type), 'create')
@@ -197,15 +200,15 @@ def remove_mdev(uuid: str) -> None:
 
     :raises SysfsError: EBUSY while a guest holds it; ENOENT.
     """
-    _machine().sysfs.write('1', *_MDEVS, request.handle(uuid), 'remove')
+    machine().sysfs.write('1', *_MDEVS, request.handle(uuid), 'remove')
 
 
 def _compute() -> compute.ComputeReader:
     """Of this process's machine, with what it has learnt."""
     global _compute_reader
-    machine = _machine()
-    if _compute_reader is None or _compute_reader.nvml is not machine.nvml:
-        _compute_reader = compute.ComputeReader(machine.nvml)
+    nvml = machine().nvml
+    if _compute_reader is None or _compute_reader.nvml is not nvml:
+        _compute_reader = compute.ComputeReader(nvml)
     return _compute_reader
 
 

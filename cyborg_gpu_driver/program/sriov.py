@@ -28,7 +28,6 @@ from cyborg_gpu_driver import exception
 
 LOG = logging.getLogger(__name__)
 
-SCRIPT = '/usr/lib/nvidia/sriov-manage'
 _ATTEMPTS = 5
 _PASSING = 'unbindLock'
 """What it says where another unbind is under way; that passes."""
@@ -36,29 +35,34 @@ _PAUSE = 1.0
 """Seconds between two attempts."""
 
 
-def manage(address: str, script: str = SCRIPT,
+def manage(address: str, enable: bool, tool: str | Callable[..., str],
            sleep: Callable[[float], object] = time.sleep) -> None:
-    """Make all virtual functions of a GPU.
+    """Make or remove all virtual functions of a GPU.
 
     :param address: the GPU's PCI address.
+    :param tool: the script's path, or what a simulated machine has for it
+        (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
     :param sleep: called between two attempts.
     :raises SriovError: saying what the script said.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            processutils.execute(script, '-e', address)
+            if callable(tool):
+                tool(address, enable)
+            else:
+                processutils.execute(tool, '-e' if enable else '-d', address)
             return
         except OSError as error:
             raise exception.SriovError(
-                address=address, reason=f'{script} cannot be run '
+                address=address, reason=f'{tool} cannot be run '
                 f'({error}); it comes with NVIDIA vGPU software'
             ) from error
         except processutils.ProcessExecutionError as error:
             said = f'{error.stdout}{error.stderr}'.strip()
             if _PASSING not in said or attempt == _ATTEMPTS:
                 raise exception.SriovError(
-                    address=address, reason=f'{script} failed: {said}'
-                ) from error
+                    address=address,
+                    reason=f'sriov-manage failed: {said}') from error
             LOG.info('GPU %(gpu)s: %(said)s; trying again',
                      {'gpu': address, 'said': said})
         sleep(_PAUSE)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import errno
 import os
 
-from cyborg_gpu_driver import exception
+from oslo_concurrency import processutils
+
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import sysfs
@@ -45,13 +46,15 @@ def open_platform(machine: str | machine_module.Machine,
 
 
 def _sriov_manage(machine):
-    """The machine's sriov-manage, which refuses as the script does."""
-    def manage(address):
+    """The machine's sriov-manage, which fails as running the script does."""
+    def manage(address, enable):
         try:
-            machine.sriov_manage(address)
+            machine.sriov_manage(address, enable)
         except OSError as error:
-            raise exception.SriovError(
-                address=address, reason=error.strerror) from error
+            raise processutils.ProcessExecutionError(
+                stderr=error.strerror, exit_code=1,
+                cmd=f'sriov-manage {address}') from error
+        return ''
     return manage
 
 

@@ -41,7 +41,7 @@ class SriovTest(base.BaseTestCase):
                          f'runs=$(wc -l < {told})\n{body}\n')
         os.chmod(script, os.stat(script).st_mode | stat.S_IXUSR)
         try:
-            sriov.manage(_GPU, script, self.slept.append)
+            sriov.manage(_GPU, True, script, self.slept.append)
         finally:
             with open(told, encoding='utf-8') as stream:
                 self.runs = stream.read().splitlines()
@@ -69,5 +69,5 @@ class SriovTest(base.BaseTestCase):
 
     def test_no_script(self):
         error = self.assertRaises(exception.SriovError, sriov.manage, _GPU,
-                                  '/nonexistent/sriov-manage')
+                                  True, '/nonexistent/sriov-manage')
         self.assertIn('vGPU software', str(error))
