@@ -15,7 +15,6 @@
 from oslo_config import cfg
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import policy
 
 GPU_OPTS = [
@@ -52,10 +51,10 @@ GPU_OPTS = [
              "fixed_vgpus are made at start and left to Nova's own PCI "
              'code.'),
     cfg.StrOpt(
-        'sriov_manage', default=platform.SRIOV_MANAGE,
+        'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="NVIDIA's script that makes virtual functions."),
     cfg.StrOpt(
-        'mdevctl', default=platform.MDEVCTL,
+        'mdevctl', default='mdevctl',
         help='mdevctl, which is asked to forget a mediated device that is '
              'removed. Nothing is asked where there is none.'),
     cfg.StrOpt(

@@ -62,7 +62,6 @@ class PciAddress:
 
 class Framework(enum.Enum):
     """How this GPU makes vGPUs, told from sysfs, never configured."""
-
     NONE = 'none'
     MDEV_PF = 'mdev-pf'
     """mdev types on the GPU itself (Turing and older)."""
@@ -224,16 +223,14 @@ class VgpuType:
     gi_profile_id: int | None = None
     """GPU instance profile that it needs; None if it is time-sliced."""
     per_instance: int | None = None
-    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance: how many of it one GPU
-    instance holds; None where it is time-sliced or NVML does not say."""
+    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance, where NVML says it."""
     placement_size: int | None = None
-    """Slots that one takes in mixed-size mode, in units of
-    nvmlDeviceGetVgpuTypeSupportedPlacements; None where it has no such."""
+    """Slots (nvmlDeviceGetVgpuTypeSupportedPlacements) in mixed sizes."""
     placements: tuple[int, ...] = ()
-    """Placement ids that it may have in mixed-size mode, ascending."""
+    """Placement ids that it may have among mixed sizes, ascending."""
     free_placements: tuple[int, ...] | None = None
-    """Those that can be had now (nvmlDeviceGetVgpuTypeCreatablePlacements);
-    None where they were not read: the GPU is not in mixed-size mode."""
+    """Those free now (nvmlDeviceGetVgpuTypeCreatablePlacements); None where
+    they were not read, as outside of mixed-size mode."""
 
     @property
     def mdev_type_id(self) -> str:
@@ -255,13 +252,11 @@ class Vgpu:
 
     @property
     def name(self) -> str:
-        """What people call it: the mdev's UUID or the VF's address."""
         return self.uuid or str(self.function)
 
 
 class SchedulerPolicy(enum.Enum):
     """How time-sliced vGPUs share a GPU (NVML_VGPU_SCHEDULER_POLICY_*)."""
-
     BEST_EFFORT = 'best-effort'
     EQUAL_SHARE = 'equal-share'
     FIXED_SHARE = 'fixed-share'
@@ -269,10 +264,7 @@ class SchedulerPolicy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """The vGPU scheduler of a GPU (nvmlDeviceGetVgpuScheduler*).
-
-    Time slices are in nanoseconds, as NVML gives them.
-    """
+    """nvmlDeviceGetVgpuScheduler{State,Capabilities}; times in ns."""
 
     policy: SchedulerPolicy | None
     """Current; None for one that this library does not know."""
@@ -282,8 +274,7 @@ class Scheduler:
     min_time_slice: int = 0
     max_time_slice: int = 0
     adaptive: bool = False
-    """Whether adaptive round robin is on; a time slice cannot be set
-    with it."""
+    """Adaptive round robin is on, which sets the slice itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,13 +291,12 @@ class VirtualFunction:
     current_vgpu_type: int | None = None
     """``nvidia/current_vgpu_type`` (vendor VFIO): 0 none, None no file."""
     creatable_types: tuple[int, ...] | None = None
-    """``nvidia/creatable_vgpu_types``: ids of what could be made here now;
-    None where it was not read. Changes with each vGPU of the whole GPU."""
+    """``nvidia/creatable_vgpu_types``: what could be made here now, which
+    changes with each vGPU of the GPU; None where it was not read."""
     gpu_instance_id: int | None = None
-    """``nvidia/gpu_instance_id``: the GPU instance below the vGPU that is
-    there; None without a vGPU or for a time-sliced one."""
+    """``nvidia/gpu_instance_id``: below the vGPU that is there, if any."""
     placement_id: int | None = None
-    """``nvidia/placement_id`` of the vGPU that is there, None without."""
+    """``nvidia/placement_id`` of the vGPU that is there, if any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,14 +344,11 @@ class Gpu:
     """On the GPU itself; those of VFs hang on their VF."""
     vgpu_types: tuple[VgpuType, ...] = ()
     mixed_sizes: bool | None = None
-    """Whether it is in mixed-size (heterogeneous) mode, in which vGPUs of
-    several framebuffer sizes live side by side; None where it has no such
-    mode (nvmlDeviceGetVgpuHeterogeneousMode, and the capability
-    NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES)."""
+    """nvmlDeviceGetVgpuHeterogeneousMode: vGPUs of several framebuffer
+    sizes live side by side; None where the GPU cannot do that."""
     scheduler: Scheduler | None = None
-    """None where the GPU's driver schedules no vGPUs."""
     processes: int = 0
-    """How many processes of this machine use it (NVML); 0 if not known."""
+    """Of this machine, as far as NVML tells."""
     nvlink_peers: tuple[PciAddress, ...] = ()
     problems: tuple[str, ...] = ()
     """What could not be read, for people; empty on a healthy GPU."""

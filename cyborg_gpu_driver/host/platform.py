@@ -24,8 +24,8 @@ from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import sysfs
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
-SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
-MDEVCTL = 'mdevctl'
+_SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
+_MDEVCTL = 'mdevctl'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
-    sriov_manage: str | Callable[[str, bool], str] = SRIOV_MANAGE
+    sriov_manage: str | Callable[[str, bool], str] = _SRIOV_MANAGE
     """Path of NVIDIA's script. A simulated machine has a callable in its
     place: of the GPU's address and whether virtual functions are to be made
     (True) or removed; it returns or raises (ProcessExecutionError of
     oslo.concurrency) what running the script would."""
-    mdevctl: str | Callable[..., str] = MDEVCTL
+    mdevctl: str | Callable[..., str] = _MDEVCTL
     """Name or path of mdevctl, or a callable of its arguments, as above."""
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """A simulated machine's answer to who has the VFIO device of a function
     (by address) open: process ids. None looks through ``/proc``."""
 
 
-def real(sysfs_root: str = '/sys', sriov_manage: str = SRIOV_MANAGE,
-         mdevctl: str = MDEVCTL) -> Platform:
+def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
+         mdevctl: str = _MDEVCTL) -> Platform:
     """This machine. Opens nothing yet."""
     return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
                     sriov_manage=sriov_manage, mdevctl=mdevctl)
