@@ -18,6 +18,7 @@ makes its drivers in its master process and works in a forked one.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -32,14 +33,19 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder
+from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
@@ -68,14 +74,26 @@ class Agent:
         machine = platform.from_conf(conf)
         if machine.simulated or os.geteuid() == 0:
             privileged.run_here(machine)
-        self._host = live.LiveHost(reader.HostReader(machine), settings)
+        host_reader = reader.HostReader(machine)
         self._journal = journal.Journal(self._state_path)
+        self._host = live.LiveHost(host_reader, settings,
+                                   self._journal.entries)
+        placement = functools.cache(placement)
         self._keeper = reserved.ReservedKeeper(placement)
         self._withdrawal = withdrawal.Withdrawal(
             self._state_path, self._keeper.in_use)
+        self._cleaner = cleaning.Cleaner(
+            machine, self._state_path, self._keeper,
+            audit.Audit(self._state_path), conf.gpu.clean_whole_gpus)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
             self._state_path, self._publish)
+        taker = prepare.StepTaker(machine, host_reader)
+        self._preparer = prepare.Preparer(
+            machine, taker, self._state_path, settings,
+            claims.Claims(placement, hostname).of)
+        self._fixed = fixed.FixedVgpus(machine, taker, self._state_path,
+                                       settings)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
@@ -99,15 +117,30 @@ class Agent:
         self._binder.recover()
         host = self._host.refresh()
         self._say_empty(host)
+        host = self._make_ready(host)
         decided = self._withdrawal.decide(
             host, self._build, self._settings.ignores,
             {entry.gpu for entry in self._journal.entries()})
+        self._clean(decided)
         self._enforce(decided)
         return decided.devices
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
         """Stubs of all that was ever reported: "leave all as it is"."""
         return self._withdrawal.held()
+
+    def _make_ready(self, host):
+        """Make idle GPUs what their policies need; the host as it is then.
+
+        What a former policy has made and nobody uses goes first, which
+        would keep the GPU from being idle.
+        """
+        for act in (self._fixed.release, self._preparer.prepare,
+                    self._fixed.make):
+            outcomes = [act(gpu) for gpu in host.gpus]
+            if any(outcome.has_acted for outcome in outcomes):
+                host = self._host.refresh()
+        return host
 
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of one GPU; None if nothing is."""
@@ -125,10 +158,21 @@ class Agent:
         device = build.device(gpu, offers, self._hostname)
         return device if device.deployables else None
 
+    def _clean(self, decided):
+        """Clean whole GPUs that were given back."""
+        self._cleaner.look(
+            cleaning.Whole(self._host.gpu(deployable.gpu),
+                           deployable.provider_uuid,
+                           deployable.resource_class)
+            for device in decided.devices
+            for deployable in device.deployables
+            if deployable.mode is policy.Mode.PASSTHROUGH)
+
     def _inventories(self, address):
         owned = journal.owned(self._journal.entries(address))
         offers = self._host.offers(self._host.gpu(address))
-        return capacity.inventories(offers, owned, self._hostname)
+        return capacity.inventories(offers, owned, self._hostname,
+                                    self._cleaner.withholds(offers))
 
     def _publish(self, address):
         """Write what a bind has changed; the GPU's lock is held."""
@@ -142,8 +186,7 @@ class Agent:
     def _enforce(self, decided):
         """Put ``reserved`` right for every GPU that is reported."""
         providers = [deployable.provider_uuid for device in decided.devices
-                     for deployable in device.deployables
-                     if deployable.mode is not policy.Mode.PASSTHROUGH]
+                     for deployable in device.deployables]
         providers.extend(item.provider for item in decided.draining)
         if not providers:
             return

@@ -128,13 +128,6 @@ class JournalUnreadable(JournalError):
     """The journal may be in order; this process may not read it."""
 
 
-class AmbiguousHandle(GpuDriverError):
-    """Two offers would be bound by the same address and type."""
-
-    template = ('{first} and {second} both bind {asked_type} on {address}: '
-                'enable one vGPU type for one profile only')
-
-
 class LayoutError(GpuDriverError):
     """A layout file, or one entry of it, cannot be used."""
 
@@ -199,3 +192,74 @@ class LegacyOptionError(GpuDriverError):
     """An option of Cyborg's own driver or of Nova cannot be imported."""
 
     template = '{path}: [{group}] {option} = {value}: {reason}'
+
+
+class UsageUnknown(GpuDriverError):
+    """Whether something is in use cannot be found out.
+
+    To be taken for "in use": what is not known to be free is not free.
+    """
+
+    template = 'who uses {what} cannot be found out: {reason}'
+
+
+class HandleRefused(GpuDriverError):
+    """A handle names a virtual function that does not carry its vGPU."""
+
+    template = ('accelerator request {arq}: virtual function {address}: '
+                '{reason}')
+
+
+class NovaMismatch(GpuDriverError):
+    """The installed Nova is not one that can be extended."""
+
+    template = 'this Nova cannot be extended: {reason}'
+
+
+class NovaConfigRefused(GpuDriverError):
+    """Nova cannot be configured for what a GPU is to carry."""
+
+    template = 'GPU {address}: {reason}'
+
+
+class MdevctlError(GpuDriverError):
+    """mdevctl did not do what it was asked for."""
+
+    template = 'mdevctl, mdev {uuid}: {reason}'
+
+
+class VgpuInUse(GpuDriverError):
+    """A vGPU cannot be removed yet."""
+
+    template = 'the vGPU on {function} is in use: {reason}'
+
+
+class RestoreIncomplete(GpuDriverError):
+    """A GPU does not have all that it had; the rest of it is there."""
+
+    template = 'GPU {gpu}: not all of it is back: {reason}'
+
+
+class FixedVgpusRefused(GpuDriverError):
+    """The fixed vGPUs of a policy cannot all be on a GPU."""
+
+    template = ('GPU {gpu}: fixed_vgpus of policy {policy} cannot be made: '
+                '{reason}')
+
+
+class CloudError(GpuDriverError):
+    """A cloud cannot be asked, or not by this user."""
+
+    template = 'cloud {cloud}: {reason}'
+
+
+class VgpuKept(GpuDriverError):
+    """A vGPU was not removed."""
+
+    template = 'vGPU {name} stays: {reason}'
+
+
+class GpuInUse(GpuDriverError):
+    """A GPU cannot be reset yet."""
+
+    template = 'GPU {gpu} is in use: {reason}'

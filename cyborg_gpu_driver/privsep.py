@@ -13,7 +13,10 @@
 """The one privileged context of this library (oslo.privsep).
 
 CAP_SYS_ADMIN is what the NVIDIA driver asks of who creates GPU instances,
-CAP_DAC_OVERRIDE what writing sysfs control files that belong to root needs.
+CAP_DAC_OVERRIDE what writing sysfs control files that belong to root needs,
+and CAP_SYS_PTRACE what looking up who has a VFIO device open needs (the
+kernel guards ``/proc/<pid>/fd`` so), without which no virtual function that
+a guest may hold is ever cleared.
 """
 
 from oslo_privsep import capabilities
@@ -23,4 +26,5 @@ gpu_context = priv_context.PrivContext(
     'cyborg_gpu_driver',
     cfg_section='cyborg_gpu_privileged',
     pypath=__name__ + '.gpu_context',
-    capabilities=[capabilities.CAP_SYS_ADMIN, capabilities.CAP_DAC_OVERRIDE])
+    capabilities=[capabilities.CAP_SYS_ADMIN, capabilities.CAP_DAC_OVERRIDE,
+                  capabilities.CAP_SYS_PTRACE])

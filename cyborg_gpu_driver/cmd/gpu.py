@@ -16,12 +16,24 @@ from __future__ import annotations
 
 import collections
 
+from cliff import columns as cliff_columns
 from cliff import lister
 from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import picture
+
+
+class Vgpus(cliff_columns.FormattableColumn):
+    """vGPUs: one a line for people, with all that is known for programs."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(f"{item['function']} {item['name']}"
+                         for item in self._value)
+
+    def machine_readable(self) -> list[dict]:
+        return self._value
 
 
 class ListGpu(lister.Lister):
@@ -32,12 +44,12 @@ class ListGpu(lister.Lister):
         machine.explain()
         return (
             ('address', 'uuid', 'model', 'mode', 'numa_node', 'memory_mib',
-             'driver', 'partitions', 'health'),
+             'driver', 'vgpu_framework', 'partitions', 'health'),
             [(str(gpu.address), columns.Optional(gpu.uuid),
               columns.Optional(gpu.model), machine.mode(gpu).value,
               columns.Optional(gpu.numa_node),
               columns.Optional(gpu.memory_mib),
-              columns.Optional(gpu.driver),
+              columns.Optional(gpu.driver), gpu.framework.value,
               columns.Counts(partitions(gpu)), health(gpu))
              for gpu in machine.host.gpus])
 
@@ -82,7 +94,7 @@ def partitions(gpu: model.Gpu) -> collections.Counter:
         return collections.Counter(
             profile_name(gpu, item.profile_id) for item in gpu.mig.instances)
     return collections.Counter(
-        type_name(gpu, mdev.type_id) for mdev in gpu.all_mdevs)
+        type_name(gpu, vgpu.type_id) for vgpu in gpu.vgpus)
 
 
 def profile_name(gpu: model.Gpu, profile_id: int) -> str:
@@ -92,7 +104,7 @@ def profile_name(gpu: model.Gpu, profile_id: int) -> str:
 
 
 def type_name(gpu: model.Gpu, type_id: str) -> str:
-    """A vGPU type's name; the mdev type where nothing names it."""
+    """A vGPU type's name; ``nvidia-<n>`` where nothing names it."""
     for vgpu_type in gpu.vgpu_types:
         if vgpu_type.mdev_type_id == type_id:
             return vgpu_type.name
@@ -115,22 +127,14 @@ def _facts(gpu, mode):
         yield name, columns.Optional(getattr(gpu, name))
     yield 'mode', mode
     yield 'visible_to_nvml', gpu.visible_to_nvml
-    yield 'vgpu_framework', gpu.framework.value
+    yield 'processes', gpu.processes
     yield 'sriov_numvfs', gpu.sriov_numvfs
     yield 'sriov_totalvfs', gpu.sriov_totalvfs
     yield 'physical_function', columns.Optional(
         str(gpu.physfn) if gpu.physfn else None)
     yield 'nvlink_peers', columns.Names(map(str, gpu.nvlink_peers))
     yield from _mig_facts(gpu)
-    yield 'mdevs', columns.Structure([
-        {'uuid': mdev.uuid, 'parent': str(mdev.parent),
-         'type': mdev.type_id, 'name': type_name(gpu, mdev.type_id)}
-        for mdev in gpu.all_mdevs])
-    yield 'vgpu_types', columns.Structure([
-        {'type': item.mdev_type_id, 'name': item.name,
-         'framebuffer_mib': item.framebuffer_mib,
-         'max_instances': item.max_instances,
-         'gi_profile_id': item.gi_profile_id} for item in gpu.vgpu_types])
+    yield from _vgpu_facts(gpu)
     yield 'partitions', columns.Counts(partitions(gpu))
     yield 'health', health(gpu)
 
@@ -154,3 +158,56 @@ def _mig_facts(gpu):
          'profile': profile_name(gpu, item.profile_id),
          'start': item.placement.start, 'size': item.placement.size,
          'mig_uuids': list(item.mig_uuids)} for item in instances])
+
+
+def _vgpu_facts(gpu):
+    yield 'vgpu_framework', gpu.framework.value
+    yield 'vgpu_mixed_sizes', columns.Optional(
+        None if gpu.mixed_sizes is None
+        else 'on' if gpu.mixed_sizes else 'off')
+    yield from _scheduler_facts(gpu.scheduler)
+    yield 'vgpus', Vgpus([
+        {'name': type_name(gpu, vgpu.type_id), 'type': vgpu.type_id,
+         'function': str(vgpu.function), 'uuid': vgpu.uuid,
+         'gpu_instance_id': vgpu.instance_id} for vgpu in gpu.vgpus])
+    yield 'mdevs', columns.Structure([
+        {'uuid': mdev.uuid, 'parent': str(mdev.parent),
+         'type': mdev.type_id, 'name': type_name(gpu, mdev.type_id)}
+        for mdev in gpu.all_mdevs])
+    yield 'virtual_functions', columns.Structure([
+        {'address': str(item.address), 'index': item.index,
+         'driver': item.driver, 'iommu_group': item.iommu_group,
+         'current_type': item.current_vgpu_type,
+         'creatable_types': _creatable(item),
+         'gpu_instance_id': item.gpu_instance_id,
+         'placement_id': item.placement_id} for item in gpu.vfs])
+    yield 'vgpu_types', columns.Structure([
+        {'type': item.mdev_type_id, 'name': item.name,
+         'framebuffer_mib': item.framebuffer_mib,
+         'max_instances': item.max_instances,
+         'gi_profile_id': item.gi_profile_id,
+         'per_instance': item.per_instance,
+         'placement_size': item.placement_size,
+         'placements': list(item.placements),
+         'free_placements': None if item.free_placements is None
+         else list(item.free_placements)} for item in gpu.vgpu_types])
+
+
+def _scheduler_facts(scheduler):
+    scheduler = scheduler or model.Scheduler(None)
+    yield 'vgpu_scheduler', columns.Optional(
+        scheduler.policy and scheduler.policy.value)
+    yield 'vgpu_schedulers', columns.Names(
+        item.value for item in scheduler.supported)
+    yield 'vgpu_time_slice_ns', columns.Optional(scheduler.time_slice)
+
+
+def _creatable(function):
+    """Numbers of the types that can be made on a function; None unknown."""
+    if function.creatable_types is not None:
+        return list(function.creatable_types)
+    if (not function.mdev_types
+            or any(item.available is None for item in function.mdev_types)):
+        return None
+    return [int(item.type_id.rpartition('-')[2])
+            for item in function.mdev_types if item.available]

@@ -111,10 +111,10 @@ class CheckpointLayout(layout_options.LayoutCommand):
 class RestoreLayout(layout_options.LayoutCommand):
     """Make again what a reboot or a crash has taken away.
 
-    Changes that were under way are undone; MIG mode, virtual functions,
-    the checkpoint's instances and all that is bound to handles are made
-    where they are missing. Nothing is destroyed for it. Exits 1 if a GPU
-    could not be restored.
+    Changes that were under way are undone. What a GPU's policy needs, all
+    that is bound to handles, the checkpoint's instances and the policy's
+    fixed vGPUs are made where they are missing. Nothing is destroyed for
+    it. Exits 1 if a GPU could not be restored.
     """
 
     formats = _TEXT
@@ -135,22 +135,23 @@ class RestoreLayout(layout_options.LayoutCommand):
         absent = sorted(set(saved) - {gpu.address for gpu in shop.gpus})
         with concurrent.futures.ThreadPoolExecutor(max(1, len(gpus))
                                                    ) as pool:
-            outcomes = list(pool.map(
+            rows = list(pool.map(
                 lambda gpu: _restored(shop, gpu, saved), gpus))
-        outcomes.extend(apply.Outcome(
+        rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
-            exception.UnknownGpu(address=address)) for address in absent)
-        _write(self, parsed_args.output_format, list(map(_row, outcomes)))
-        return int(any(outcome.status is apply.Status.FAILED
-                       for outcome in outcomes))
+            exception.UnknownGpu(address=address))) for address in absent)
+        _write(self, parsed_args.output_format, rows)
+        return int(any(row['error'] for row in rows))
 
 
 def _restored(shop, gpu, saved):
+    done = []
     try:
-        return apply.Outcome(gpu.address, shop.restorer.restore(
-            gpu, saved.get(gpu.address)))
+        outcome = apply.Outcome(gpu.address, shop.restorer.restore(
+            gpu, saved.get(gpu.address), done.append))
     except exception.GpuDriverError as error:
-        return apply.Outcome(gpu.address, apply.Status.FAILED, error)
+        outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
+    return {**_row(outcome), 'done': done}
 
 
 def _add_checkpoint(parser):
@@ -220,6 +221,8 @@ def _row(outcome):
 
 def _write(asked, output_format, rows):
     for row in rows:
+        for words in row.get('done', ()):
+            cmd_machine.say(f'{row["address"]}: {words}')
         if row['error']:
             cmd_machine.say(row['error'])
     if output_format != 'text':

@@ -148,16 +148,16 @@ def _functions(before, plan, host) -> Iterator[str]:
 
 
 def _totals(plan) -> Iterator[str]:
-    for change in plan.changes:
-        for naming, entry in _named_types(change):
-            limit = naming.enabled.max_instances
-            offer = _offer_of(offers.offers(change.gpu, change.policy),
-                              entry)
-            if limit is not None and offer is not None:
-                yield (f'{naming.enabled.where} max_instances = {limit} is '
-                       f'not kept: {change.gpu.address} offers '
-                       f"{offer.total} of {offer.profile}, the driver's "
-                       'number.')
+    """Nova counts one limit over all GPUs of a host (its libvirt driver)."""
+    governed = collections.Counter(
+        naming.enabled for change in plan.changes
+        for naming in change.namings
+        if naming.enabled.max_instances is not None)
+    for enabled, count in governed.items():
+        if count > 1:
+            yield (f'{enabled.where} max_instances = '
+                   f'{enabled.max_instances} was for {count} GPUs together '
+                   'and is now for each of them.')
 
 
 def _whole(before, plan, host) -> Iterator[str]:

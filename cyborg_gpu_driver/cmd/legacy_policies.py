@@ -102,6 +102,9 @@ def render(made: Plan) -> str:
                 lines.append(f'mode = {value.value}')
             elif value:
                 lines.append(f'{option} = ' + ', '.join(map(str, value)))
+        if item.max_instances:
+            lines.append('max_instances = ' + ', '.join(
+                f'{name}:{number}' for name, number in item.max_instances))
     return '\n'.join(lines) + '\n'
 
 
@@ -219,17 +222,20 @@ def _change(gpu, namings, policies):
             f'{sources[0].enabled.where} are both on the GPU {gpu.address}, '
             'and of the two one needs MIG mode and the other needs it off')
     mode = policy.Mode.MIG if sliced[0] else policy.Mode.VGPU
-    profiles = tuple(dict.fromkeys(
-        _profile(gpu, entry, naming.enabled)
-        for entry, naming in zip(types, sources, strict=True)
-    )) if sliced[0] else ()
+    found = [_profile(gpu, entry, naming.enabled)
+             for entry, naming in zip(types, sources, strict=True)
+             ] if sliced[0] else ()
+    profiles = tuple(dict.fromkeys(filter(None, found)))
     names = tuple(entry.name for entry in types)
-    key = (mode, profiles, names)
+    limits = tuple((entry.name, naming.enabled.max_instances)
+                   for entry, naming in zip(types, sources, strict=True)
+                   if naming.enabled.max_instances is not None)
+    key = (mode, profiles, names, limits)
     if key not in policies:
         number = 1 + sum(item.mode is mode for item in policies.values())
         policies[key] = policy.Policy(
             f'{mode.value}-{number}', mode, profiles=profiles,
-            vgpu_types=names)
+            vgpu_types=names, max_instances=limits)
     return Change(gpu, namings, tuple(types), policies[key])
 
 
@@ -240,9 +246,12 @@ def _type(gpu, type_id):
 
 
 def _profile(gpu, entry, enabled):
+    """The profile that a type fills; None for one that shares instances."""
+    types = vgpu_types.of_mode(gpu, policy.Mode.MIG)
     for profile in gpu.mig.profiles if gpu.mig else ():
-        if vgpu_types.backing([entry], profile) is not None:
-            return profile.name
+        if entry in vgpu_types.using(types, profile):
+            return (profile.name if entry in vgpu_types.filling(
+                types, profile) else None)
     raise exception.LegacyOptionError(
         path=enabled.path, group=enabled.group, option='device_addresses',
         value=gpu.address,

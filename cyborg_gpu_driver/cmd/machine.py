@@ -28,6 +28,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import plan
 
 
 class Machine:
@@ -81,7 +82,11 @@ class Machine:
         if everything:
             return offers.possible_offers(gpu)
         governing = self.settings.policy_for(gpu)
-        return offers.offers(gpu, governing) if governing else ()
+        if governing is None:
+            return ()
+        return offers.offers(gpu, governing,
+                             plan.held(gpu, self.entries(gpu)),
+                             self.settings.vfio_handles)
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""

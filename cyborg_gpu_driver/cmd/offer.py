@@ -56,9 +56,10 @@ def _problems(offers):
     """One line for each GPU and problem, however many profiles it hits."""
     profiles = {}
     for offer in offers:
-        if offer.problem:
-            profiles.setdefault((offer.gpu, offer.problem), []).append(
-                offer.profile)
-    for (address, problem), affected in profiles.items():
-        yield (f'{address}: not reported ({", ".join(affected)}): '
-               f'{problem}')
+        for what, why in (('not reported', offer.problem),
+                          ('none to be had now', offer.busy)):
+            if why:
+                profiles.setdefault((offer.gpu, what, why), []).append(
+                    offer.profile)
+    for (address, what, why), affected in profiles.items():
+        yield f'{address}: {what} ({", ".join(affected)}): {why}'

@@ -25,12 +25,15 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.report import claims
 
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet, which complains of itself; that is no
     # business of who runs a command.
     warnings.simplefilter('ignore')
     from cyborg_gpu_driver.program import apply
+    from cyborg_gpu_driver.program import fixed
+    from cyborg_gpu_driver.program import prepare
     from cyborg_gpu_driver.program import privileged
     from cyborg_gpu_driver.program import restore
 
@@ -48,8 +51,15 @@ class Workshop:
         self._reader = reader.HostReader(self._machine)
         privileged.run_here(self._machine)
         self.applier = apply.Applier(self._machine, self.state_path)
-        self.restorer = restore.Restorer(self._machine, self.applier,
-                                         self.state_path)
+        taker = prepare.StepTaker(self._machine, self._reader)
+        self.preparer = prepare.Preparer(
+            self._machine, taker, self.state_path, self._settings,
+            self._claims)
+        self.fixed = fixed.FixedVgpus(self._machine, taker, self.state_path,
+                                      self._settings)
+        self.restorer = restore.Restorer(
+            self._machine, self.applier, self.state_path, self._settings,
+            self._claims)
 
     @functools.cached_property
     def host(self) -> model.Host:
@@ -87,6 +97,13 @@ class Workshop:
             return self.gpus[int(address)]
         return self.host.gpu(model.PciAddress.parse(address))
 
+    def read(self, address: model.PciAddress) -> model.Gpu:
+        """A GPU in a new snapshot.
+
+        :raises UnknownGpu: if it is gone.
+        """
+        return self._reader.snapshot().gpu(address)
+
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether the operator wants the GPU left alone."""
         return self._settings.ignores(gpu)
@@ -97,6 +114,9 @@ class Workshop:
         :raises ChangeRefused, NvmlError: if it cannot be read.
         """
         return self.applier.read(gpu)
+
+    def _claims(self, address):
+        return claims.of_reports(self.state_path, address)
 
     def check_privileges(self) -> None:
         """Before anything is changed.

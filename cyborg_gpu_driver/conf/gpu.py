@@ -50,6 +50,12 @@ GPU_OPTS = [
              '(vendor VFIO) are then made when Nova binds them; otherwise '
              "fixed_vgpus are made at start and left to Nova's own PCI "
              'code.'),
+    cfg.BoolOpt(
+        'clean_whole_gpus', default=True,
+        help='Reset a GPU that is offered as a whole after each server that '
+             'had it, and offer it again only once it was reset and found '
+             'clean. False offers it again at once, as it was left; needed '
+             'for a GPU that the kernel cannot reset.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="NVIDIA's script that makes virtual functions."),
@@ -95,8 +101,8 @@ POLICY_OPTS = [
     cfg.ListOpt(
         'profiles', default=[],
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '
-             '-lgip names them (1g.10gb, 3g.40gb). Empty: every profile '
-             'that can back a vGPU.'),
+             '-lgip names them (1g.10gb, 3g.40gb). Empty: what vgpu_types '
+             'names, or without that every profile that can back a vGPU.'),
     cfg.ListOpt(
         'vgpu_types', default=[],
         help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
@@ -112,9 +118,10 @@ POLICY_OPTS = [
         'fixed_vgpus', default={},
         help='Kernels without mdev (vendor VFIO), unless nova_vfio_handles: '
              'vGPU types and how many of each to make on each GPU, such as '
-             'L40S-12Q:2,L40S-24Q:1. They are made when the agent starts '
-             'and after a reboot, on the same virtual functions, and left '
-             'to Nova; "cyborg-gpu nova config" writes what Nova needs.'),
+             'L40S-12Q:4. They are made when the agent starts and after a '
+             'reboot, on the same virtual functions, and left to Nova, which '
+             'takes one type a GPU; "cyborg-gpu nova config" writes what it '
+             'needs.'),
     cfg.BoolOpt(
         'mixed_sizes', default=False,
         help='Mode vgpu: whether vGPUs of several framebuffer sizes may '

@@ -62,7 +62,7 @@ class EnabledType:
     resource_class: str = 'VGPU'
     """Nova's ``mdev_class``."""
     max_instances: int | None = None
-    """Nova's limit for each GPU or VF."""
+    """Nova's limit for all GPUs of the host together."""
 
     @property
     def group(self) -> str:

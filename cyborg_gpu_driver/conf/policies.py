@@ -26,6 +26,15 @@ from cyborg_gpu_driver.partition import policy
 
 _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)
 
+_ONLY_IN = {
+    (policy.Mode.MIG.value,): ('profiles',),
+    (policy.Mode.VGPU.value,): ('mixed_sizes', 'vgpu_scheduler',
+                                'vgpu_time_slice'),
+    (policy.Mode.VGPU.value, policy.Mode.MIG.value): (
+        'vgpu_types', 'max_instances', 'fixed_vgpus'),
+}
+"""Options that other modes have no use for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -97,14 +106,12 @@ def _policy(conf, name):
     if mode is None:
         raise _invalid(group, 'mode', '(unset)', 'required: one of ' +
                        ', '.join(item.value for item in policy.Mode))
-    if (mode == policy.Mode.VGPU.value
-            and not (values.vgpu_types or values.fixed_vgpus)):
+    if mode == policy.Mode.VGPU.value and not (
+            values.vgpu_types or _value(values, group, 'fixed_vgpus')):
         raise _invalid(group, 'vgpu_types', '(unset)',
                        'mode vgpu needs at least one type, such as T4-2B')
-    if mode != policy.Mode.MIG.value and values.profiles:
-        raise _invalid(group, 'profiles', ','.join(values.profiles),
-                       'only mode mig takes profiles')
-    _check_vgpu_options(values, group, mode)
+    _check_modes(values, group, mode)
+    _check_scheduler(values, group)
     return policy.Policy(
         name=name, mode=policy.Mode(mode),
         match_address=tuple(_addresses(values, group)),
@@ -120,24 +127,28 @@ def _policy(conf, name):
         time_slice=_nanoseconds(_value(values, group, 'vgpu_time_slice')))
 
 
-def _check_vgpu_options(values, group, mode):
-    """Refuse what would have no effect, or what NVIDIA's driver refuses."""
-    if mode != policy.Mode.VGPU.value:
-        for option in ('mixed_sizes', 'vgpu_scheduler', 'vgpu_time_slice'):
-            if _value(values, group, option):
-                raise _invalid(group, option, values[option],
-                               'only mode vgpu takes it')
-    if values.fixed_vgpus and mode not in (policy.Mode.VGPU.value,
-                                           policy.Mode.MIG.value):
-        raise _invalid(group, 'fixed_vgpus', values.fixed_vgpus,
-                       'only modes vgpu and mig take it')
+def _check_modes(values, group, mode):
+    """Refuse what would have no effect."""
+    for modes, options in _ONLY_IN.items():
+        for option in options if mode not in modes else ():
+            value = _value(values, group, option)
+            if value:
+                raise _invalid(group, option, value, 'only '
+                               + ' and '.join(f'mode {item}'
+                                              for item in modes)
+                               + ' takes it')
+
+
+def _check_scheduler(values, group):
+    """Refuse what NVIDIA's driver would refuse."""
     scheduler = _scheduler(values, group)
-    if (values.mixed_sizes
+    if (_value(values, group, 'mixed_sizes')
             and scheduler is model.SchedulerPolicy.FIXED_SHARE):
         raise _invalid(group, 'vgpu_scheduler', scheduler.value,
                        'mixed_sizes needs best-effort or equal-share')
-    if _value(values, group, 'vgpu_time_slice') and scheduler is None:
-        raise _invalid(group, 'vgpu_time_slice', values.vgpu_time_slice,
+    time_slice = _value(values, group, 'vgpu_time_slice')
+    if time_slice and scheduler is None:
+        raise _invalid(group, 'vgpu_time_slice', time_slice,
                        'needs vgpu_scheduler')
 
 

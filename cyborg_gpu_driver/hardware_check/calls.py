@@ -97,6 +97,8 @@ READ_ONLY = frozenset({
     'nvmlDeviceGetVbiosVersion',
     'nvmlDeviceGetVgpuCapabilities',
     'nvmlDeviceGetVgpuHeterogeneousMode',
+    'nvmlDeviceGetVgpuSchedulerCapabilities',
+    'nvmlDeviceGetVgpuSchedulerState',
     'nvmlDeviceGetVgpuTypeCreatablePlacements',
     'nvmlDeviceGetVgpuTypeSupportedPlacements',
     'nvmlDeviceGetVirtualizationMode',
@@ -116,6 +118,7 @@ READ_ONLY = frozenset({
     'nvmlSystemGetNVMLVersion',
     'nvmlVgpuInstanceGetFbUsage',
     'nvmlVgpuInstanceGetGpuInstanceId',
+    'nvmlVgpuInstanceGetGpuPciId',
     'nvmlVgpuInstanceGetMdevUUID',
     'nvmlVgpuInstanceGetPlacementId',
     'nvmlVgpuInstanceGetType',
@@ -260,6 +263,8 @@ def plain(value: Any) -> Any:
                 for field in value._fields_}
     if isinstance(value, ctypes._SimpleCData):
         return plain(value.value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, ctypes.Array)):
         return [plain(item) for item in value]
     if hasattr(value, '__dict__'):

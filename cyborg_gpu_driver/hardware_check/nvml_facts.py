@@ -19,6 +19,7 @@ from typing import Any
 
 from cyborg_gpu_driver.hardware_check import calls
 from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import nvml_vgpu
 
 _ENUMS = range(0x18)
 """GPU instance profiles: past the last one that NVML 13 knows (0x11)."""
@@ -31,6 +32,8 @@ _P2P = {0: 'read', 1: 'write', 2: 'nvlink', 3: 'atomics', 4: 'pci'}
 """NVML_P2P_CAPS_INDEX_*."""
 _VGPU_CAPABILITIES = range(12)
 _VGPU_TYPE_CAPABILITIES = range(5)
+_PLACEMENT_VERSIONS = ((0, 1), (0, 2), (1, 2))
+"""Modes, mixed (0) and equal sizes, with versions of the structure."""
 
 _SYSTEM = (
     'nvmlSystemGetDriverVersion', 'nvmlSystemGetNVMLVersion',
@@ -62,7 +65,9 @@ _DEVICE = (
     'nvmlDeviceGetRetiredPagesPendingStatus',
     'nvmlDeviceGetMigMode', 'nvmlDeviceIsMigDeviceHandle',
     'nvmlDeviceGetVirtualizationMode', 'nvmlDeviceGetHostVgpuMode',
-    'nvmlDeviceGetVgpuHeterogeneousMode')
+    'nvmlDeviceGetVgpuHeterogeneousMode',
+    'nvmlDeviceGetVgpuSchedulerCapabilities',
+    'nvmlDeviceGetVgpuSchedulerState')
 
 _VGPU_TYPE = (
     'nvmlVgpuTypeGetName', 'nvmlVgpuTypeGetClass',
@@ -77,7 +82,7 @@ _VGPU_TYPE = (
 _VGPU = (
     'nvmlVgpuInstanceGetType', 'nvmlVgpuInstanceGetMdevUUID',
     'nvmlVgpuInstanceGetGpuInstanceId', 'nvmlVgpuInstanceGetPlacementId',
-    'nvmlVgpuInstanceGetFbUsage')
+    'nvmlVgpuInstanceGetFbUsage', 'nvmlVgpuInstanceGetGpuPciId')
 
 _MIG_DEVICE = (
     'nvmlDeviceGetName', 'nvmlDeviceGetUUID', 'nvmlDeviceGetGpuInstanceId',
@@ -204,9 +209,12 @@ def _vgpus(recorder, device):
     recorder.call('nvmlDeviceGetCreatableVgpus', device)
     for type_id in types:
         recorder.call('nvmlVgpuTypeGetMaxInstances', device, type_id)
-        for name in ('nvmlDeviceGetVgpuTypeSupportedPlacements',
-                     'nvmlDeviceGetVgpuTypeCreatablePlacements'):
-            recorder.call(name, device, type_id, read=_placements)
+        for mode, version in _PLACEMENT_VERSIONS:
+            recorder.call('nvmlDeviceGetVgpuTypeSupportedPlacements', device,
+                          type_id, mode, version, read=_placements)
+        for version in (1, 2):
+            recorder.call('nvmlDeviceGetVgpuTypeCreatablePlacements', device,
+                          type_id, version, read=_placements)
     for vgpu in recorder.call('nvmlDeviceGetActiveVgpus', device) or []:
         for name in _VGPU:
             recorder.call(name, vgpu)
@@ -215,9 +223,8 @@ def _vgpus(recorder, device):
 
 def _placements(found):
     """The list within nvmlVgpuPlacementList, which is a pointer and size."""
-    return {'size': found.placementSize,
-            'starts': [found.placementIds[index]
-                       for index in range(found.count)]}
+    listed = nvml_vgpu.PlacementList.from_buffer(found)
+    return {'size': listed.placement_size, 'starts': list(listed.ids())}
 
 
 def _vgpu_type(recorder, type_id):

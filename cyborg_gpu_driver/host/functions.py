@@ -86,11 +86,11 @@ class FunctionReader:
     def with_vgpus(self, gpu: model.Gpu, mdevs: Mdevs,
                    problems: problems_module.Problems,
                    detail: bool = False) -> model.Gpu:
-        """The GPU with its mdev types, mdevs and vGPU framework.
+        """The GPU with its vGPUs, their framework and what more there can be.
 
         :param gpu: with its MIG state: in MIG mode how many more mdevs
             could be made follows from the instances and is not read.
-        :param detail: read availability on each virtual function. All
+        :param detail: read what can be made on each virtual function. All
             empty ones of a GPU have the same, so one is asked otherwise.
         """
         on_gpu: tuple[model.MdevType, ...] = ()
@@ -110,7 +110,8 @@ class FunctionReader:
                         sample = function.mdev_types
             vfs.append(function)
         return dataclasses.replace(
-            gpu, vfs=tuple(vfs), mdev_types=on_gpu,
+            gpu, vfs=self._with_vendors(vfs, problems, detail),
+            mdev_types=on_gpu,
             mdevs=mdevs.get(gpu.address, ()),
             framework=_framework(on_gpu, vfs))
 
@@ -121,6 +122,29 @@ class FunctionReader:
             mdevs=mdevs.get(function.address, ()),
             current_vgpu_type=None if types else
             self._tree.current_vgpu_type(function.address))
+
+    def _with_vendors(self, functions, problems, detail):
+        """Functions with what the vendor's VFIO driver says of each.
+
+        One that has a vGPU takes no other, whatever its list says.
+        """
+        found, sample = [], None
+        for function in functions:
+            with problems.noted(f'virtual function {function.address}'):
+                if function.current_vgpu_type:
+                    function = self._with_outputs(function)
+                elif function.current_vgpu_type == 0:
+                    if sample is None or detail:
+                        sample = self._tree.creatable_types(function.address)
+                    function = dataclasses.replace(function,
+                                                   creatable_types=sample)
+            found.append(function)
+        return tuple(found)
+
+    def _with_outputs(self, function):
+        return dataclasses.replace(function, creatable_types=(), **{
+            name: self._tree.vgpu_output(function.address, name)
+            for name in ('gpu_instance_id', 'placement_id')})
 
     def _counted(self, function, sample):
         """A virtual function with how many more vGPUs it takes now.

@@ -34,6 +34,10 @@ _MDEVS = ('bus', 'mdev', 'devices')
 _TYPES = 'mdev_supported_types'
 _MAX_INSTANCE = re.compile(r'\bmax_instance=(\d+)')
 _FRAMEBUFFER = re.compile(r'\bframebuffer=(\d+)M\b')
+_CREATABLE_HEAD = re.compile(r'ID\s*:\s*vGPU Name')
+_CREATABLE = re.compile(r'(\d+)\s*:\s*\S.*')
+_NONE = frozenset({0xffff, 0xffffffff})
+"""NVML's numbers for no placement and for no GPU instance (nvml.h)."""
 
 
 class MdevTree:
@@ -127,6 +131,41 @@ class MdevTree:
         return pci.number(self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', 'current_vgpu_type'),
             'current_vgpu_type')
+
+    def creatable_types(self, function: model.PciAddress
+                        ) -> tuple[int, ...] | None:
+        """Types that a function of vendor VFIO can be given now.
+
+        :returns: None where the function has no such file.
+        :raises SysfsError: if it cannot be read.
+        :raises InvalidValue: if it is not a table of numbers and names.
+        """
+        text = self._sysfs.read_optional(
+            *pci.DEVICES, str(function), 'nvidia', 'creatable_vgpu_types')
+        if not text:
+            return None if text is None else ()
+        head, *lines = (line.strip() for line in text.splitlines())
+        found = [_CREATABLE.fullmatch(line) for line in lines]
+        if _CREATABLE_HEAD.fullmatch(head) is None or None in found:
+            raise exception.InvalidValue(
+                what='creatable_vgpu_types', value=text,
+                expected='expected lines of "ID : vGPU Name"')
+        return tuple(sorted(int(match[1]) for match in found))
+
+    def vgpu_output(self, function: model.PciAddress, name: str
+                    ) -> int | None:
+        """What the driver says of the vGPU on a function of vendor VFIO.
+
+        :param name: ``gpu_instance_id`` or ``placement_id``.
+        :returns: None where it says none, by whatever word, or there is no
+            vGPU (ENXIO).
+        :raises SysfsError: if it cannot be read.
+        """
+        text = self._sysfs.read_optional(
+            *pci.DEVICES, str(function), 'nvidia', name)
+        if text is None or not text.isdecimal() or int(text) in _NONE:
+            return None
+        return int(text)
 
     def _describe(self, function, type_id):
         place = (*pci.DEVICES, str(function), _TYPES, type_id)

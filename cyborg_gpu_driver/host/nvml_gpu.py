@@ -23,12 +23,16 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import mig
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
+from cyborg_gpu_driver.host import nvml_library
+from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import nvml_static
+from cyborg_gpu_driver.host import nvml_vgpu
 from cyborg_gpu_driver.host import problems as problems_module
 
 LOG = logging.getLogger(__name__)
 
 _NOTHING = nvml_static.Facts()
+_GRAPHICS = '+gfx'
 _FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that a new handle does not cure."""
 
@@ -105,12 +109,44 @@ class GpuReader:
         mode = self._mode(device)
         facts = self._facts(gpu, device, mode, problems)
         ids = {} if gpu.in_pci_sysfs else self._static.pci_identity(device)
+        mig_state = self._mig(device, mode, facts, problems, detail)
         return dataclasses.replace(
             gpu, visible_to_nvml=True, model=facts.model,
             architecture=facts.architecture, uuid=facts.uuid,
             serial=facts.serial, memory_mib=facts.memory_mib,
             vgpu_types=facts.vgpu_types,
-            mig=self._mig(device, mode, facts, problems, detail), **ids)
+            mig=mig_state,
+            processes=self._processes(device, mig_state, problems),
+            **self._vgpu_state(device, facts, problems), **ids)
+
+    def _processes(self, device, mig_state, problems):
+        """How many processes use the GPU.
+
+        In MIG mode they run on instances, and draw only on those whose
+        profile has graphics.
+        """
+        graphics = True
+        if mig_state is not None and mig_state.enabled:
+            if not mig_state.instances:
+                return 0
+            graphics = any(_GRAPHICS in profile.name
+                           for profile in mig_state.profiles)
+        found = ()
+        with problems.noted('processes'):
+            found = nvml_process.processes(self._nvml, device, graphics)
+        return len({process.pid for process in found})
+
+    def _vgpu_state(self, device, facts, problems):
+        """How vGPUs share the GPU now, by the names of model.Gpu."""
+        mixed = scheduler = None
+        if facts.mixes:
+            with problems.noted('mixed-size mode'):
+                mixed = nvml_vgpu.mixes_sizes(self._nvml, device)
+        if facts.scheduler is not None:
+            with problems.noted('vGPU scheduler'):
+                scheduler = nvml_vgpu.scheduler_state(self._nvml, device,
+                                                      facts.scheduler)
+        return {'mixed_sizes': mixed, 'scheduler': scheduler}
 
     def _mode(self, device):
         """Current and pending MIG mode, None if the GPU has none.
@@ -120,7 +156,7 @@ class GpuReader:
         try:
             return self._nvml.mig_mode(device)
         except exception.NvmlError as error:
-            if error.symbol in nvml_static.ABSENT:
+            if error.symbol in nvml_library.ABSENT:
                 return None
             raise
 
@@ -153,6 +189,33 @@ class GpuReader:
                     instances = mig.with_uuids(self._nvml, device, instances)
         return model.Mig(enabled=enabled, pending=pending,
                          profiles=facts.profiles, instances=instances)
+
+    def with_free_placements(self, gpu: model.Gpu,
+                             problems: problems_module.Problems
+                             ) -> model.Gpu:
+        """The GPU with what is free for each type in mixed-size mode.
+
+        Types of one size and the same placements stand for each other: two
+        calls a size, none on a GPU that nothing uses.
+
+        :param gpu: with its vGPUs.
+        """
+        if not gpu.mixed_sizes:
+            return gpu
+        used = bool(gpu.vgpus or gpu.processes)
+        known: dict[tuple, tuple[int, ...]] = {}
+        types = []
+        for item in gpu.vgpu_types:
+            key = (item.framebuffer_mib, item.placement_size,
+                   item.placements)
+            with problems.noted('vGPU placements'):
+                if item.placements and key not in known:
+                    known[key] = nvml_vgpu.free_placements(
+                        self._nvml, self._nvml.device(gpu.address),
+                        item.type_id) if used else item.placements
+            types.append(dataclasses.replace(
+                item, free_placements=known.get(key)))
+        return dataclasses.replace(gpu, vgpu_types=tuple(types))
 
     def links(self, address: model.PciAddress
               ) -> tuple[tuple[model.PciAddress, ...], bool]:

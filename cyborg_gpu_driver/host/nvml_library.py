@@ -28,6 +28,9 @@ LOG = logging.getLogger(__name__)
 WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 """Where Windows puts the library under WSL 2, outside the loader's path."""
 
+ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
+"""Errors that mean that a GPU or its driver does not have something."""
+
 _PREFIX = 'NVML_ERROR_'
 _SYMBOLS = {getattr(pynvml, name): name[len(_PREFIX):]
             for name in dir(pynvml) if name.startswith(_PREFIX)}

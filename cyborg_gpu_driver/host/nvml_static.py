@@ -24,6 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
 from cyborg_gpu_driver.host import nvml_library
+from cyborg_gpu_driver.host import nvml_vgpu
 from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host import profile_name
 
@@ -33,9 +34,6 @@ _INDEX_LIMIT = 64
 _NO_PROFILE = 0xffffffff
 _NAME_PREFIX = 'MIG '
 _ARCHITECTURE = 'NVML_DEVICE_ARCH_'
-
-ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
-"""Errors that mean that a GPU or its driver does not have something."""
 
 _OLDER = frozenset({'FUNCTION_NOT_FOUND', 'ARGUMENT_VERSION_MISMATCH'})
 
@@ -56,6 +54,10 @@ class Facts:
     memory_mib: int | None = None
     profiles: tuple[model.GpuInstanceProfile, ...] = ()
     vgpu_types: tuple[model.VgpuType, ...] = ()
+    mixes: bool = False
+    """Whether vGPUs of several sizes can be on it, as it is now."""
+    scheduler: model.Scheduler | None = None
+    """Which schedulers it has, without which is in force."""
     links: tuple[model.PciAddress, ...] = ()
     """What is at the other end of the active NVLinks."""
     on_switch: bool = False
@@ -79,12 +81,10 @@ class StaticReader:
         with problems.noted('memory'):
             memory = self._optional('nvmlDeviceGetMemoryInfo', device)
             memory_mib = memory.total // _MIB if memory else None
-        profiles, types, links, on_switch = (), (), (), False
+        profiles, links, on_switch = (), (), False
         if mig is not None:
             with problems.noted('GPU instance profiles'):
                 profiles = self._profiles(device, mig, memory_mib)
-        with problems.noted('vGPU types'):
-            types = self._vgpu_types(device)
         with problems.noted('NVLink'):
             links, on_switch = self._links(device)
         architecture = None
@@ -96,8 +96,8 @@ class StaticReader:
             architecture=architecture,
             uuid=self._text('nvmlDeviceGetUUID', device, problems),
             serial=self._text('nvmlDeviceGetSerial', device, problems),
-            memory_mib=memory_mib, profiles=profiles, vgpu_types=types,
-            links=links, on_switch=on_switch)
+            memory_mib=memory_mib, profiles=profiles, links=links,
+            on_switch=on_switch, **self._vgpu_facts(device, mig, problems))
 
     def pci_identity(self, device: Any) -> dict[str, str]:
         """PCI ids of a GPU, by the names of :class:`model.Gpu`.
@@ -130,7 +130,7 @@ class StaticReader:
         try:
             return self._nvml.call(name, *args)
         except exception.NvmlError as error:
-            if error.symbol in ABSENT:
+            if error.symbol in nvml_library.ABSENT:
                 return None
             raise
 
@@ -193,17 +193,41 @@ class StaticReader:
             model.Placement(place.start, place.size)
             for place in places[:count.value]))
 
-    def _vgpu_types(self, device):
-        """vGPU types by number; none where the driver makes no vGPUs."""
-        numbers = self._optional('nvmlDeviceGetSupportedVgpus', device) or ()
-        return tuple(self._vgpu_type(device, number)
-                     for number in sorted(numbers))
+    def _vgpu_facts(self, device, mig, problems):
+        """Facts about vGPUs; none where the driver makes none.
 
-    def _vgpu_type(self, device, number):
+        In MIG mode the driver neither mixes sizes nor schedules vGPUs on
+        the GPU as a whole.
+        """
+        numbers, types, mixes, scheduler = (), (), False, None
+        with problems.noted('vGPU types'):
+            numbers = self._optional('nvmlDeviceGetSupportedVgpus',
+                                     device) or ()
+        if numbers and not mig:
+            with problems.noted('mixed-size mode'):
+                mixes = nvml_vgpu.can_mix_sizes(self._nvml, device)
+            with problems.noted('vGPU scheduler'):
+                scheduler = nvml_vgpu.scheduler_capabilities(self._nvml,
+                                                             device)
+        with problems.noted('vGPU types'):
+            types = tuple(self._vgpu_type(device, number, mixes)
+                          for number in sorted(numbers))
+        return {'vgpu_types': types, 'mixes': mixes, 'scheduler': scheduler}
+
+    def _vgpu_type(self, device, number, mixes):
         name = nvml_library.text(self._nvml.call('nvmlVgpuTypeGetName',
                                                 number))
         profile_id = self._optional('nvmlVgpuTypeGetGpuInstanceProfileId',
                                     number)
+        if profile_id == _NO_PROFILE:
+            profile_id = None
+        per_instance, size, placements = None, None, ()
+        if profile_id is not None:
+            per_instance = self._optional(
+                'nvmlVgpuTypeGetMaxInstancesPerGpuInstance', number)
+        elif mixes:
+            size, placements = nvml_vgpu.supported_placements(
+                self._nvml, device, number)
         return model.VgpuType(
             type_id=number, name=name.split()[-1] if name.split() else '',
             vgpu_class=nvml_library.text(
@@ -212,7 +236,8 @@ class StaticReader:
                 'nvmlVgpuTypeGetFramebufferSize', number) // _MIB,
             max_instances=self._optional(
                 'nvmlVgpuTypeGetMaxInstances', device, number) or 0,
-            gi_profile_id=None if profile_id == _NO_PROFILE else profile_id)
+            gi_profile_id=profile_id, per_instance=per_instance,
+            placement_size=size, placements=placements)
 
     def _links(self, device):
         """Ends of the active NVLinks, and whether one is an NVSwitch."""

@@ -103,6 +103,7 @@ class HostReader:
         if with_nvml and gpu.driver == _DRIVER and gpu.physfn is None:
             gpu = self._gpus.complete(gpu, problems, detail)
         gpu = self._functions.with_vgpus(gpu, mdevs, problems, detail)
+        gpu = self._gpus.with_free_placements(gpu, problems)
         return dataclasses.replace(gpu, problems=problems.all())
 
     def _hidden_gpu(self, address, detail):

@@ -15,28 +15,21 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
+from cyborg_gpu_driver.host import nvml_process
+from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
 
-_NONE = 0xffffffff
-_KINDS = ('nvmlDeviceGetComputeRunningProcesses',
-          'nvmlDeviceGetGraphicsRunningProcesses')
-_ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Process:
-    """A process that uses a GPU.
-
-    The ids are those of its MIG device; None for the GPU as a whole.
-    """
-
-    pid: int
-    instance_id: int | None = None
-    compute_id: int | None = None
+_NO_INSTANCE = 0xffffffff
+_NO_PLACEMENT = 0xffff
+"""NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
+_WHOLE_MACHINE = 'pid:[4026531836]'
+"""The first PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -49,19 +42,86 @@ class RunningVgpu:
 
 
 def processes(machine: platform.Platform, address: model.PciAddress
-              ) -> tuple[Process, ...]:
-    """Processes on a GPU and its instances (one NVML call a kind).
+              ) -> tuple[nvml_process.Process, ...]:
+    """Processes on a GPU and its instances.
 
     :raises NvmlError: if they cannot be read.
     """
-    found = set()
-    device = machine.nvml.device(address)
-    for kind in _KINDS:
-        for entry in _optional(machine, kind, device):
-            found.add(Process(entry.pid, _number(entry.gpuInstanceId),
-                              _number(entry.computeInstanceId)))
-    return tuple(sorted(found, key=lambda item: (
-        item.pid, item.instance_id or 0, item.compute_id or 0)))
+    return nvml_process.processes(machine.nvml, machine.nvml.device(address))
+
+
+@dataclasses.dataclass(frozen=True)
+class GuestVgpu:
+    """A vGPU that a guest runs, as NVML knows it; of others it is silent.
+
+    Its PCI function is not among what NVML tells: what
+    nvmlVgpuInstanceGetGpuPciId gives is the address within the guest.
+    """
+
+    type_id: str
+    """``nvidia-474``."""
+    uuid: str | None = None
+    """The mdev's; None with vendor VFIO."""
+    instance_id: int | None = None
+    placement_id: int | None = None
+    """In mixed-size mode."""
+
+    def may_be_on(self, function: model.VirtualFunction) -> bool:
+        """Whether nothing that is known of both says otherwise."""
+        if self.uuid is not None:
+            return any(mdev.uuid == self.uuid for mdev in function.mdevs)
+        return (self.type_id == f'nvidia-{function.current_vgpu_type}'
+                and _agree(self.instance_id, function.gpu_instance_id)
+                and _agree(self.placement_id, function.placement_id))
+
+
+def guests(machine: platform.Platform, gpu: model.Gpu
+           ) -> tuple[GuestVgpu, ...]:
+    """vGPUs of a GPU that guests run.
+
+    :raises NvmlError: if they cannot be read.
+    """
+    nvml = machine.nvml
+    found = []
+    for vgpu in _optional(machine, 'nvmlDeviceGetActiveVgpus',
+                          nvml.device(gpu.address), ()):
+        uuid = placement = None
+        if gpu.framework is model.Framework.VENDOR_VFIO:
+            placement = _optional(machine, 'nvmlVgpuInstanceGetPlacementId',
+                                  vgpu)
+        else:
+            uuid = _optional(machine, 'nvmlVgpuInstanceGetMdevUUID', vgpu)
+        found.append(GuestVgpu(
+            type_id=f'nvidia-{nvml.call("nvmlVgpuInstanceGetType", vgpu)}',
+            uuid=nvml_library.text(uuid).lower() if uuid else None,
+            instance_id=_unless(_NO_INSTANCE, nvml.call(
+                'nvmlVgpuInstanceGetGpuInstanceId', vgpu)),
+            placement_id=_unless(_NO_PLACEMENT, placement)))
+    return tuple(found)
+
+
+def may_run(machine: platform.Platform, gpu: model.Gpu,
+            function: model.PciAddress, proc: str = '/proc') -> bool:
+    """Whether NVML has a running vGPU that may be the one on a function.
+
+    Of functions that NVML's account cannot tell apart those that have their
+    VFIO device open are taken to be the ones with guests. So this is to be
+    asked beside :func:`vfio_holders`, not in its place.
+
+    :param gpu: a fresh snapshot of the GPU.
+    :param function: one of its virtual functions.
+    :raises NvmlError, SysfsError, UsageUnknown: if that cannot be found
+        out.
+    """
+    alike = [vgpu for vgpu in guests(machine, gpu)
+             if any(vgpu.may_be_on(vf) for vf in gpu.vfs
+                    if vf.address == function)]
+    if not alike:
+        return False
+    others = [vf.address for vf in gpu.vfs if vf.address != function
+              and any(vgpu.may_be_on(vf) for vgpu in alike)]
+    return len(alike) > sum(bool(vfio_holders(machine, other, proc))
+                            for other in others)
 
 
 def vgpus(machine: platform.Platform, gpu: model.Gpu
@@ -72,23 +132,50 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
     the virtual function) of each that the vendor's VFIO driver has made; of
     an mdev without a guest nobody tells.
 
-    :raises NvmlError, SysfsError: if they cannot be read.
+    :raises NvmlError: if they cannot be read.
     """
-    found = set()
-    nvml = machine.nvml
-    for vgpu in _optional(machine, 'nvmlDeviceGetActiveVgpus',
-                          nvml.device(gpu.address)):
-        number = nvml.call('nvmlVgpuInstanceGetGpuInstanceId', vgpu)
-        if number != _NONE:
-            found.add(RunningVgpu(_vgpu_name(nvml, vgpu), number))
-    for function in gpu.vfs:
-        if function.current_vgpu_type:
-            text = machine.sysfs.read_optional(
-                'bus', 'pci', 'devices', str(function.address), 'nvidia',
-                'gpu_instance_id')
-            if text is not None and text.isdigit():
-                found.add(RunningVgpu(str(function.address), int(text)))
+    found = {RunningVgpu(str(function.address), function.gpu_instance_id)
+             for function in gpu.vfs
+             if function.gpu_instance_id is not None}
+    for vgpu in guests(machine, gpu):
+        if vgpu.instance_id is None:
+            continue
+        names = [vgpu.uuid] if vgpu.uuid else [
+            str(function.address) for function in gpu.vfs
+            if vgpu.may_be_on(function)]
+        found.update(RunningVgpu(name, vgpu.instance_id)
+                     for name in names or [vgpu.type_id])
     return tuple(sorted(found))
+
+
+def vfio_holders(machine: platform.Platform, function: model.PciAddress,
+                 proc: str = '/proc') -> tuple[int, ...]:
+    """Processes that have a function's VFIO device open.
+
+    The device is ``/dev/vfio/devices/vfio<n>``, n that of the function's
+    ``vfio-dev`` directory, and the group that it is in ``/dev/vfio/<n>``
+    (Documentation/driver-api/vfio.rst of the kernel).
+
+    :param proc: where proc is mounted.
+    :returns: their ids; a group's holder may use another function of it.
+    :raises UsageUnknown: if a process cannot be looked into, or others than
+        those in sight may be there.
+    :raises SysfsError: if the function cannot be read.
+    """
+    if machine.vfio_holders is not None:
+        return tuple(machine.vfio_holders(str(function)))
+    place = (*pci.DEVICES, str(function))
+    devices = [f'/vfio/devices/{name}'
+               for name in machine.sysfs.listdir(*place, 'vfio-dev')]
+    group = machine.sysfs.link_name(*place, 'iommu_group')
+    if group is not None:
+        devices.append(f'/vfio/{group}')
+    try:
+        return _openers(proc, tuple(devices)) if devices else ()
+    except OSError as error:
+        raise exception.UsageUnknown(
+            what=function, reason=f'{error.filename}: {error.strerror}'
+        ) from error
 
 
 def process_name(pid: int) -> str:
@@ -106,24 +193,51 @@ def has_module(machine: platform.Platform, name: str) -> bool:
     return machine.sysfs.exists('module', name)
 
 
-def _vgpu_name(nvml, vgpu):
+def _openers(proc, devices):
+    """Processes with an open file whose path ends in one of ``devices``.
+
+    What comes before that depends on the process's mounts.
+    """
     try:
-        return nvml_library.text(nvml.call('nvmlVgpuInstanceGetMdevUUID',
-                                           vgpu)).lower()
+        namespace = os.readlink(f'{proc}/self/ns/pid')
+    except FileNotFoundError:
+        # A kernel without namespaces shows all that there is.
+        namespace = _WHOLE_MACHINE
+    if namespace != _WHOLE_MACHINE:
+        raise OSError(errno.EXDEV, 'only the processes of one PID namespace '
+                      "are in sight; run this in the host's", proc)
+    return tuple(sorted(
+        int(pid) for pid in os.listdir(proc)
+        if pid.isdigit() and any(
+            link.removesuffix(' (deleted)').endswith(devices)
+            for link in _open_files(f'{proc}/{pid}/fd'))))
+
+
+def _open_files(place):
+    """Paths of a process's open files; none of one that is gone."""
+    try:
+        descriptors = os.listdir(place)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for descriptor in descriptors:
+        try:
+            yield os.readlink(f'{place}/{descriptor}')
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def _optional(machine, call, argument, otherwise=None):
+    try:
+        return machine.nvml.call(call, argument)
     except exception.NvmlError as error:
-        if error.symbol in _ABSENT:
-            return f'{vgpu}'
+        if error.symbol in nvml_library.ABSENT:
+            return otherwise
         raise
 
 
-def _optional(machine, call, device):
-    try:
-        return machine.nvml.call(call, device)
-    except exception.NvmlError as error:
-        if error.symbol in _ABSENT:
-            return ()
-        raise
+def _agree(one, other):
+    return one is None or other is None or one == other
 
 
-def _number(value):
-    return None if value in (None, _NONE) else value
+def _unless(nothing, value):
+    return None if value == nothing else value

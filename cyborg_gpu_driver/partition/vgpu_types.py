@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.partition import policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,17 @@ class Type:
     """For the whole GPU; None if nobody says."""
     gi_profile_id: int | None = None
     """GPU instance profile below it."""
+    per_instance: int = 1
+    """How many a GPU instance holds, where it needs one."""
+    placements: tuple[int, ...] = ()
+    """Placement ids among mixed sizes."""
+    free_placements: tuple[int, ...] | None = None
+    """Those free now; None where they were not read."""
+
+    @property
+    def number(self) -> int:
+        """NVML's number of the type, which vendor VFIO takes too."""
+        return _number(self)[0]
 
     @property
     def parsed(self) -> names.VgpuTypeName | None:
@@ -51,6 +63,11 @@ class Type:
         parsed = self.parsed
         return (self.gi_profile_id is not None
                 or parsed is not None and parsed.slices is not None)
+
+    def is_as_large_as(self, other: Type) -> bool:
+        """Whether the framebuffers are equal, as far as they are known."""
+        return self.type_id == other.type_id or (
+            self.framebuffer_mib == other.framebuffer_mib != 0)
 
     def is_called(self, text: str) -> bool:
         """Whether an operator means it: by name or by mdev type."""
@@ -72,28 +89,63 @@ def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
     for entry in gpu.vgpu_types:
         found[entry.mdev_type_id] = Type(
             entry.mdev_type_id, entry.name, entry.framebuffer_mib,
-            entry.max_instances, entry.gi_profile_id)
+            entry.max_instances, entry.gi_profile_id,
+            entry.per_instance or 1, entry.placements,
+            entry.free_placements)
     return tuple(sorted(found.values(), key=_number))
 
 
-def time_sliced(types: Iterable[Type]) -> tuple[Type, ...]:
-    """Those that need no GPU instance."""
-    return tuple(entry for entry in types if not entry.is_mig_backed)
+def of_mode(gpu: model.Gpu, mode: policy.Mode) -> tuple[Type, ...]:
+    """The types of a GPU that a mode makes."""
+    wants_mig = mode is policy.Mode.MIG
+    return tuple(entry for entry in types_of(gpu)
+                 if entry.is_mig_backed is wants_mig)
+
+
+def unknown(types: Iterable[Type], text: str) -> str:
+    """A sentence that names the types that there are instead."""
+    return (f'this GPU has no vGPU type {text}; it has '
+            + (', '.join(f'{entry.name} ({entry.type_id})'
+                         for entry in types) or 'none'))
+
+
+def most(entry: Type, rules: policy.Policy) -> int | None:
+    """How many of a type one GPU takes, as far as anybody says."""
+    told = (entry.max_instances, rules.at_most(entry.name, entry.type_id))
+    return min(filter(None, told), default=None)
+
+
+def using(types: Iterable[Type], profile: model.GpuInstanceProfile
+          ) -> tuple[Type, ...]:
+    """The types whose vGPUs lie on instances of ``profile``."""
+    return tuple(entry for entry in types if _uses(entry, profile))
+
+
+def filling(types: Iterable[Type], profile: model.GpuInstanceProfile
+            ) -> tuple[Type, ...]:
+    """Those of :func:`using` that take an instance for themselves.
+
+    One that an instance holds only once does, and so does the largest.
+    """
+    there = using(types, profile)
+    largest = max((entry.framebuffer_mib for entry in there), default=0)
+    return tuple(entry for entry in there if entry.per_instance == 1
+                 or entry.framebuffer_mib == largest)
 
 
 def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
             preferred: Sequence[str] = ()) -> Type | None:
     """The type that a handle for ``profile`` asks for.
 
-    A profile may carry several: other framebuffer sizes, other series. The
-    first that ``preferred`` names is taken; else the one with the largest
-    framebuffer, which is the whole instance, and of those the series that
-    a compute cloud wants (:data:`names.SERIES`).
+    A profile may carry several that fill it: other framebuffer sizes, other
+    series. The first that ``preferred`` names is taken; else the one with
+    the largest framebuffer, and of those the series that a compute cloud
+    wants (:data:`names.SERIES`).
 
     :param preferred: names (A100-1-5C) or mdev types (nvidia-474).
     :returns: None if no type uses the profile.
     """
-    fitting = [entry for entry in types if _uses(entry, profile)]
+    fitting = filling(types, profile)
     for text in preferred:
         for entry in fitting:
             if entry.is_called(text):

@@ -19,6 +19,7 @@ what is left. Whatever fails on the way is undone before the error leaves.
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Callable
 
 from oslo_log import log as logging
@@ -27,18 +28,24 @@ from oslo_utils import excutils
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
-from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program import shared
 
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """Plans tried where others than we change the GPU at the same time."""
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EIO)
+"""What the kernel says where no GPU instance takes the vGPU: of an mdev, and
+of vendor VFIO."""
 
 
 class _Refused(Exception):
@@ -47,6 +54,10 @@ class _Refused(Exception):
     def __init__(self, error):
         super().__init__(error)
         self.error = error
+
+
+class _NoRoom(_Refused):
+    """The instances that were to be shared take no more; undone."""
 
 
 class Binder:
@@ -66,8 +77,10 @@ class Binder:
         self._host = host
         self._tools = tools
         self._journal = records
+        self._shared = shared.SharedInstances(tools, records)
         self._state_path = state_path
         self._publish = publish
+        self._audit = audit.Audit(state_path)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Make what the handle stands for.
@@ -86,11 +99,12 @@ class Binder:
             if entry is not None and self._is_done(entry, asked):
                 LOG.info('Handle %s is bound already', asked.handle)
                 return
-            self._check_unclaimed(asked)
             made = self._make_planned(address, asked)
             self._publish(address)
+        self._audit.record(made.gpu, 'bound', made.handle,
+                           audit.of_entry(made))
         LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
-                 '%(gpu)s, mdev on %(function)s',
+                 '%(gpu)s, vGPU on %(function)s',
                  {'handle': made.handle, 'profile': made.profile,
                   'where': _where(made), 'gpu': made.gpu,
                   'function': made.function})
@@ -102,16 +116,17 @@ class Binder:
         by :meth:`recover` when it can be.
 
         :raises InvalidValue: if an argument is malformed.
-        :raises NvmlError, SysfsError: if something could not be removed.
+        :raises BindRefused: if the handle is bound as something else; that
+            is left alone.
+        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+            could not be removed.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         entry = self._journal.get(asked.handle)
         if entry is None:
             self._remove_unrecorded(asked)
             return
-        if entry.mdev_type != asked.mdev_type:
-            raise plan.refusal(asked, 'the handle is bound as '
-                               f'{entry.mdev_type}')
+        _check_same(entry, asked)
         with locks.gpu(self._state_path, entry.gpu):
             entry = self._journal.get(asked.handle)
             if entry is not None:
@@ -144,10 +159,8 @@ class Binder:
         if entry.phase is not journal.Phase.BOUND:
             self._release(entry)
             return False
-        if entry.mdev_type != asked.mdev_type:
-            raise plan.refusal(asked, 'the handle is bound as '
-                               f'{entry.mdev_type}')
-        if self._tools.mdev_type(entry.handle) == entry.mdev_type:
+        _check_same(entry, asked)
+        if self._tools.vgpu_type(entry) == entry.mdev_type:
             return True
         self._release(entry)
         return False
@@ -157,33 +170,41 @@ class Binder:
 
         Its UUID is the handle's, so it is Cyborg's; which instance it was
         on is not known, and an instance that we do not know is left alone.
+        So is a vGPU of vendor VFIO, which does not tell whose it is.
         """
         if self._tools.mdev_type(asked.handle) != asked.mdev_type:
-            LOG.info('Handle %s has nothing on this machine', asked.handle)
+            LOG.info('Handle %s has nothing on this machine that is known '
+                     'to be its own', asked.handle)
             return
         address = self._host.owner(asked.function)
         with locks.gpu(self._state_path, address):
             self._tools.remove_mdev(asked.handle)
-            self._host.record(address, gone=(None, asked.handle))
+            self._tools.undefine_mdev(asked.handle)
+            self._host.record(address, gone=(None, model.Vgpu(
+                asked.function, asked.mdev_type, asked.handle)))
             self._publish(address)
         LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
                     'journal knows nothing; a GPU instance that it may have '
                     'been on stays.',
                     {'handle': asked.handle, 'gpu': address})
 
-    def _check_unclaimed(self, asked):
-        if self._tools.mdev_type(asked.handle) is not None:
-            raise plan.refusal(asked, 'an mdev with that UUID exists that '
-                               'this driver did not make')
+    def _check_unclaimed(self, entry, asked):
+        """See to it that what is to be made is not there already."""
+        if self._tools.vgpu_type(entry) is not None:
+            raise plan.refusal(asked, (
+                'that virtual function carries a vGPU' if entry.vfio
+                else 'an mdev with that UUID exists')
+                + ' that this driver did not make')
 
     def _make_planned(self, address, asked):
         """Plan on what is known; look again where that proves wrong."""
+        share = True
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                gpu = self._host.gpu(address)
-                offer = plan.find_offer(gpu, self._host.offers(gpu), asked)
-                return self._make(gpu, offer,
-                                  plan.plan(gpu, offer, asked), asked)
+                return self._make(self._host.gpu(address), asked, share)
+            except _NoRoom as full:
+                LOG.info('The instances on GPU %s take no more', address)
+                share, failure = False, full.error
             except exception.NvmlError as error:
                 if error.symbol != 'INSUFFICIENT_RESOURCES':
                     raise
@@ -192,30 +213,47 @@ class Binder:
                     asked, 'the place chosen was taken by somebody else')
             except exception.BindRefused as error:
                 failure = error
-            if attempt < _ATTEMPTS:
-                before = self._host.gpu(address)
-                self._host.refresh()
-                if (isinstance(failure, exception.BindRefused)
-                        and self._host.gpu(address) == before):
-                    break
+            if (attempt == _ATTEMPTS
+                    or self._journal.get(asked.handle) is not None):
+                break
+            before = self._host.gpu(address)
+            self._host.refresh()
+            if (isinstance(failure, exception.BindRefused)
+                    and self._host.gpu(address) == before):
+                break
         raise failure
 
-    def _make(self, gpu, offer, planned, asked):
+    def _make(self, gpu, asked, share):
+        available = self._host.offers(gpu)
+        offer = plan.find_offer(gpu, available, asked)
+        planned = plan.plan(gpu, available, offer, asked,
+                            self._journal.entries(gpu.address), share)
         entry = self._entry(gpu, offer, planned, asked)
+        self._check_unclaimed(entry, asked)
         self._journal.put(entry)
+        cut = None
         try:
-            if entry.placement is not None:
+            if entry.placement is not None and entry.instance_id is None:
                 entry = self._make_instance(entry)
-            mdev = self._tools.make_mdev(entry)
-            entry = dataclasses.replace(entry, phase=journal.Phase.BOUND)
+                cut = shared.instance(entry)
+            entry = self._tools.make_vgpu(entry)
+            moved, below = self._shared.settle(entry)
+            if moved is not entry:
+                cut = None
+            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND)
             self._journal.put(entry)
         except _Refused as refused:
             self._journal.remove(entry.handle)
             raise refused.error from None
+        except exception.SysfsError as error:
+            self._undo(entry)
+            if planned.instance_id is None or error.errno not in _NO_ROOM:
+                raise
+            raise _NoRoom(error) from error
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._undo(entry)
-        self._host.record(gpu.address, made=(_instance(entry), mdev))
+        self._host.record(gpu.address, made=(cut, _vgpu(entry, below)))
         return entry
 
     def _make_instance(self, entry):
@@ -232,14 +270,17 @@ class Binder:
                planned: plan.BindPlan, asked: request.Request
                ) -> journal.Entry:
         foreign = ()
-        if offer.mode is policy.Mode.MIG:
+        if planned.placement is not None and planned.instance_id is None:
             foreign = self._tools.instance_ids(
                 gpu.address, gpu.mig.profile_by_id(planned.profile_id))
         return journal.Entry(
             handle=asked.handle, gpu=gpu.address, function=planned.function,
             mdev_type=asked.mdev_type, profile=offer.profile,
             phase=journal.Phase.BINDING, profile_id=planned.profile_id,
-            placement=planned.placement, foreign_ids=foreign)
+            placement=planned.placement, instance_id=planned.instance_id,
+            foreign_ids=foreign,
+            vfio=gpu.framework is model.Framework.VENDOR_VFIO,
+            vgpu_placement=planned.vgpu_placement)
 
     def _undo(self, entry):
         """Back to what was there; what resists is left to recover()."""
@@ -256,49 +297,36 @@ class Binder:
             entry = dataclasses.replace(
                 entry, phase=journal.Phase.UNBINDING)
             self._journal.put(entry)
-        self._tools.remove_mdev(entry.handle)
-        try:
-            self._tools.remove_instance(entry)
-        except exception.NvmlError as error:
-            if error.symbol != 'IN_USE':
-                raise
-            entry = self._exchange(entry, error)
+        self._tools.remove_vgpu(
+            entry, self._host.gpu(entry.gpu) if entry.vfio else None)
+        if entry.phase is journal.Phase.UNBINDING and not entry.vfio:
+            self._tools.undefine_mdev(entry.handle)
+        instance = self._shared.remove(entry)
         self._journal.remove(entry.handle)
-        self._host.record(entry.gpu, gone=(_instance(entry), entry.handle))
+        self._audit.record(
+            entry.gpu, 'unbound' if entry.phase is journal.Phase.UNBINDING
+            else 'undone', entry.handle, audit.of_entry(entry))
+        self._host.record(entry.gpu, gone=(instance, _vgpu(entry)))
         if published:
             self._publish(entry.gpu)
-
-    def _exchange(self, entry, error):
-        """Give the instance to whose vGPU is on it, and remove theirs.
-
-        The driver puts a vGPU on any free instance of its profile, so
-        another handle's vGPU may sit on ours and ours have sat on its.
-        """
-        for other in self._journal.entries(entry.gpu):
-            if (other.handle == entry.handle
-                    or other.phase is not journal.Phase.BOUND
-                    or other.profile_id != entry.profile_id):
-                continue
-            try:
-                self._tools.remove_instance(other)
-            except exception.NvmlError as refused:
-                if refused.symbol != 'IN_USE':
-                    raise
-                continue
-            swapped = [dataclasses.replace(
-                one, placement=two.placement, instance_id=two.instance_id)
-                for one, two in ((entry, other), (other, entry))]
-            self._journal.put(*swapped)
-            return swapped[0]
-        raise error
-
-
-def _instance(entry):
-    if entry.placement is None:
-        return None
-    return model.GpuInstance(entry.placement, entry.profile_id,
-                             entry.instance_id)
 
 
 def _where(entry):
     return f' at {entry.placement}' if entry.placement is not None else ''
+
+
+def _vgpu(entry, instance_id=None):
+    return model.Vgpu(entry.function, entry.mdev_type,
+                      None if entry.vfio else entry.handle, instance_id)
+
+
+def _check_same(entry, asked):
+    """Refuse a handle that is bound as something else.
+
+    With vendor VFIO the function is what a server is given: another one
+    than it was bound with may be another server's by now.
+    """
+    if entry.mdev_type != asked.mdev_type:
+        raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
+    if entry.vfio and entry.function != asked.function:
+        raise plan.refusal(asked, f'the handle is bound on {entry.function}')

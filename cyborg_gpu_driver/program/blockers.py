@@ -25,6 +25,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import privileged_vgpu
 
 _DISPLAY_MODULE = 'nvidia_drm'
 _NEEDS_RESET = frozenset({'ampere'})
@@ -79,6 +80,45 @@ def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
         found.append(f'{gpu.sriov_numvfs} virtual functions (sriov-manage '
                      f'-d {gpu.address} removes them)')
     return tuple(found)
+
+
+def of_preparing(machine: platform.Platform, gpu: model.Gpu,
+                 entries: Iterable[journal.Entry]) -> tuple[str, ...]:
+    """What keeps a GPU from being made ready for another use, for people.
+
+    GPU instances do too, idle or not: a change of mode or of virtual
+    functions would destroy them.
+
+    :param gpu: of a snapshot that was taken just now.
+    :param entries: of the bind journal, for this GPU.
+    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    """
+    found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
+    if gpu.mig is not None:
+        found.extend(f'GPU instance at {instance.placement}'
+                     for instance in gpu.mig.instances)
+    found.extend(f'bound to handle {entry.handle}' for entry in entries)
+    return tuple(found) or of_running(machine, gpu)
+
+
+def of_running(machine: platform.Platform, gpu: model.Gpu
+               ) -> tuple[str, ...]:
+    """Processes and virtual machines on a GPU, for people.
+
+    Who has VFIO devices open, which takes long to find out, is asked only
+    where nothing else was found.
+
+    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    """
+    found = [_process(process)
+             for process in usage.processes(machine, gpu.address)]
+    found.extend(f'a guest with a {guest.type_id}'
+                 for guest in usage.guests(machine, gpu))
+    return tuple(found) or tuple(
+        f'{function.address} is held by process {pid} '
+        f'({usage.process_name(pid)})'
+        for function in gpu.vfs
+        for pid in privileged_vgpu.vfio_holders(str(function.address)))
 
 
 def of_reset(machine: platform.Platform, gpu: model.Gpu) -> tuple[str, ...]:

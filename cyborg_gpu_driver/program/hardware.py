@@ -28,6 +28,9 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program import vfio
 
 LOG = logging.getLogger(__name__)
 
@@ -79,31 +82,78 @@ class Hardware:
             entry.placement.size)
         made = dataclasses.replace(entry, instance_id=instance_id)
         if model.Placement(start, size) != entry.placement:
-            raise exception.BindRefused(
-                handle=entry.handle, asked_type=entry.mdev_type,
-                address=entry.gpu, reason=f'asked for {entry.placement}, '
-                f'the driver gave {start}:{size}')
+            raise _refused(entry, f'asked for {entry.placement}, the driver '
+                           f'gave {start}:{size}')
         return made
 
-    def make_mdev(self, entry: journal.Entry) -> model.Mdev:
-        """Create the entry's mdev and read it back.
+    def make_vgpu(self, entry: journal.Entry) -> journal.Entry:
+        """Create the entry's vGPU and read it back.
 
+        Where it is already, nothing is done.
+
+        :returns: the entry.
         :raises SysfsError: as the kernel refused it.
-        :raises BindRefused: if it is not what was asked for.
+        :raises BindRefused: if something else is there, or the kernel made
+            something else.
         """
-        privileged.create_mdev(str(entry.function), entry.mdev_type,
-                               entry.handle)
-        mdev_type = self.mdev_type(entry.handle)
-        if mdev_type != entry.mdev_type:
-            raise exception.BindRefused(
-                handle=entry.handle, asked_type=entry.mdev_type,
-                address=entry.function,
-                reason=f'the kernel made an mdev of type {mdev_type}')
-        return model.Mdev(entry.handle, entry.function, entry.mdev_type)
+        found = self.vgpu_type(entry)
+        if found == entry.mdev_type:
+            return entry
+        if found is not None:
+            raise _refused(entry, f'there is a vGPU of type {found}')
+        if entry.vfio:
+            privileged_vgpu.set_vgpu_type(
+                str(entry.function), request.type_number(entry.mdev_type))
+        else:
+            privileged_vgpu.create_mdev(str(entry.function), entry.mdev_type,
+                                        entry.handle)
+        if entry.vgpu_placement is not None:
+            privileged_vgpu.set_vgpu_placement(
+                str(entry.function) if entry.vfio else entry.handle,
+                entry.vgpu_placement)
+        found = self.vgpu_type(entry)
+        if found != entry.mdev_type:
+            raise _refused(entry, f'the kernel made a vGPU of type {found}')
+        return entry
+
+    def vgpu_type(self, entry: journal.Entry) -> str | None:
+        """Type of the vGPU that is where the entry's is to be.
+
+        :returns: ``nvidia-474``; None if there is none.
+        :raises SysfsError: if that cannot be read.
+        """
+        if entry.vfio:
+            return vfio.type_on(self._machine, entry.function)
+        return self.mdev_type(entry.handle)
 
     def mdev_type(self, handle: str) -> str | None:
         """Type of the mdev with this UUID, None if there is none."""
         return self._machine.sysfs.link_name(*_MDEVS, handle, 'mdev_type')
+
+    def instance_under(self, entry: journal.Entry) -> int | None:
+        """Id of the GPU instance that the driver put the vGPU on.
+
+        :returns: None where the driver does not tell, as of an mdev.
+        :raises SysfsError: if it cannot be read.
+        """
+        if not entry.vfio:
+            return None
+        return vfio.instance_under(self._machine, entry.function)
+
+    def remove_vgpu(self, entry: journal.Entry, gpu: model.Gpu | None
+                    ) -> None:
+        """Remove the entry's vGPU; does nothing if it is gone.
+
+        :param gpu: the entry's, where it is of vendor VFIO.
+        :raises SysfsError: EBUSY while a guest holds it.
+        :raises VgpuInUse: if somebody uses it.
+        :raises UsageUnknown, NvmlError: if that is not known.
+        """
+        if not entry.vfio:
+            self.remove_mdev(entry.handle)
+        elif self.vgpu_type(entry) == entry.mdev_type:
+            vfio.check_idle(self._machine, gpu, entry.function)
+            privileged_vgpu.set_vgpu_type(str(entry.function), 0)
 
     def remove_mdev(self, handle: str) -> None:
         """Remove the mdev of a handle; does nothing if it is gone.
@@ -113,10 +163,21 @@ class Hardware:
         if not self._machine.sysfs.exists(*_MDEVS, handle):
             return
         try:
-            privileged.remove_mdev(handle)
+            privileged_vgpu.remove_mdev(handle)
         except exception.SysfsError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
+
+    def undefine_mdev(self, handle: str) -> None:
+        """Let mdevctl forget the mdev of a handle; never raises.
+
+        What it keeps takes a vGPU at the next boot, and is in nobody's way
+        until then.
+        """
+        try:
+            privileged_vgpu.undefine_mdev(handle)
+        except exception.GpuDriverError as error:
+            LOG.warning('%s; its definition stays', error)
 
     def remove_instance(self, entry: journal.Entry) -> None:
         """Destroy the entry's instance; does nothing if it is gone.
@@ -126,7 +187,7 @@ class Hardware:
 
         :raises NvmlError: IN_USE while something runs on it.
         """
-        instance_id = self._own_instance(entry)
+        instance_id = self.own_instance(entry)
         if instance_id is None:
             return
         try:
@@ -135,11 +196,13 @@ class Hardware:
             if error.symbol not in _GONE:
                 raise
 
-    def _own_instance(self, entry):
+    def own_instance(self, entry: journal.Entry) -> int | None:
         """Id of the instance that the entry made, None if there is none.
 
         A process that died while it cut one has not written the id: then it
         is the one at the entry's placement that was not there before.
+
+        :raises NvmlError: if the live instances cannot be read.
         """
         if entry.placement is None:
             return None
@@ -159,3 +222,9 @@ class Hardware:
                     and instance.instance_id not in entry.foreign_ids):
                 return instance.instance_id
         return None
+
+
+def _refused(entry, reason):
+    return exception.BindRefused(
+        handle=entry.handle, asked_type=entry.mdev_type,
+        address=entry.function, reason=reason)

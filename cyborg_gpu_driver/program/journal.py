@@ -21,6 +21,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import glob
 import os
 from collections.abc import Iterable
 
@@ -53,8 +54,10 @@ class Phase(enum.Enum):
 class Entry:
     """What one attach handle has on a GPU.
 
-    ``function`` is the mdev's parent, which may be another VF than the
-    handle names. The GPU instance's fields are None for time-sliced vGPUs.
+    ``function`` is where its vGPU is. That of an mdev may be another VF
+    than the handle names; with vendor VFIO it is the handle's. The GPU
+    instance's fields are None for time-sliced vGPUs; entries whose vGPUs
+    share an instance have the same.
     """
 
     handle: str
@@ -68,6 +71,10 @@ class Entry:
     instance_id: int | None = None
     foreign_ids: tuple[int, ...] = ()
     """Instances of the profile that were there before, never ours."""
+    vfio: bool = False
+    """Made by the vendor's VFIO driver: no mdev, and no UUID."""
+    vgpu_placement: int | None = None
+    """Placement id of the vGPU among those of mixed sizes."""
 
 
 class Journal:
@@ -98,6 +105,8 @@ class Journal:
     def put(self, *entries: Entry) -> None:
         """Write entries, in one step, over those of the same handles.
 
+        Without entries there is a file, too, afterwards.
+
         :raises JournalError: if it cannot be put on the disk.
         """
         with locks.journal(self._state_path):
@@ -112,9 +121,12 @@ class Journal:
             if known.pop(handle, None) is not None:
                 self._store(known)
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Set an unusable file aside, with a message, and start anew.
 
+        :returns: whether the entries are lost and have to be found again:
+            a file was set aside, now or by a process that died before it
+            had written another.
         :raises JournalUnreadable: if it may well be usable, by others.
         """
         try:
@@ -124,9 +136,11 @@ class Journal:
         except exception.JournalError as error:
             kept = durable.set_aside(self._path)
             LOG.error(
-                '%(error)s. It was moved to %(kept)s; instances that it '
-                'named are now counted as foreign and left alone.',
+                '%(error)s. It was moved to %(kept)s; what it named is '
+                'looked for on the hardware and in Cyborg.',
                 {'error': error, 'kept': kept})
+        return (not os.path.exists(self._path)
+                and bool(glob.glob(glob.escape(self._path) + '.unusable-*')))
 
     def _load(self) -> dict[str, Entry]:
         mark = _mark(self._path)
@@ -176,7 +190,8 @@ def _record(entry):
         'profile_id': entry.profile_id,
         'placement': place and {'start': place.start, 'size': place.size},
         'instance_id': entry.instance_id,
-        'foreign_ids': list(entry.foreign_ids)}
+        'foreign_ids': list(entry.foreign_ids), 'vfio': entry.vfio,
+        'vgpu_placement': entry.vgpu_placement}
 
 
 def _entry(record):
@@ -191,10 +206,19 @@ def _entry(record):
         placement=placement and model.Placement(
             _number(placement['start']), _number(placement['size'])),
         instance_id=_number(record['instance_id']),
-        foreign_ids=tuple(map(_number, record['foreign_ids']))))
+        foreign_ids=tuple(map(_number, record['foreign_ids'])),
+        # Records of the first release have neither, and are of mdevs.
+        vfio=_truth(record.get('vfio', False)),
+        vgpu_placement=_number(record.get('vgpu_placement'))))
 
 
 def _number(value):
     if value is not None and (type(value) is not int or value < 0):
         raise ValueError(f'{value!r} is not a number from 0')
+    return value
+
+
+def _truth(value):
+    if type(value) is not bool:
+        raise ValueError(f'{value!r} is neither true nor false')
     return value

@@ -17,12 +17,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers as partition_offers
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import plan
+from cyborg_gpu_driver.program import request
+
+Entries = Callable[[model.PciAddress], Sequence[journal.Entry]]
 
 
 class LiveHost:
@@ -33,18 +40,21 @@ class LiveHost:
 
     :param host_reader: what takes snapshots.
     :param settings: the operator's policies.
+    :param entries: gives the journal's entries of a GPU.
     """
 
     def __init__(self, host_reader: reader.HostReader,
-                 settings: policies.Settings):
+                 settings: policies.Settings,
+                 entries: Entries):
         self._reader = host_reader
         self._settings = settings
+        self._entries = entries
         self._mutex = threading.Lock()
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
         self._owner: dict[model.PciAddress, model.PciAddress] = {}
         self._offers: dict[model.PciAddress, tuple] = {}
-        """The last GPU value that offers were asked for, and they."""
+        """What offers were last made from, and they."""
 
     def refresh(self) -> model.Host:
         """Take a snapshot; does not raise for what hardware does."""
@@ -89,23 +99,28 @@ class LiveHost:
         return owner
 
     def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
-        """What the GPU's policy offers on it; empty without a policy."""
+        """What the GPU's policy offers on it; empty without a policy.
+
+        :raises JournalError: if the journal cannot be read.
+        """
+        held = plan.held(gpu, self._entries(gpu.address))
         known = self._offers.get(gpu.address)
-        if known is not None and known[0] is gpu:
-            return known[1]
+        if known is not None and known[0] is gpu and known[1] == held:
+            return known[2]
         policy = self._settings.policy_for(gpu)
-        found = (partition_offers.offers(gpu, policy)
-                 if policy is not None else ())
-        self._offers[gpu.address] = (gpu, found)
+        found = () if policy is None else partition_offers.offers(
+            gpu, policy, held, self._settings.vfio_handles)
+        self._offers[gpu.address] = (gpu, held, found)
         return found
 
     def record(self, address: model.PciAddress, *,
-               made: tuple[model.GpuInstance | None, model.Mdev] = None,
-               gone: tuple[model.GpuInstance | None, str] = None) -> None:
+               made: tuple[model.GpuInstance | None, model.Vgpu] = None,
+               gone: tuple[model.GpuInstance | None, model.Vgpu] = None
+               ) -> None:
         """Take over a change that was made to a GPU.
 
-        :param made: instance (None for a time-sliced vGPU) and mdev.
-        :param gone: instance and the UUID of the mdev.
+        :param made: instance (None if none was cut for it) and vGPU.
+        :param gone: instance (None if none went with it) and vGPU.
         """
         self.host()
         with self._mutex:
@@ -120,6 +135,9 @@ class LiveHost:
             self._set(dataclasses.replace(self._host, gpus=tuple(
                 gpu if other.address == address else other
                 for other in self._host.gpus)))
+        if gpu.mixed_sizes:
+            # Only the driver knows which placements a change leaves free.
+            self.refresh()
 
     def mark(self, address: model.PciAddress) -> int:
         """A number that changes with every change to the GPU."""
@@ -134,21 +152,44 @@ class LiveHost:
                             *(function.address for function in gpu.vfs))}
 
 
-def _with(gpu, instance, mdev):
-    gpu = _map_mdevs(gpu, lambda parent, mdevs: (
-        (*mdevs, mdev) if parent == mdev.parent else mdevs))
+def _with(gpu, instance, vgpu):
+    if vgpu.uuid is None:
+        gpu = _on_function(
+            gpu, vgpu, current_vgpu_type=request.type_number(vgpu.type_id),
+            gpu_instance_id=vgpu.instance_id)
+    else:
+        mdev = model.Mdev(vgpu.uuid, vgpu.function, vgpu.type_id)
+        gpu = _map_mdevs(gpu, lambda parent, mdevs: (
+            (*mdevs, mdev) if parent == mdev.parent else mdevs))
     if instance is None:
         return gpu
     return _map_instances(gpu, lambda instances: (*instances, instance))
 
 
-def _without(gpu, instance, uuid):
-    gpu = _map_mdevs(gpu, lambda _parent, mdevs: (
-        mdev for mdev in mdevs if mdev.uuid != uuid))
+def _without(gpu, instance, vgpu):
+    if vgpu.uuid is None:
+        gpu = _on_function(gpu, vgpu, current_vgpu_type=0,
+                           gpu_instance_id=None, placement_id=None)
+    else:
+        gpu = _map_mdevs(gpu, lambda _parent, mdevs: (
+            mdev for mdev in mdevs if mdev.uuid != vgpu.uuid))
     if instance is None:
         return gpu
     return _map_instances(gpu, lambda instances: (
-        item for item in instances if item != instance))
+        item for item in instances
+        if (item.profile_id, item.placement)
+        != (instance.profile_id, instance.placement)))
+
+
+def _on_function(gpu, vgpu, **changes):
+    """The GPU with another vGPU on a function of vendor VFIO.
+
+    What each function can be given changes with it, and is not read again.
+    """
+    return dataclasses.replace(gpu, vfs=tuple(
+        dataclasses.replace(vf, creatable_types=None, **(
+            changes if vf.address == vgpu.function else {}))
+        for vf in gpu.vfs))
 
 
 def _map_mdevs(gpu, change):

@@ -41,6 +41,11 @@ def checkpoint(state_path: str) -> contextlib.AbstractContextManager:
     return _lock(state_path, 'checkpoint')
 
 
+def fixed(state_path: str) -> contextlib.AbstractContextManager:
+    """Hold the record of fixed vGPUs for one read and write of it."""
+    return _lock(state_path, 'fixed')
+
+
 def _lock(state_path, name):
     directory = os.path.join(state_path, 'locks')
     name = f'cyborg-gpu-{name}'

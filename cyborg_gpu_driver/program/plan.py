@@ -14,7 +14,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -22,16 +24,48 @@ from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import vgpu_placement
+from cyborg_gpu_driver.partition import vgpu_types
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import request
 
 
 @dataclasses.dataclass(frozen=True)
 class BindPlan:
-    """One bind: the mdev's parent and, in mode mig, the instance to cut."""
+    """One bind: the function for its vGPU, and in mode mig its instance."""
 
     function: model.PciAddress
     profile_id: int | None = None
     placement: model.Placement | None = None
+    """Of the GPU instance."""
+    instance_id: int | None = None
+    """Of an instance of ours that others are on; None where one is to be
+    cut."""
+    vgpu_placement: int | None = None
+    """Placement id among vGPUs of mixed sizes."""
+
+
+def held(gpu: model.Gpu, entries: Sequence[journal.Entry]
+         ) -> tuple[offers.Held, ...]:
+    """Which vGPUs lie on which GPU instances of ours.
+
+    Of vendor VFIO the driver tells. Of an mdev it does not: that one is
+    taken to be where the journal has it, because the driver fills the
+    instances of a profile in an order of its own, and how many vGPUs there
+    are on all of them stays the same.
+
+    :param entries: the journal's of the GPU.
+    """
+    told = {function.address for function in gpu.vfs
+            if function.gpu_instance_id is not None}
+    ours = {instance.instance_id: instance.placement
+            for instance in _ours(gpu, entries)}
+    found = [offers.Held(entry.placement, entry.mdev_type)
+             for entry in entries
+             if entry.placement is not None and entry.function not in told]
+    found.extend(offers.Held(ours[vgpu.instance_id], vgpu.type_id)
+                 for vgpu in gpu.vgpus if vgpu.instance_id in ours)
+    return tuple(found)
 
 
 def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
@@ -52,18 +86,27 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
                     if offer.vgpu_type_id})
     raise refusal(asked, 'no handle was reported with that function and '
                   f'type; the GPU at {gpu.address} offers '
-                  + (', '.join(types) or 'no mdev types'))
+                  + (', '.join(types) or 'no vGPU types'))
 
 
-def plan(gpu: model.Gpu, offer: offers.Offer,
-         asked: request.Request) -> BindPlan:
+def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
+         offer: offers.Offer, asked: request.Request,
+         entries: Sequence[journal.Entry], share: bool = True) -> BindPlan:
     """Where the request goes on ``gpu`` as it is now.
 
+    :param available: all that is offered on the GPU, ``offer`` among it.
+    :param entries: the journal's of the GPU.
+    :param share: whether an instance that is there may be used.
     :raises BindRefused: if there is no room, naming what is in the way.
     """
-    function = _parent(gpu, offer, asked)
+    function = _parent(gpu, offer, asked, entries)
     if offer.mode is not policy.Mode.MIG:
-        return BindPlan(function)
+        return BindPlan(function, vgpu_placement=_placement_id(
+            gpu, available, offer, asked, entries))
+    shared = _shared(gpu, offer, entries) if share else None
+    if shared is not None:
+        return BindPlan(function, shared.profile_id, shared.placement,
+                        shared.instance_id)
     grid = geometry.Geometry(gpu.mig.profiles)
     profile = gpu.mig.profile_by_id(offer.gi_profile_id)
     start = planner.choose_start(
@@ -81,21 +124,86 @@ def refusal(asked: request.Request, reason: str) -> exception.BindRefused:
         address=asked.function, reason=reason)
 
 
-def _parent(gpu, offer, asked):
-    """The handle's own VF, or another if somebody has put an mdev on it.
+def _parent(gpu, offer, asked, entries):
+    """The handle's own VF, or for an mdev another if that one is taken.
 
     A VF holds one vGPU. Handles of profiles that never exist together may
-    name the same VF, and an operator may have used one by hand; the server
-    is given the mdev by its UUID, whichever VF it is on.
+    name the same VF, and an operator may have used one by hand. The server
+    is given an mdev by its UUID, whichever VF it is on; without mdev it is
+    given the handle's VF. One that a guest would not let go of at its
+    unbind is still its handle's in the journal.
     """
     if offer.parents[0] == gpu.address:
         return gpu.address
-    empty = [vf.address for vf in gpu.vfs if not vf.mdevs]
+    owners = {entry.function: entry.handle for entry in entries}
+    empty = [vf.address for vf in gpu.vfs
+             if not vf.mdevs and not vf.current_vgpu_type
+             and vf.address not in owners]
     if asked.function in empty:
         return asked.function
+    if gpu.framework is model.Framework.VENDOR_VFIO:
+        owner = owners.get(asked.function)
+        raise refusal(asked, 'that virtual function carries a vGPU'
+                      + (f', of handle {owner}' if owner else
+                         ' that this driver did not make'))
     if not empty:
         raise refusal(asked, 'every virtual function has an mdev')
     return empty[-1]
+
+
+def _shared(gpu, offer, entries):
+    """The fullest instance of ours with room for one more vGPU.
+
+    An instance takes vGPUs of one framebuffer size. What somebody else has
+    cut is not ours to fill.
+    """
+    if offer.per_instance < 2:
+        return None
+    sizes = {kind.type_id: kind.framebuffer_mib
+             for kind in vgpu_types.types_of(gpu)}
+    there = collections.defaultdict(list)
+    for vgpu in held(gpu, entries):
+        there[vgpu.placement].append(sizes.get(vgpu.type_id))
+    return max(
+        (instance for instance in _ours(gpu, entries)
+         if instance.profile_id == offer.gi_profile_id
+         and len(there[instance.placement]) < offer.per_instance
+         and set(there[instance.placement]) <= {offer.framebuffer_mib}),
+        key=lambda instance: (len(there[instance.placement]),
+                              instance.placement), default=None)
+
+
+def _ours(gpu, entries):
+    """The live instances that the journal has; ids alone are reused."""
+    cut = {(entry.profile_id, entry.placement, entry.instance_id)
+           for entry in entries}
+    return [instance for instance in (gpu.mig.instances if gpu.mig else ())
+            if (instance.profile_id, instance.placement,
+                instance.instance_id) in cut]
+
+
+def _placement_id(gpu, available, offer, asked, entries):
+    """Where on a GPU of mixed sizes; None where the driver sees to that.
+
+    What was promised before is spoken for, also while no guest runs on it
+    and NVML may call it free.
+    """
+    if not gpu.mixed_sizes:
+        return None
+    known = {kind.mdev_type_id: kind for kind in gpu.vgpu_types}
+    taken = [model.Placement(entry.vgpu_placement,
+                             known[entry.mdev_type].placement_size or 0)
+             for entry in entries
+             if entry.vgpu_placement is not None
+             and entry.mdev_type in known]
+    chosen = vgpu_placement.choose(
+        [known[other.vgpu_type_id] for other in available
+         if other.vgpu_type_id in known and not other.problem],
+        known[offer.vgpu_type_id], taken)
+    if chosen is None:
+        raise refusal(asked, f'no placement is left for {offer.profile} '
+                      f'among {len(gpu.vgpus)} vGPUs of mixed sizes')
+    return chosen
 
 
 def _instances(gpu):

@@ -10,10 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Every operation that needs privileges, and nothing else.
+"""Operations that need privileges, and nothing else.
 
-Each takes plain values, checks them again (it may run in the daemon of
-oslo.privsep, which trusts nobody) and makes one change to the machine.
+Those on vGPUs and on GPUs as a whole are in ``privileged_vgpu`` and
+``privileged_gpu``. Each takes plain values, checks them again (it may run
+in the daemon of oslo.privsep, which trusts nobody) and makes one change to
+the machine.
 Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
 :class:`~cyborg_gpu_driver.exception.SysfsError` as the hardware gave them.
 """
@@ -28,10 +30,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import compute
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.program import request
-from cyborg_gpu_driver.program import sriov
 
-_MDEVS = ('bus', 'mdev', 'devices')
 _GRID_LIMIT = 64
 
 _platform = None
@@ -69,9 +68,9 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
     :returns: instance id, start and size as NVML gives them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken.
     """
-    _check_number('profile id', profile_id, 1 << 31)
-    _check_number('start', start, _GRID_LIMIT)
-    _check_number('size', size, _GRID_LIMIT)
+    check_number('profile id', profile_id, 1 << 31)
+    check_number('start', start, _GRID_LIMIT)
+    check_number('size', size, _GRID_LIMIT)
     nvml = machine().nvml
     instance = nvml.create_gpu_instance(
         nvml.device(model.PciAddress.parse(address)), profile_id,
@@ -86,7 +85,7 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
 
     :raises NvmlError: IN_USE if a process or a vGPU runs on it; NOT_FOUND.
     """
-    _check_number('instance id', instance_id, 1 << 31)
+    check_number('instance id', instance_id, 1 << 31)
     nvml = machine().nvml
     device = nvml.device(model.PciAddress.parse(address))
     try:
@@ -111,11 +110,11 @@ def create_compute_instance(address: str, profile_id: int, instance_id: int,
     :returns: its id, start and slices as NVML gives them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
     """
-    _check_number('profile id', profile_id, 1 << 31)
-    _check_number('instance id', instance_id, 1 << 31)
+    check_number('profile id', profile_id, 1 << 31)
+    check_number('instance id', instance_id, 1 << 31)
     if start is not None:
-        _check_number('start', start, _GRID_LIMIT)
-    _check_number('slices', slices, _GRID_LIMIT)
+        check_number('start', start, _GRID_LIMIT)
+    check_number('slices', slices, _GRID_LIMIT)
     made = _compute().create(
         model.PciAddress.parse(address),
         model.GpuInstance(model.Placement(0, 0), profile_id, instance_id),
@@ -130,8 +129,8 @@ def destroy_compute_instance(address: str, instance_id: int,
 
     :raises NvmlError: IN_USE if a process runs on it; NOT_FOUND.
     """
-    _check_number('instance id', instance_id, 1 << 31)
-    _check_number('compute instance id', compute_id, 1 << 31)
+    check_number('instance id', instance_id, 1 << 31)
+    check_number('compute instance id', compute_id, 1 << 31)
     _compute().destroy(model.PciAddress.parse(address), instance_id,
                        compute_id)
 
@@ -168,41 +167,6 @@ def reset_gpu(address: str) -> None:
         machine().nvml.forget(parsed)
 
 
-@privsep.gpu_context.entrypoint
-def enable_virtual_functions(address: str) -> None:
-    """Make a GPU's virtual functions, all that it has.
-
-    :raises SriovError: as NVIDIA's sriov-manage refused it.
-    """
-    parsed = model.PciAddress.parse(address)
-    try:
-        sriov.manage(str(parsed), True, machine().sriov_manage)
-    finally:
-        machine().nvml.forget(parsed)
-
-
-@privsep.gpu_context.entrypoint
-def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
-    """Create a mediated device.
-
-    :param parent: PCI address of the GPU or VF.
-    :raises SysfsError: with the kernel's errno.
-    """
-    machine().sysfs.write(
-        request.handle(uuid), 'class', 'mdev_bus',
-        str(model.PciAddress.parse(parent)), 'mdev_supported_types',
-        request.mdev_type(mdev_type), 'create')
-
-
-@privsep.gpu_context.entrypoint
-def remove_mdev(uuid: str) -> None:
-    """Remove a mediated device.
-
-    :raises SysfsError: EBUSY while a guest holds it; ENOENT.
-    """
-    machine().sysfs.write('1', *_MDEVS, request.handle(uuid), 'remove')
-
-
 def _compute() -> compute.ComputeReader:
     """Of this process's machine, with what it has learnt."""
     global _compute_reader
@@ -212,7 +176,11 @@ def _compute() -> compute.ComputeReader:
     return _compute_reader
 
 
-def _check_number(what, value, limit):
+def check_number(what: str, value: int, limit: int) -> None:
+    """Refuse what is no whole number from 0 to below ``limit``.
+
+    :raises InvalidValue: naming ``what``.
+    """
     if type(value) is not int or not 0 <= value < limit:
         raise exception.InvalidValue(
             what=what, value=value,

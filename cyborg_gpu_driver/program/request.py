@@ -62,6 +62,14 @@ def mdev_type(value: str) -> str:
     return value
 
 
+def type_number(type_id: str) -> int:
+    """NVML's number of a vGPU type: 474 for ``nvidia-474``.
+
+    :raises InvalidValue: if that is none.
+    """
+    return int(mdev_type(type_id).rpartition('-')[2])
+
+
 def handle(value: str) -> str:
     """``value`` if it is a UUID in the form that sysfs gives back.
 

@@ -15,13 +15,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
@@ -35,40 +32,21 @@ _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
 """Names of PCI classes, as lspci and so Cyborg's own driver give them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class HandleTarget:
-    """What a bind call's address and type stand for."""
-
-    gpu: model.PciAddress
-    deployable: values.ReportedDeployable
-
-
 def build(host: model.Host,
           offers_by_gpu: Mapping[model.PciAddress, Iterable[offers.Offer]],
-          hostname: str,
-          stubs: Collection[model.PciAddress] = (),
-          ) -> tuple[values.ReportedDevice, ...]:
-    """Everything to report for one host, ordered by address and profile.
+          hostname: str) -> tuple[values.ReportedDevice, ...]:
+    """Everything that there is to report for one host, by address.
 
-    A GPU of which nothing can be reported is left out, and Cyborg then
-    deletes what it has of it; where that must not happen (a server holds
-    it), name it in ``stubs``.
+    A GPU of which nothing can be reported is left out.
 
     :param offers_by_gpu: offers by the GPU's address; those that are not
         :func:`reportable` are left out.
     :param hostname: the compute node's hypervisor_hostname.
-    :param stubs: GPUs, in ``host`` or vanished, that Cyborg must not touch.
     :raises InvalidValue: if ``hostname`` is empty.
     """
-    devices = {}
-    for gpu in host.gpus:
-        found = device(gpu, offers_by_gpu.get(gpu.address, ()), hostname)
-        stub = gpu.address in stubs
-        if found.deployables or stub:
-            devices[gpu.address] = dataclasses.replace(found, stub=stub)
-    for address in stubs:
-        devices.setdefault(address, stub_device(address))
-    return tuple(devices[address] for address in sorted(devices))
+    devices = (device(gpu, offers_by_gpu.get(gpu.address, ()), hostname)
+               for gpu in sorted(host.gpus, key=lambda gpu: gpu.address))
+    return tuple(found for found in devices if found.deployables)
 
 
 def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
@@ -81,9 +59,9 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
     """
     deployables = {}
     # Sorted, so that of two offers for one name the same one always stays.
-    for offer in sorted(filter(reportable, gpu_offers),
-                        key=lambda item: (item.profile,
-                                          item.vgpu_type_id or '')):
+    wanted = sorted(filter(reportable, gpu_offers), key=lambda item: (
+        item.profile, item.vgpu_type_id or ''))
+    for offer in wanted:
         deployable = _deployable(gpu, offer, hostname)
         deployables.setdefault(deployable.name, deployable)
     return values.ReportedDevice(
@@ -93,7 +71,8 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
         std_board_info=_std_board_info(gpu),
         vendor_board_info=_vendor_board_info(gpu),
         cpid_info=cpid_info(gpu.address),
-        deployables=tuple(deployables.values()))
+        deployables=tuple(deployables.values()),
+        busy='; '.join(offer.busy for offer in wanted if offer.busy))
 
 
 def reportable(offer: offers.Offer) -> bool:
@@ -137,31 +116,6 @@ def reserved(total: int, owned: int, creatable: int) -> int:
     :returns: between 0 and ``total``.
     """
     return max(0, min(total, total - owned - creatable))
-
-
-def handle_table(devices: Iterable[values.ReportedDevice]
-                 ) -> dict[tuple[str, str], HandleTarget]:
-    """The handles that a bind call may name, by (address, mdev type).
-
-    Cyborg's RPC carries those two strings and the handle's UUID; a pair
-    that is not in the table is not ours.
-
-    :raises AmbiguousHandle: if one pair would stand for two offers.
-    """
-    table: dict[tuple[str, str], HandleTarget] = {}
-    for reported in devices:
-        for deployable in reported.deployables:
-            target = HandleTarget(reported.address, deployable)
-            for handle in deployable.handles:
-                if handle.asked_type is None:
-                    continue
-                key = (str(handle.address), handle.asked_type)
-                known = table.setdefault(key, target)
-                if known.deployable.name != deployable.name:
-                    raise exception.AmbiguousHandle(
-                        address=key[0], asked_type=key[1],
-                        first=known.deployable.name, second=deployable.name)
-    return table
 
 
 def cpid_info(address: model.PciAddress) -> str:

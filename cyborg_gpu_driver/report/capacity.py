@@ -18,22 +18,25 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.partition import offers as partition_offers
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import reserved
 
 
 def inventories(offers: Iterable[partition_offers.Offer],
-                owned: Mapping[str, int], hostname: str
+                owned: Mapping[str, int], hostname: str,
+                withheld: bool = False
                 ) -> tuple[reserved.Inventory, ...]:
-    """The inventories whose ``reserved`` is ours to keep.
+    """The inventories of one GPU, with the ``reserved`` that is ours.
 
-    A whole GPU excludes nothing: its ``reserved`` stays the operator's.
+    A whole GPU excludes nothing; it is reserved while processes of this
+    machine use it, and while it is withheld.
 
     :param offers: the offers of one GPU.
     :param owned: how many of each profile are bound through Cyborg.
     :param hostname: as the providers are named by.
+    :param withheld: nothing may be promised on this GPU now, whatever it
+        could make.
     """
     return tuple(
         reserved.Inventory(
@@ -41,7 +44,5 @@ def inventories(offers: Iterable[partition_offers.Offer],
                 names.provider_name(hostname, offer)),
             resource_class=names.resource_class(offer), total=offer.total,
             reserved=build.reserved(offer.total, owned.get(offer.profile, 0),
-                                    offer.creatable))
-        for offer in offers
-        if offer.mode is not policy.Mode.PASSTHROUGH
-        and build.reportable(offer))
+                                    0 if withheld else offer.creatable))
+        for offer in offers if build.reportable(offer))

@@ -19,6 +19,7 @@ the scheduler does not promise it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import cleaning
 
 LOG = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class ReservedKeeper:
         self._root: str | None = None
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
+        self._own: collections.Counter[str] = collections.Counter()
+        """How often each provider was written."""
 
     def write(self, wanted: Iterable[Inventory]) -> None:
         """Write what differs from what was last seen; for a bind.
@@ -118,6 +122,41 @@ class ReservedKeeper:
         found = self._get(f'/resource_providers/{provider}/usages')
         return found is not None and any(found['usages'].values())
 
+    def seen(self, provider: str) -> cleaning.Seen | None:
+        """Who has allocations of a provider; None without the provider.
+
+        :raises Exception: what the client raises.
+        """
+        ours = self._own[provider]
+        found = self._get(f'/resource_providers/{provider}/allocations')
+        return found and cleaning.Seen(
+            tuple(sorted(found['allocations'])),
+            found['resource_provider_generation'], ours)
+
+    def close(self, provider: str, resource_class: str,
+              seen: cleaning.Seen) -> cleaning.Seen | None:
+        """Reserve all of an inventory, if nobody has come since a look.
+
+        From then on nobody can.
+
+        :param seen: what :meth:`seen` returned; without tenants.
+        :returns: the same with the generation as it is then; None if
+            somebody has changed the provider, or may have.
+        :raises Exception: what the client raises.
+        """
+        url = f'/resource_providers/{provider}/inventories/{resource_class}'
+        body = self._get(url)
+        if (body is None or body['resource_provider_generation']
+                != seen.generation):
+            return None
+        if body['reserved'] == body['total']:
+            return seen
+        response = self._store(provider, url, body, body['total'])
+        if response.status_code != 200:
+            return None
+        return cleaning.Seen(seen.tenants, self._written[provider][1],
+                             seen.ours + 1)
+
     def _placement(self):
         if self._client is None:
             self._client = self._make_client()
@@ -157,13 +196,9 @@ class ReservedKeeper:
                 self._written[inventory.provider] = (
                     inventory.reserved, generation)
                 return
-            response = self._placement().put(
-                url, dict(body, reserved=inventory.reserved),
-                version=_VERSION)
+            response = self._store(inventory.provider, url, body,
+                                   inventory.reserved)
             if response.status_code == 200:
-                self._written[inventory.provider] = (
-                    inventory.reserved,
-                    response.json()['resource_provider_generation'])
                 LOG.debug('Provider %(provider)s: %(reserved)d of '
                           '%(total)d %(class)s reserved',
                           {'provider': inventory.provider,
@@ -181,3 +216,13 @@ class ReservedKeeper:
                    'class': inventory.resource_class,
                    'provider': inventory.provider,
                    'code': response.status_code, 'text': response.text})
+
+    def _store(self, provider, url, body, reserved):
+        """Write an inventory that was just read; the answer."""
+        response = self._placement().put(
+            url, dict(body, reserved=reserved), version=_VERSION)
+        if response.status_code == 200:
+            self._own[provider] += 1
+            self._written[provider] = (
+                reserved, response.json()['resource_provider_generation'])
+        return response

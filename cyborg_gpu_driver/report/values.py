@@ -101,5 +101,7 @@ class ReportedDevice:
     cpid_info: str
     deployables: tuple[ReportedDeployable, ...] = ()
     stub: bool = False
+    busy: str = ''
+    """Who has the GPU without having asked for it; empty if nobody has."""
     type: str = DEVICE_TYPE
     cpid_type: str = CPID_TYPE

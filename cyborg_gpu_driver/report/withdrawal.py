@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 
 _KIND = 'cyborg-gpu report'
 _VERSION = 1
+_LEFT = 'GPU %(gpu)s is left as Cyborg has it: %(reason)s'
+_WAITING = 'GPU %(gpu)s is not reported before it is idle: %(reason)s'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,10 @@ class Withdrawal:
             device, gpu, reason = self._look(
                 present.get(address), before, make, ignored,
                 host.library_missing)
+            waiting = ''
+            if device is not None and device.busy and _is_news(device,
+                                                               before):
+                device, waiting = None, device.busy
             if not reason and before is not None:
                 dropped = memory.withdrawn(before, device)
                 if dropped and (address in claimed
@@ -86,7 +92,10 @@ class Withdrawal:
                     reason = ('what was reported of it is in use and is to '
                               'be withdrawn')
                     draining.extend(_drained(before, dropped))
-            self._say(address, reason)
+            if reason:
+                self._say(address, reason, _LEFT)
+            elif waiting or device is not None:
+                self._say(address, waiting, _WAITING)
             if reason:
                 devices.append(build.stub_device(address))
                 if before is not None:
@@ -153,16 +162,22 @@ class Withdrawal:
         except exception.JournalError as error:
             LOG.error('%s', error)
 
-    def _say(self, address, reason):
+    def _say(self, address, reason, message):
         """Log a change of reason, in either direction, once."""
         if reason == self._said.get(address, ''):
             return
         if reason:
-            LOG.warning('GPU %(gpu)s is left as Cyborg has it: %(reason)s',
-                        {'gpu': address, 'reason': reason})
+            LOG.warning(message, {'gpu': address, 'reason': reason})
         else:
-            LOG.info('GPU %s is reported again', address)
+            LOG.info('GPU %s is reported as it is', address)
         self._said[address] = reason
+
+
+def _is_news(device, before):
+    """Whether Cyborg was never told of what is to be reported."""
+    known = before.providers if before is not None else {}
+    return any(deployable.provider_uuid not in known
+               for deployable in device.deployables)
 
 
 def _drained(before, dropped):

@@ -63,8 +63,10 @@ class Faults:
         """Let calls of a C symbol return ``code``.
 
         :param symbol: ``nvmlDeviceCreateGpuInstanceWithPlacement``;
-            globs are taken; ``sriov-manage`` stands for that script.
-        :param code: nvmlReturn_t (for sriov-manage an errno).
+            globs are taken; ``sriov-manage`` and ``mdevctl`` stand for
+            those programs.
+        :param code: nvmlReturn_t; for a program an errno: ENOENT if it is
+            not installed, EBUSY or EAGAIN for sriov-manage's unbindLock.
         :param nth: the first call from now on that fails.
         :param times: how many calls fail; None for all from there.
         :param after: do the work first, then return the error.

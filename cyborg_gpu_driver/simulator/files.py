@@ -267,6 +267,7 @@ def _model(name, path, digest):
         vf_stride=sriov.integer('stride', 1, 1) if sriov else 1,
         nvlinks=root.integer('nvlinks', 0),
         mig=mig,
+        placement_region=root.integer('placement_region', None, 1),
         vgpu_types=tuple(_vgpu_type(item, mig)
                          for item in root.entries('vgpu_types')))
     if sriov:

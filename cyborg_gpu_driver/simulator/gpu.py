@@ -83,8 +83,14 @@ class Gpu:
         state.instances.clear()
         state.processes.clear()
         state.vgpus.clear()
-        state.heterogeneous = False
-        state.epoch += 1
+        state.heal()
+        self.forget_settings()
+
+    def forget_settings(self) -> None:
+        """Forget what the driver knows only until it leaves the GPU."""
+        self.state.heterogeneous = False
+        self.state.scheduler = state_module.Scheduler()
+        self.state.epoch += 1
 
 
 def _vf_address(gpu, index):

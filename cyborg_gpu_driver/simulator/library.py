@@ -28,9 +28,12 @@ from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import handles
 from cyborg_gpu_driver.simulator import library_compute
 from cyborg_gpu_driver.simulator import library_device
+from cyborg_gpu_driver.simulator import library_events
 from cyborg_gpu_driver.simulator import library_health
 from cyborg_gpu_driver.simulator import library_link
 from cyborg_gpu_driver.simulator import library_mig
+from cyborg_gpu_driver.simulator import library_placement
+from cyborg_gpu_driver.simulator import library_scheduler
 from cyborg_gpu_driver.simulator import library_system
 from cyborg_gpu_driver.simulator import library_vgpu
 from cyborg_gpu_driver.simulator import memory
@@ -39,7 +42,8 @@ from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator import symbols
 
 TOPICS = (library_system, library_device, library_health, library_link,
-          library_mig, library_compute, library_vgpu)
+          library_mig, library_compute, library_vgpu, library_placement,
+          library_scheduler, library_events)
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 
@@ -52,6 +56,7 @@ class Library:
     def __init__(self, machine):
         self.machine = machine
         self.handles = handles.Handles()
+        self.events = library_events.EventSets()
         self._sessions = 0
         self._process = None
         self._boot = None
@@ -70,6 +75,8 @@ class Library:
         """One call of a C function, as one operation on the machine."""
         machine = self.machine
         machine.faults.wait(name)
+        if symbol.before is not None:
+            symbol.before(self, *arguments)
         with machine.operation(symbol.writes):
             machine.calls[name] += 1
             fault = None
@@ -100,11 +107,16 @@ class Library:
     def _check(self, name, symbol):
         if name in _WITHOUT_SESSION:
             return
-        if (not self._sessions or self._process != os.getpid()
-                or self._boot != self.machine.state.boot):
+        if not self.open:
             raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
         if symbol.privileged and not self.machine.privileged:
             raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a session, to be used within an operation."""
+        return (self._sessions > 0 and self._process == os.getpid()
+                and self._boot == self.machine.state.boot)
 
     def start(self) -> None:
         """nvmlInit: sessions nest; a fork or a reboot ends them all."""
@@ -115,6 +127,7 @@ class Library:
         if here != (self._process, self._boot):
             self._sessions = 0
             self.handles.clear()
+            self.events.clear()
         self._process, self._boot = here
         self._sessions += 1
 
@@ -123,6 +136,7 @@ class Library:
         self._sessions -= 1
         if not self._sessions:
             self.handles.clear()
+            self.events.clear()
 
     def visible(self) -> list[gpu_module.Gpu]:
         """GPUs that NVML counts: those that NVIDIA's driver has."""

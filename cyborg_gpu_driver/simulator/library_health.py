@@ -21,7 +21,11 @@ from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import symbols
 
 Refused = refusal.Refused
-_IDLE_CELSIUS = 31
+_CELSIUS = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+}
+"""Thresholds of every model here, as an A100 has them."""
 _IDLE_SHARE = 6
 """An idle board draws about this part of its limit."""
 _NO_INSTANCE = 0xffffffff
@@ -29,14 +33,43 @@ _NO_INSTANCE = 0xffffffff
 
 @symbols.symbol('nvmlDeviceGetTemperature')
 def temperature(library, handle, sensor, value):
-    library.gpu(handle)
-    memory.put(value, _IDLE_CELSIUS)
+    memory.put(value, library.gpu(handle).state.celsius)
 
 
 @symbols.symbol('nvmlDeviceGetTemperatureV')
 def temperature_v(library, handle, value):
+    memory.target(value).temperature = library.gpu(handle).state.celsius
+
+
+@symbols.symbol('nvmlDeviceGetTemperatureThreshold')
+def temperature_threshold(library, handle, threshold, value):
     library.gpu(handle)
-    memory.target(value).temperature = _IDLE_CELSIUS
+    number = memory.number(threshold)
+    if number not in _CELSIUS:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    memory.put(value, _CELSIUS[number])
+
+
+@symbols.symbol('nvmlDeviceGetCurrentClocksEventReasons')
+def clocks_event_reasons(library, handle, reasons):
+    hot = library.gpu(handle).state.celsius >= _CELSIUS[
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN]
+    memory.put(reasons, pynvml.nvmlClocksEventReasonHwThermalSlowdown
+               if hot else pynvml.nvmlClocksEventReasonGpuIdle)
+
+
+@symbols.symbol('nvmlDeviceGetFieldValues')
+def field_values(library, handle, count, values):
+    gpu = library.gpu(handle)
+    for field in memory.array(values, pynvml.c_nvmlFieldValue_t,
+                              memory.number(count)):
+        if (field.fieldId == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+                and gpu.state.recovery is not None):
+            field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+            field.value.uiVal = gpu.state.recovery
+            field.nvmlReturn = pynvml.NVML_SUCCESS
+        else:
+            field.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 @symbols.symbol('nvmlDeviceGetPowerUsage')
@@ -71,7 +104,11 @@ def ecc_mode(library, handle, current, pending):
 @symbols.symbol('nvmlDeviceGetTotalEccErrors')
 def ecc_errors(library, handle, kind, counter, count):
     gpu = library.gpu(handle)
-    memory.put(count, gpu.state.remapped[
+    # Rows were remapped for errors of the board's whole life.
+    counters = (gpu.state.ecc
+                if memory.number(counter) == pynvml.NVML_VOLATILE_ECC
+                else gpu.state.remapped)
+    memory.put(count, counters[
         0 if memory.number(kind) ==
         pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
 

@@ -26,6 +26,8 @@ from cyborg_gpu_driver.simulator import vgpu as rules
 
 Refused = refusal.Refused
 _NONE = 0xffffffff
+_NO_PLACEMENT = 0xffff
+"""NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 _MIB = 1 << 20
 _LICENSES = {
     'Compute': 'NVIDIA-Virtual-Compute-Server,9.0;Quadro-Virtual-DWS,5.0',
@@ -34,7 +36,7 @@ _LICENSES = {
 }
 
 
-def _host(library, handle):
+def vgpu_host(library, handle):
     """A GPU whose driver makes vGPUs.
 
     :raises Refused: NOT_SUPPORTED otherwise.
@@ -45,7 +47,7 @@ def _host(library, handle):
     return gpu
 
 
-def _type(library, type_id):
+def vgpu_type(library, type_id):
     number = memory.number(type_id)
     for gpu in library.machine.gpus:
         kind = gpu.model.vgpu_type(number)
@@ -64,61 +66,61 @@ def virtualization_mode(library, handle, mode):
 
 @symbols.symbol('nvmlDeviceGetHostVgpuMode')
 def host_vgpu_mode(library, handle, mode):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     memory.put(mode, pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV
                if gpu.vgpu_on_pf else pynvml.NVML_HOST_VGPU_MODE_SRIOV)
 
 
 @symbols.symbol('nvmlDeviceGetSupportedVgpus')
 def supported(library, handle, count, types):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     memory.put_list(types, count, ctypes.c_uint,
                     [kind.type_id for kind in gpu.model.vgpu_types])
 
 
 @symbols.symbol('nvmlDeviceGetCreatableVgpus')
 def creatable(library, handle, count, types):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     memory.put_list(types, count, ctypes.c_uint,
                     [kind.type_id for kind in rules.creatable(gpu)])
 
 
 @symbols.symbol('nvmlVgpuTypeGetName')
 def type_name(library, type_id, buffer, size):
-    kind = _type(library, type_id)
+    kind = vgpu_type(library, type_id)
     memory.put_text(buffer, memory.target(size).value,
                     f'NVIDIA {kind.name}')
 
 
 @symbols.symbol('nvmlVgpuTypeGetClass')
 def type_class(library, type_id, buffer, size):
-    kind = _type(library, type_id)
+    kind = vgpu_type(library, type_id)
     memory.put_text(buffer, memory.target(size).value, kind.vgpu_class)
 
 
 @symbols.symbol('nvmlVgpuTypeGetLicense')
 def type_license(library, type_id, buffer, size):
-    kind = _type(library, type_id)
+    kind = vgpu_type(library, type_id)
     memory.put_text(buffer, memory.number(size),
                     _LICENSES[kind.vgpu_class])
 
 
 @symbols.symbol('nvmlVgpuTypeGetFramebufferSize')
 def type_framebuffer(library, type_id, size):
-    memory.put(size, _type(library, type_id).framebuffer_mib * _MIB)
+    memory.put(size, vgpu_type(library, type_id).framebuffer_mib * _MIB)
 
 
 @symbols.symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
 def type_profile(library, type_id, profile_id):
-    kind = _type(library, type_id)
+    kind = vgpu_type(library, type_id)
     memory.put(profile_id, _NONE if kind.profile_id is None
                else kind.profile_id)
 
 
 @symbols.symbol('nvmlVgpuTypeGetMaxInstances')
 def type_max_instances(library, handle, type_id, count):
-    gpu = _host(library, handle)
-    kind = gpu.model.vgpu_type(_type(library, type_id).type_id)
+    gpu = vgpu_host(library, handle)
+    kind = gpu.model.vgpu_type(vgpu_type(library, type_id).type_id)
     if kind is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     memory.put(count, kind.max_instances)
@@ -126,7 +128,7 @@ def type_max_instances(library, handle, type_id, count):
 
 @symbols.symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
 def type_max_per_vm(library, type_id, count):
-    _type(library, type_id)
+    vgpu_type(library, type_id)
     memory.put(count, 1)
 
 
@@ -135,7 +137,7 @@ def type_max_per_instance(library, info):
     info = memory.target(info)
     if info.version != pynvml.nvmlVgpuTypeMaxInstance_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    kind = _type(library, info.vgpuTypeId)
+    kind = vgpu_type(library, info.vgpuTypeId)
     if kind.per_instance is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     info.maxInstancePerGI = kind.per_instance
@@ -143,7 +145,7 @@ def type_max_per_instance(library, info):
 
 @symbols.symbol('nvmlVgpuTypeGetCapabilities')
 def type_capabilities(library, type_id, capability, value):
-    kind = _type(library, type_id)
+    kind = vgpu_type(library, type_id)
     number = memory.number(capability)
     if not 0 <= number < pynvml.NVML_VGPU_CAP_COUNT:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -154,13 +156,39 @@ def type_capabilities(library, type_id, capability, value):
 
 @symbols.symbol('nvmlVgpuTypeGetNumDisplayHeads')
 def type_display_heads(library, type_id, count):
-    memory.put(count, 1 if _type(library, type_id).vgpu_class == 'Compute'
+    memory.put(count, 1 if vgpu_type(library, type_id).vgpu_class == 'Compute'
                else 4)
+
+
+@symbols.symbol('nvmlDeviceGetVgpuCapabilities')
+def device_capabilities(library, handle, capability, value):
+    gpu = vgpu_host(library, handle)
+    number = memory.number(capability)
+    if not 0 <= number < pynvml.NVML_DEVICE_VGPU_CAP_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    memory.put(value, int(number in _capabilities(gpu)))
+
+
+def _capabilities(gpu):
+    """What a GPU can do with vGPUs; the rest of NVML's list, none can."""
+    found = set()
+    if not gpu.vgpu_on_pf:
+        found.add(pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_PROFILES)
+    if _mixes_sizes(gpu):
+        found.add(pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES)
+    if any((kind.per_instance or 0) > 1 for kind in gpu.model.vgpu_types):
+        found.add(pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_SUPPORTED)
+        found.add(pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_ENABLED)
+    return found
+
+
+def _mixes_sizes(gpu):
+    return (gpu.model.placement_region is not None and not gpu.vgpu_on_pf)
 
 
 @symbols.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
 def heterogeneous_mode(library, handle, info):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     info = _heterogeneous(gpu, info)
     info.mode = int(gpu.state.heterogeneous)
 
@@ -168,10 +196,15 @@ def heterogeneous_mode(library, handle, info):
 @symbols.symbol('nvmlDeviceSetVgpuHeterogeneousMode', writes=True,
                 privileged=True)
 def set_heterogeneous_mode(library, handle, info):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     info = _heterogeneous(gpu, info)
     if info.mode not in (0, 1):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    # The guide wants the virtual functions first and has no fixed share
+    # beside it; NVML's code for either is not documented, this one fits.
+    if info.mode and (not gpu.state.vfs or gpu.state.scheduler.policy
+                      == pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if gpu.state.vgpus:
         raise Refused(pynvml.NVML_ERROR_IN_USE)
     gpu.state.heterogeneous = bool(info.mode)
@@ -181,27 +214,31 @@ def _heterogeneous(gpu, info):
     info = memory.target(info)
     if info.version != pynvml.VgpuHeterogeneousMode_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    if gpu.state.mig or gpu.vgpu_on_pf:
+    if gpu.state.mig or not _mixes_sizes(gpu):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return info
 
 
 @symbols.symbol('nvmlDeviceGetActiveVgpus')
 def active(library, handle, count, vgpus):
-    gpu = _host(library, handle)
+    gpu = vgpu_host(library, handle)
     memory.put_list(vgpus, count, ctypes.c_uint,
                     [vgpu.vgpu_id for vgpu in gpu.state.vgpus
                      if vgpu.guest])
 
 
 def _active(library, vgpu_id):
-    """A vGPU that a virtual machine holds; NVML knows no other."""
+    """A vGPU that a virtual machine holds; NVML knows no other.
+
+    :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other.
+    """
     number = memory.number(vgpu_id)
     for gpu in library.visible():
         for vgpu in gpu.state.vgpus:
             if vgpu.vgpu_id == number and vgpu.guest:
                 return gpu, vgpu
-    raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    raise Refused(pynvml.NVML_ERROR_NOT_FOUND if number
+                  else pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 @symbols.symbol('nvmlVgpuInstanceGetType')
@@ -225,12 +262,17 @@ def instance_gpu_instance(library, vgpu_id, number):
 
 @symbols.symbol('nvmlVgpuInstanceGetPlacementId')
 def instance_placement(library, vgpu_id, info):
-    _, vgpu = _active(library, vgpu_id)
-    memory.target(info).placementId = vgpu.placement
+    gpu, vgpu = _active(library, vgpu_id)
+    info = memory.target(info)
+    if info.version != pynvml.VgpuPlacementId_v1:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info.placementId = (vgpu.placement if gpu.state.heterogeneous
+                        else _NO_PLACEMENT)
 
 
 @symbols.symbol('nvmlVgpuInstanceGetGpuPciId')
 def instance_pci_id(library, vgpu_id, buffer, size):
-    _, vgpu = _active(library, vgpu_id)
-    memory.put_text(buffer, memory.target(size).value,
-                    '0000' + vgpu.function.upper())
+    # The address within the guest, whose driver would have to run; it says
+    # nothing of the function that carries the vGPU.
+    _active(library, vgpu_id)
+    memory.put_text(buffer, memory.target(size).value, '00000000:00:00.0')

@@ -34,11 +34,16 @@ from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import patch
 from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import sriov
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator import store
 from cyborg_gpu_driver.simulator import sysfs
+from cyborg_gpu_driver.simulator import vgpu as rules
 
 names = files.names
+_FIRST_PID = 100000
+_OFF_THE_BUS = 79
+_KEPT_XIDS = 99
 
 
 class Machine:
@@ -142,6 +147,7 @@ class Machine:
         """
         with self.operation(write=True):
             self.state.boot += 1
+            self.state.starts += 1
             for gpu in self.gpus:
                 state = gpu.state
                 gpu.clear()
@@ -159,7 +165,11 @@ class Machine:
 
         It unbinds the GPU from its driver meanwhile, so that handles die.
 
-        :param address: a GPU's, or ``ALL``.
+        Idle GPU instances are wiped, mixed-size mode and the scheduler's
+        setting forgotten. A GPU that is already as wanted is left alone.
+
+        :param address: a GPU's, or ``ALL``, which skips those without
+            SR-IOV.
         :param count: how many; None for all that the model has.
         :raises OSError: EBUSY while anything uses the GPU, ENODEV if it is
             not bound to NVIDIA's driver or has no SR-IOV.
@@ -167,20 +177,49 @@ class Machine:
         gpus = self.gpus if address == 'ALL' else (self.gpu(address),)
         with self.operation(write=True):
             for gpu in gpus:
-                fault = self.faults.symbol('sriov-manage', gpu.address)
-                if fault:
-                    raise OSError(fault.code, os.strerror(fault.code))
-                total = gpu.model.totalvfs
-                if not gpu.bound or not total or self.host.wsl:
-                    if address == 'ALL':
-                        continue
-                    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-                if gpu.busy() or gpu.state.instances:
-                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-                wanted = total if count is None else min(count, total)
-                gpu.state.vfs = wanted if enable else 0
-                gpu.state.heterogeneous = False
-                gpu.state.epoch += 1
+                with self._tool('sriov-manage', gpu.address):
+                    try:
+                        sriov.manage(gpu, enable, count)
+                    except OSError as error:
+                        if (address != 'ALL'
+                                or error.errno != errno.ENODEV):
+                            raise
+
+    def define_mdev(self, uuid: str) -> None:
+        """Let mdevctl have an mdev on file, as Nova (libvirt) does.
+
+        That outlives the mdev, and reboots.
+        """
+        with self.operation(write=True):
+            if uuid not in self.state.defined:
+                self.state.defined.append(uuid)
+
+    def undefine_mdev(self, uuid: str) -> None:
+        """Take an mdev from mdevctl's files, as ``mdevctl undefine``.
+
+        :raises OSError: ENODEV if it is not there, or what a fault of the
+            name ``mdevctl`` says.
+        """
+        with self.operation(write=True), self._tool('mdevctl'):
+            if uuid not in self.state.defined:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            self.state.defined.remove(uuid)
+
+    @property
+    def defined_mdevs(self) -> tuple[str, ...]:
+        """UUIDs of the mdevs that mdevctl has on file."""
+        with self.operation():
+            return tuple(self.state.defined)
+
+    @contextlib.contextmanager
+    def _tool(self, name, address=None):
+        """One run of a program, which is counted and may have a fault."""
+        self.calls[name] += 1
+        fault = self.faults.symbol(name, address)
+        if fault is None or fault.after:
+            yield
+        if fault:
+            raise OSError(fault.code, os.strerror(fault.code))
 
     def bind_driver(self, address: str, driver: str | None) -> None:
         """Bind a GPU to another kernel driver; None unbinds it.
@@ -198,6 +237,7 @@ class Machine:
         """Let a GPU fall off the bus: NVML answers GPU_IS_LOST for it."""
         with self.operation(write=True):
             self.gpu(address).state.lost = True
+            self.raise_xid(address, _OFF_THE_BUS)
 
     def find_gpu(self, address: str) -> None:
         """Bring a lost GPU back as it was."""
@@ -211,6 +251,43 @@ class Machine:
         with self.operation(write=True):
             self.gpu(address).state.remapped = [
                 corrected, uncorrected, int(pending), int(failed)]
+
+    def raise_xid(self, address: str, xid: int | None,
+                  instance: int | None = None,
+                  compute: int | None = None) -> None:
+        """Let the driver tell of an error to whoever waits for events.
+
+        :param xid: None for a double-bit error of the memory's ECC.
+        :param instance: id of the GPU instance that it is limited to.
+        :param compute: id of the compute instance in that.
+        """
+        with self.operation(write=True):
+            state = self.state
+            state.xids = [*state.xids[-_KEPT_XIDS:], state_module.Xid(
+                state.number(), self.gpu(address).address, xid, instance,
+                compute)]
+
+    def set_health(self, address: str, **facts: int | None) -> None:
+        """Change what a GPU answers about its health.
+
+        :param facts: ``celsius``; ``uncorrected`` ECC errors since the
+            driver was loaded; ``recovery``, what the driver asks for
+            (NVML_GPU_RECOVERY_ACTION_*), None if it is too old to say.
+        """
+        with self.operation(write=True):
+            state = self.gpu(address).state
+            state.ecc[1] = facts.pop('uncorrected', state.ecc[1])
+            state.celsius = facts.pop('celsius', state.celsius)
+            state.recovery = facts.pop('recovery', state.recovery)
+        if facts:
+            raise exception.SimulationError(
+                name=self.host.name, reason=f'no such fact: {min(facts)}')
+
+    @property
+    def boot_id(self) -> str:
+        """What is another one after each start of the machine."""
+        with self.operation():
+            return f'{self.host.name} {self.state.starts}'
 
     def unload_library(self, code: int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
                        ) -> None:
@@ -253,23 +330,51 @@ class Machine:
                     process for process in gpu.state.processes
                     if process.pid != pid]
 
-    def start_guest(self, vgpu: str) -> None:
-        """Let a virtual machine hold a vGPU, which cannot go until then.
+    def start_guest(self, vgpu: str) -> int:
+        """Let a virtual machine run on a vGPU, which then cannot go.
 
         :param vgpu: an mdev's UUID, or the address of a function.
+        :returns: id of the virtual machine's process.
+        :raises OSError: if the virtual machine does not boot because of the
+            placement that was wished for in ``vgpu_params``: EINVAL if the
+            type cannot have it, EBUSY if another vGPU is in its place.
         """
-        self._set_guest(vgpu, True)
+        with self.operation(write=True):
+            gpu, found = self._vgpu(vgpu)
+            if not found.guest:
+                rules.start_guest(gpu, found,
+                                  _FIRST_PID + self.state.number())
+            return found.holders[-1]
 
     def stop_guest(self, vgpu: str) -> None:
-        """Let the virtual machine that holds a vGPU end."""
-        self._set_guest(vgpu, False)
-
-    def _set_guest(self, name, held):
+        """Let the virtual machine that runs on a vGPU end."""
         with self.operation(write=True):
-            for gpu in self.gpus:
-                for vgpu in gpu.state.vgpus:
-                    if str(name) in (vgpu.uuid, vgpu.function):
-                        vgpu.guest = held
-                        return
+            found = self._vgpu(vgpu)[1]
+            if found.guest:
+                found.guest = False
+                found.holders.pop()
+
+    def open_vfio(self, vgpu: str, pid: int) -> None:
+        """Let a process open a vGPU's VFIO device, without a guest yet."""
+        with self.operation(write=True):
+            self._vgpu(vgpu)[1].holders.insert(0, pid)
+
+    def close_vfio(self, vgpu: str, pid: int) -> None:
+        """Let a process close a vGPU's VFIO device."""
+        with self.operation(write=True):
+            self._vgpu(vgpu)[1].holders.remove(pid)
+
+    def vfio_holders(self, address: str) -> tuple[int, ...]:
+        """Processes that have the VFIO device of a function open."""
+        with self.operation():
+            return tuple(pid for gpu in self.gpus
+                         for vgpu in gpu.vgpus_on(str(address))
+                         for pid in vgpu.holders)
+
+    def _vgpu(self, name):
+        for gpu in self.gpus:
+            for vgpu in gpu.state.vgpus:
+                if str(name) in (vgpu.uuid, vgpu.function):
+                    return gpu, vgpu
         raise exception.SimulationError(
             name=self.host.name, reason=f'there is no vGPU {name}')

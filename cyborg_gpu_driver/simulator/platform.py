@@ -17,13 +17,12 @@ from __future__ import annotations
 import errno
 import os
 
-from oslo_concurrency import processutils
-
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import sysfs
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import sysfs as simulated
+from cyborg_gpu_driver.simulator import tools
 
 
 def open_platform(machine: str | machine_module.Machine,
@@ -42,20 +41,8 @@ def open_platform(machine: str | machine_module.Machine,
     return platform.Platform(
         sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
         nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
-        simulated=True, sriov_manage=_sriov_manage(machine))
-
-
-def _sriov_manage(machine):
-    """The machine's sriov-manage, which fails as running the script does."""
-    def manage(address, enable):
-        try:
-            machine.sriov_manage(address, enable)
-        except OSError as error:
-            raise processutils.ProcessExecutionError(
-                stderr=error.strerror, exit_code=1,
-                cmd=f'sriov-manage {address}') from error
-        return ''
-    return manage
+        simulated=True, sriov_manage=tools.sriov_manage(machine),
+        mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders)
 
 
 def _no_library(path):

@@ -139,6 +139,9 @@ class Model:
     nvlinks: int
     """NVLink links; 0 where the board has none."""
     mig: Mig | None
+    placement_region: int | None
+    """Slots that vGPUs of mixed sizes share, one for each GiB of
+    framebuffer; None where sizes do not mix."""
     vgpu_types: tuple[VgpuType, ...]
 
     def vgpu_type(self, type_id: int) -> VgpuType | None:

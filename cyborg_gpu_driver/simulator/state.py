@@ -21,9 +21,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pynvml
+
 from cyborg_gpu_driver.simulator import spec
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass
@@ -61,8 +63,12 @@ class Vgpu:
     instance: int | None
     """Id of the GPU instance behind it; None if time-sliced."""
     placement: int
+    params: str = ''
+    """What was written to its ``vgpu_params``."""
     guest: bool = False
-    """Whether a virtual machine holds it."""
+    """Whether a virtual machine runs on it."""
+    holders: list[int] = dataclasses.field(default_factory=list)
+    """Processes that have its VFIO device open."""
 
 
 @dataclasses.dataclass
@@ -70,6 +76,32 @@ class Process:
     pid: int
     instance: int | None
     compute: int | None
+
+
+@dataclasses.dataclass
+class Xid:
+    """An error that the driver has told (nvmlEventTypeXidCriticalError)."""
+
+    number: int
+    """Grows with each event of the machine."""
+    gpu: str
+    xid: int | None
+    """None for a double-bit error of the memory's ECC."""
+    instance: int | None
+    compute: int | None
+
+
+@dataclasses.dataclass
+class Scheduler:
+    """How vGPUs share the GPU, as it was set; 0 for what was left open."""
+
+    policy: int = pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT
+    arr: int = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
+    """Adaptive round robin (NVML_VGPU_SCHEDULER_ARR_*)."""
+    average: int = 0
+    frequency: int = 0
+    time_slice: int = 0
+    """In nanoseconds."""
 
 
 @dataclasses.dataclass
@@ -82,13 +114,27 @@ class Gpu:
     epoch: int = 0
     """Counts resets and unbinds: handles of an earlier one are dead."""
     heterogeneous: bool = False
+    scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
     remapped: list[int] = dataclasses.field(
         default_factory=lambda: [0, 0, 0, 0])
     """Correctable, uncorrectable, pending, failed row remappings."""
+    ecc: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
+    """Corrected, uncorrected ECC errors since the driver was loaded."""
+    celsius: int = 31
+    recovery: int | None = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
+    """What the driver asks for (NVML_GPU_RECOVERY_ACTION_*); None for one
+    that is too old to say it."""
     instances: dict[int, Instance] = dataclasses.field(
         default_factory=dict)
     vgpus: list[Vgpu] = dataclasses.field(default_factory=list)
     processes: list[Process] = dataclasses.field(default_factory=list)
+
+    def heal(self) -> None:
+        """Be as a reset leaves it: rows are remapped, counters at zero."""
+        self.remapped[2] = 0
+        self.ecc = [0, 0]
+        if self.recovery is not None:
+            self.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
 
 
 @dataclasses.dataclass
@@ -98,6 +144,12 @@ class State:
     """Counts starts of the driver: an NVML session lives in one of them."""
     nvml: int = 0
     """What nvmlInit answers: NVML_SUCCESS, or why there is no NVML."""
+    defined: list[str] = dataclasses.field(default_factory=list)
+    """UUIDs of the mdevs that mdevctl has on file."""
+    starts: int = 0
+    """Counts starts of the machine."""
+    xids: list[Xid] = dataclasses.field(default_factory=list)
+    """What has happened, oldest first; the last hundred."""
     counter: int = 0
     """Source of numbers that are never used twice."""
 
@@ -125,7 +177,8 @@ def from_json(value: dict[str, Any]) -> State:
     """
     value = dict(value)
     gpus = {address: _gpu(gpu) for address, gpu in value.pop('gpus').items()}
-    return State(gpus=gpus, **value)
+    xids = [Xid(**xid) for xid in value.pop('xids')]
+    return State(gpus=gpus, xids=xids, **value)
 
 
 def _gpu(value):
@@ -134,8 +187,9 @@ def _gpu(value):
                  in value.pop('instances').items()}
     vgpus = [Vgpu(**vgpu) for vgpu in value.pop('vgpus')]
     processes = [Process(**process) for process in value.pop('processes')]
+    scheduler = Scheduler(**value.pop('scheduler'))
     return Gpu(instances=instances, vgpus=vgpus, processes=processes,
-               **value)
+               scheduler=scheduler, **value)
 
 
 def _instance(value):

@@ -25,12 +25,15 @@ class Symbol:
     """Whether it can change the machine."""
     privileged: bool
     """Whether it needs root."""
+    before: Callable | None = None
+    """What waits, with the machine not held; called with the same."""
 
 
 TABLE: dict[str, Symbol] = {}
 
 
-def symbol(*names: str, writes: bool = False, privileged: bool = False):
+def symbol(*names: str, writes: bool = False, privileged: bool = False,
+           before: Callable | None = None):
     """Register a function as C symbols.
 
     It is called with the library, then with the C function's arguments. It
@@ -38,6 +41,6 @@ def symbol(*names: str, writes: bool = False, privileged: bool = False):
     """
     def register(function):
         for name in names:
-            TABLE[name] = Symbol(function, writes, privileged)
+            TABLE[name] = Symbol(function, writes, privileged, before)
         return function
     return register

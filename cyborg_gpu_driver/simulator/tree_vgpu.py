@@ -43,10 +43,20 @@ class VgpuFiles:
                  for kind in gpu.model.vgpu_types},
                 present=lambda: gpu.framework == spec.MDEV)}
         if gpu.spec.framework == spec.VENDOR_VFIO:
-            return {'nvidia': nodes.Directory(
-                self._vendor(address),
-                present=lambda: gpu.framework == spec.VENDOR_VFIO)}
+            return {
+                'nvidia': nodes.Directory(
+                    self._vendor(address),
+                    present=lambda: gpu.framework == spec.VENDOR_VFIO),
+                'vfio-dev': nodes.Directory(
+                    {self._vfio_name(address): nodes.Directory({})},
+                    present=lambda: bool(gpu.vgpus_on(address)))}
         return {}
+
+    def _vfio_name(self, address):
+        """A name that no other function of the machine has."""
+        functions = [vf for gpu in self.gpu.machine.gpus
+                     for vf in gpu.vf_addresses]
+        return f'vfio{functions.index(address)}'
 
     def mdevs(self, address: str) -> list[str]:
         """UUIDs of the mdevs on a function."""
@@ -63,7 +73,10 @@ class VgpuFiles:
             'remove': nodes.File(
                 write=lambda text: self._remove(uuid, text)),
             'nvidia': nodes.Directory({
-                'vgpu_params': nodes.File('', lambda text: None)}),
+                'vgpu_params': nodes.File(
+                    lambda: self._vgpu(uuid).params,
+                    lambda text: rules.set_params(
+                        self.gpu, self._vgpu(uuid), text))}),
         })
 
     def _vgpu(self, uuid):
@@ -108,7 +121,7 @@ class VgpuFiles:
         self._forget(self._vgpu(uuid))
 
     def _forget(self, vgpu):
-        if vgpu.guest:
+        if vgpu.holders:
             raise OSError(errno.EBUSY, '')
         self.gpu.state.vgpus.remove(vgpu)
 
@@ -123,7 +136,9 @@ class VgpuFiles:
                 lambda: self._output(address, 'instance')),
             'placement_id': nodes.File(
                 lambda: self._output(address, 'placement')),
-            'vgpu_params': nodes.File('', lambda text: None),
+            'vgpu_params': nodes.File(
+                lambda: self._params(address),
+                lambda text: self._set_params(address, text)),
             'warm_update': nodes.File('0', lambda text: None),
         }
 
@@ -157,6 +172,16 @@ class VgpuFiles:
         except refusal.Unavailable:
             # The driver logs "Failed to add vgpu create request".
             raise OSError(errno.EIO, '') from None
+
+    def _params(self, address):
+        vgpus = self.gpu.vgpus_on(address)
+        return vgpus[0].params if vgpus else ''
+
+    def _set_params(self, address, text):
+        vgpus = self.gpu.vgpus_on(address)
+        if not vgpus:
+            raise OSError(errno.ENXIO, '')
+        rules.set_params(self.gpu, vgpus[0], text)
 
     def _output(self, address, name):
         """What the driver tells of a vGPU; nothing until there is one."""

@@ -14,10 +14,17 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
 from cyborg_gpu_driver.simulator import gpu as gpu_module
+from cyborg_gpu_driver.simulator import placements
 from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
+
+_PARAM = r'[\w.-]+=[^\s,=]+'
+_PARAMS = re.compile(rf'{_PARAM}(, *{_PARAM})*')
 
 
 def available(gpu: gpu_module.Gpu, kind: spec.VgpuType,
@@ -48,11 +55,9 @@ def _room(gpu, kind):
                        for instance_id in gpu.state.instances))
     if gpu.state.mig:
         return 0
-    others = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus]
     if gpu.state.heterogeneous:
-        left = gpu.model.memory_mib - sum(
-            other.framebuffer_mib for other in others)
-        return min(kind.max_instances - same, left // kind.framebuffer_mib)
+        return len(placements.free(gpu, kind))
+    others = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus]
     # One size at a time: a GPU whose vGPUs lie on itself takes only more of
     # the very type; virtual functions take what has the same framebuffer.
     if any(other != kind if gpu.vgpu_on_pf
@@ -94,13 +99,53 @@ def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
         instance = min(
             instance_id for instance_id in gpu.state.instances
             if _instance_room(gpu, kind, instance_id))
-    taken = {vgpu.placement for vgpu in gpu.state.vgpus
-             if vgpu.instance == instance}
     vgpu = state_module.Vgpu(
         vgpu_id=3251634000 + gpu.machine.state.number(),
         type_id=kind.type_id, function=function, uuid=uuid,
-        instance=instance,
-        placement=next(number for number in range(len(taken) + 1)
-                       if number not in taken))
+        instance=instance, placement=_first_placement(gpu, kind, instance))
     gpu.state.vgpus.append(vgpu)
     return vgpu
+
+
+def _first_placement(gpu, kind, instance):
+    """The driver's own choice, where nobody wishes for another."""
+    if gpu.state.heterogeneous:
+        return placements.free(gpu, kind)[0]
+    taken = {vgpu.placement for vgpu in gpu.state.vgpus
+             if vgpu.instance == instance}
+    return next(number for number in range(len(taken) + 1)
+                if number not in taken)
+
+
+def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
+               text: str) -> None:
+    """Take plugin parameters, as they are written to ``vgpu_params``.
+
+    :param text: ``name=value[,name=value]``, which takes the place of what
+        was there; a space alone takes it away. Whether names and values
+        are right shows when a guest starts.
+    :raises OSError: EINVAL for other text, EBUSY while the vGPU's device is
+        open.
+    """
+    if vgpu.holders:
+        raise OSError(errno.EBUSY, '')
+    text = text.rstrip('\n')
+    if _PARAMS.fullmatch(text) is None and not text.isspace():
+        raise OSError(errno.EINVAL, '')
+    vgpu.params = text.strip()
+    if gpu.state.heterogeneous:
+        placements.settle(gpu, vgpu)
+
+
+def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
+                pid: int) -> None:
+    """Let a virtual machine run on a vGPU.
+
+    :param pid: of its process.
+    :raises OSError: if the vGPU cannot have the placement that was wished
+        for, so that the virtual machine does not boot: EINVAL where no
+        vGPU of its type ever can, EBUSY where another overlaps.
+    """
+    placements.check(gpu, vgpu)
+    vgpu.guest = True
+    vgpu.holders.append(pid)

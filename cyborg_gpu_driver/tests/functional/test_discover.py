@@ -124,6 +124,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
             'PGPU', 'h100', CUSTOM_GPU_ARCH_HOPPER='required'))
         # Nova has libvirt bind it to vfio-pci; NVML sees it no more.
         world.bind_driver(test_modes.H100, 'vfio-pci')
+        self.cloud.report()
         before = self.cloud.placement.snapshot()
         self.cloud.report()
         self.driver._agent = None

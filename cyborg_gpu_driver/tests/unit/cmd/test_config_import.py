@@ -135,15 +135,48 @@ class PoliciesTest(ImportCase):
               ['A100D-1-10CME']),
              ('whole', 'passthrough', [], [], [])], self.values(made))
         self.assertEqual(
-            [('0000:3b:00.0', 'CUSTOM_NVIDIA_T4_1Q', 16),
+            [('0000:3b:00.0', 'CUSTOM_NVIDIA_T4_1Q', 4),
              ('0000:41:00.0', 'CUSTOM_NVIDIA_1G_10GB_ME', 1),
              ('0000:81:00.0', 'PGPU', 1), ('0000:c1:00.0', 'PGPU', 1)],
             self.reported('mixed'))
-        self.assertTrue([line for line in lines
-                         if 'max_instances = 4 is not kept' in line
-                         and 'offers 16 of T4-1Q' in line])
+        self.assertEqual((('T4-1Q', 4),), made[0].max_instances)
+        self.assertFalse([line for line in lines
+                          if 'max_instances' in line])
         self.assertTrue([line for line in lines
                          if 'resources:CUSTOM_DESKTOP=1' in line])
+
+    def test_a_limit_for_all_gpus_of_the_host(self):
+        made, lines = self.imported('t4x4', '''
+            [devices]
+            enabled_mdev_types = nvidia-230
+            [mdev_nvidia-230]
+            max_instances = 6
+            ''')
+        self.assertEqual((('T4-1Q', 6),), made[0].max_instances)
+        self.assertIn(
+            'max_instances = 6 was for 4 GPUs together and is now for each '
+            'of them', ' '.join(lines))
+        self.assertEqual([6] * 4, [
+            total for _, _, total in self.reported('t4x4')])
+
+    def test_a_type_of_which_an_instance_holds_several(self):
+        made, _ = self.imported('rtxpro6000x8', '''
+            [devices]
+            enabled_mdev_types = nvidia-1464, nvidia-1466
+            [mdev_nvidia-1464]
+            device_addresses = {}
+            [mdev_nvidia-1466]
+            device_addresses = {}
+            '''.format(*self.addresses('rtxpro6000x8')))
+        self.assertEqual(
+            [('mig-1', [], ['DC-1-8Q']),
+             ('mig-2', ['1g.24gb+gfx'], ['DC-1-24Q'])],
+            [(item.name, list(item.profiles), list(item.vgpu_types))
+             for item in made[:-1]])
+
+    def addresses(self, host):
+        return [row['address'] for row in self.rows(
+            '--simulate', host, 'gpu', 'list')][:2]
 
     def test_functions_that_are_not_enabled_yet(self):
         address = '0000:41:00.5'
@@ -259,13 +292,13 @@ class DifferencesTest(ImportCase):
     def test_two_types_of_one_profile(self):
         _, lines = self.imported('rtxpro6000x8', '''
             [gpu_devices]
-            enabled_vgpu_types = nvidia-1461, nvidia-1460
-            [vgpu_nvidia-1460]
+            enabled_vgpu_types = nvidia-1473, nvidia-1466
+            [vgpu_nvidia-1466]
             device_addresses = 0000:16:00.4
-            [vgpu_nvidia-1461]
+            [vgpu_nvidia-1473]
             device_addresses = 0000:16:00.5
             ''')
-        self.said(lines, '0000:16:00.0: DC-1-2Q is not offered',
+        self.said(lines, '0000:16:00.0: DC-1-24Q is not offered',
                   'same GPU instance profile')
 
     def test_vgpus_that_live_now(self):

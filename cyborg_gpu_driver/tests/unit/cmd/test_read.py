@@ -51,13 +51,15 @@ class GpuListTest(base.CommandCase):
         self.assertEqual(8, len(rows))
         self.assertEqual(
             ['address', 'uuid', 'model', 'mode', 'numa_node', 'memory_mib',
-             'driver', 'partitions', 'health'], list(rows[0]))
+             'driver', 'vgpu_framework', 'partitions', 'health'],
+            list(rows[0]))
         first = dict(rows[0], uuid=None)
         self.assertEqual(
             {'address': '0000:07:00.0', 'uuid': None,
              'model': 'NVIDIA A100-SXM4-80GB', 'mode': 'mig', 'numa_node': 3,
-             'memory_mib': 81920, 'driver': 'nvidia', 'partitions': {},
-             'health': 'ok'}, first)
+             'memory_mib': 81920, 'driver': 'nvidia',
+             'vgpu_framework': 'mdev-vf', 'partitions': {}, 'health': 'ok'},
+            first)
         self.assertEqual(8, len({row['uuid'] for row in rows}))
 
     def test_a_gpu_that_nvml_cannot_see_is_there(self):
@@ -121,6 +123,18 @@ class OfferListTest(base.CommandCase):
         rows = self.rows('--simulate', 'mixed', 'offer', 'list')
         self.assertEqual(['whole'], [row['profile'] for row in rows
                                      if row['address'] == '0000:81:00.0'])
+
+    def test_a_busy_gpu(self):
+        state = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')
+        simulator.Machine.load('mixed', state).add_process(
+            '0000:81:00.0', 4711)
+        where = ('--simulate', 'mixed', '--state', state)
+        _, errors = self.run_program(*where, 'offer', 'list')
+        self.assertIn('0000:81:00.0: none to be had now (whole): 1 '
+                      'process(es) of this machine use it', errors)
+        row, = [row for row in self.rows(*where, 'report', 'show')
+                if row['address'] == '0000:81:00.0']
+        self.assertEqual((1, 1), (row['total'], row['reserved']))
 
     def test_what_is_in_the_way_is_said(self):
         _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')

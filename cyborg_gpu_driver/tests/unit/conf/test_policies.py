@@ -140,6 +140,112 @@ class PoliciesTest(base.BaseTestCase):
             for word in words:
                 self.assertIn(word, str(error))
 
+    def refused(self, lines, *words):
+        error = self.assertRaises(
+            exception.InvalidConfiguration, self.read, '\n'.join(
+                ('[gpu]', 'policies = a', '[gpu_policy:a]', *lines)))
+        for word in ('[gpu_policy:a]', *words):
+            self.assertIn(word, str(error))
+
+    def test_vgpu_options(self):
+        one, = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            mode = vgpu
+            vgpu_types = A40-4Q, A40-8Q
+            max_instances = A40-4Q:6, nvidia-560 : 2
+            mixed_sizes = true
+            vgpu_scheduler = equal-share
+            vgpu_time_slice = 2000
+            ''').policies
+        self.assertEqual((('A40-4Q', 6), ('nvidia-560', 2)),
+                         one.max_instances)
+        self.assertTrue(one.mixed_sizes)
+        self.assertIs(model.SchedulerPolicy.EQUAL_SHARE, one.scheduler)
+        self.assertEqual(2_000_000, one.time_slice)
+
+    def test_vgpu_options_left_alone(self):
+        one, = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            mode = vgpu
+            vgpu_types = A40-4Q
+            ''').policies
+        self.assertEqual(((), (), False, None, None), (
+            one.max_instances, one.fixed_vgpus, one.mixed_sizes,
+            one.scheduler, one.time_slice))
+
+    def test_fixed_vgpus(self):
+        for mode in ('vgpu', 'mig'):
+            one, = self.read(f'''
+                [gpu]
+                policies = one
+                [gpu_policy:one]
+                mode = {mode}
+                fixed_vgpus = L40S-12Q:2,L40S-24Q:1
+                ''').policies
+            self.assertEqual((('L40S-12Q', 2), ('L40S-24Q', 1)),
+                             one.fixed_vgpus)
+
+    def test_how_vgpus_reach_servers(self):
+        settings = self.read('')
+        self.assertEqual((False, True),
+                         (settings.vfio_handles, settings.prepare))
+        settings = self.read('''
+            [gpu]
+            nova_vfio_handles = true
+            prepare = false
+            ''')
+        self.assertEqual((True, False),
+                         (settings.vfio_handles, settings.prepare))
+
+    def test_counts_that_are_none(self):
+        for option in ('max_instances', 'fixed_vgpus'):
+            for value in ('A40-4Q:0', 'A40-4Q:-1', 'A40-4Q:many',
+                          'A40-4Q:1.5', 'A40-4Q:10000', 'A40-4Q:'):
+                self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
+                              f'{option} = {value}'),
+                             option, value, 'a colon and a number')
+            self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
+                          f'{option} = A40-4Q'), option)
+        self.refused(('mode = vgpu', 'fixed_vgpus = A40-4Q'), 'fixed_vgpus')
+
+    def test_options_of_another_mode(self):
+        for mode in ('mig', 'passthrough', 'off'):
+            for line, option in (
+                    ('mixed_sizes = true', 'mixed_sizes'),
+                    ('vgpu_scheduler = best-effort', 'vgpu_scheduler'),
+                    ('vgpu_time_slice = 5', 'vgpu_time_slice')):
+                self.refused((f'mode = {mode}', line), option,
+                             'only mode vgpu takes it')
+        for mode in ('passthrough', 'off'):
+            self.refused((f'mode = {mode}', 'fixed_vgpus = A40-4Q:1'),
+                         'fixed_vgpus', 'only mode vgpu and mode mig takes it')
+            self.refused((f'mode = {mode}', 'profiles = 1g.10gb'),
+                         'profiles', 'only mode mig')
+            for line in ('vgpu_types = A40-4Q', 'max_instances = A40-4Q:1'):
+                self.refused((f'mode = {mode}', line), line.split()[0],
+                             'only mode vgpu and mode mig takes it')
+
+    def test_options_that_exclude_each_other(self):
+        lines = ('mode = vgpu', 'vgpu_types = A40-4Q')
+        self.refused((*lines, 'mixed_sizes = true',
+                      'vgpu_scheduler = fixed-share'), 'vgpu_scheduler',
+                     'best-effort or equal-share')
+        self.refused((*lines, 'vgpu_time_slice = 5'), 'vgpu_time_slice',
+                     'needs vgpu_scheduler')
+
+    def test_values_that_are_none(self):
+        lines = ('mode = vgpu', 'vgpu_types = A40-4Q')
+        for line, option in (
+                ('vgpu_scheduler = fair', 'vgpu_scheduler'),
+                ('vgpu_scheduler = best-effort\nvgpu_time_slice = 0',
+                 'vgpu_time_slice'),
+                ('mixed_sizes = perhaps', 'mixed_sizes')):
+            self.refused((*lines, line), option)
+
     def test_every_option_is_listed_for_the_sample(self):
         names = {option.name for _, options in opts.list_opts()
                  for option in options}

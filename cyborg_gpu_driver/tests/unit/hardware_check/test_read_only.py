@@ -25,6 +25,8 @@ from cyborg_gpu_driver.hardware_check import document
 from cyborg_gpu_driver.simulator import symbols
 from cyborg_gpu_driver.tests.unit.hardware_check import base
 
+_L40S_24Q = 1165
+
 
 class TestReadOnly(base.TestCase):
 
@@ -112,6 +114,25 @@ class TestReadOnly(base.TestCase):
         self.assertGreater(len(views['offer list --all']['rows']),
                            len(views['offer list']['rows']))
         self.assertIn('provider_uuid', views['report show']['rows'][0])
+
+    def test_how_vgpus_share_a_gpu_is_in_the_record(self):
+        self.seen = self.open('l40sx4')
+        found = self._collect()
+        self.assertEqual(1, _record(
+            found, 'nvmlDeviceGetVgpuCapabilities', 'gpu:0', 2)['result'])
+        self.assertEqual(30_000_000, _record(
+            found, 'nvmlDeviceGetVgpuSchedulerCapabilities',
+            'gpu:0')['result']['maxTimeslice'])
+        self.assertEqual(1, _record(
+            found, 'nvmlDeviceGetVgpuSchedulerState',
+            'gpu:0')['result']['schedulerPolicy'])
+        for version in (1, 2):
+            self.assertEqual({'size': 24, 'starts': [0, 24]}, _record(
+                found, 'nvmlDeviceGetVgpuTypeSupportedPlacements', 'gpu:0',
+                _L40S_24Q, 0, version)['result'])
+            self.assertEqual('NOT_SUPPORTED', _record(
+                found, 'nvmlDeviceGetVgpuTypeCreatablePlacements', 'gpu:0',
+                _L40S_24Q, version)['error']['symbol'])
 
     def test_without_root_the_refusals_are_recorded(self):
         self.machine.privileged = False

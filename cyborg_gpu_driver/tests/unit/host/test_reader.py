@@ -153,6 +153,7 @@ class BudgetTest(base.SimulatedTestCase):
         self.assertEqual({'nvmlDeviceGetMigMode': 8,
                           'nvmlDeviceGetGpuInstances': 8,
                           'nvmlGpuInstanceGetInfo': 56,
+                          'nvmlDeviceGetComputeRunningProcesses_v3': 8,
                           'nvmlDeviceGetCount_v2': 1}, calls)
 
     def test_empty_gpus(self):

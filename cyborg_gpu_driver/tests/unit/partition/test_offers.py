@@ -91,14 +91,32 @@ class TestPassthrough(base.BaseTestCase):
                 ({'mig': model.Mig(True, True)}, 'MIG mode is on'),
                 ({'vfs': boards.vfs(4)}, '4 virtual function(s)'),
                 ({'sriov_numvfs': 3}, '3 virtual function(s)'),
-                ({'mdevs': (model.Mdev('u', PF, 'nvidia-1'),)}, '1 mdev'),
-                ({'vfs': boards.vfs(2, used=['nvidia-1'])}, '1 mdev'),
+                ({'mdevs': (model.Mdev('u', PF, 'nvidia-1'),)}, '1 vGPU(s)'),
+                ({'vfs': boards.vfs(2, used=['nvidia-1'])}, '1 vGPU(s)'),
                 ({'physfn': PF}, 'a virtual function of 0000:07:00.0'),
                 ({'in_pci_sysfs': False}, 'not on the PCI bus')):
             gpu = boards.gpu((), **{'mig': None, **fields})
             offer, = offers.offers(gpu, WHOLE)
             self.assertIn(said, offer.problem)
             self.assertEqual((1, 0), (offer.total, offer.creatable))
+
+    def test_a_vgpu_of_any_framework_is_in_the_way(self):
+        function = dataclasses.replace(boards.vfs(1)[0],
+                                       current_vgpu_type=1145)
+        offer, = offers.offers(
+            boards.gpu((), mig=None, vfs=(function,)), WHOLE)
+        self.assertIn('1 vGPU(s)', offer.problem)
+
+    def test_busy(self):
+        gpu = boards.gpu((), mig=None, processes=2)
+        offer, = offers.offers(gpu, WHOLE)
+        self.assertEqual(
+            (1, 0, '', '2 process(es) of this machine use it'),
+            (offer.total, offer.creatable, offer.problem, offer.busy))
+        offer, = offers.offers(
+            dataclasses.replace(gpu, vfs=boards.vfs(1)), WHOLE)
+        self.assertEqual((0, ''), (offer.creatable, offer.busy))
+        self.assertIn('carved up', offer.problem)
 
     def test_off(self):
         self.assertEqual((), offers.offers(
@@ -167,9 +185,7 @@ class TestMig(base.BaseTestCase):
     def test_problems(self):
         for gpu, said in (
                 (a100(vfs=0), 'sriov-manage -e 0000:07:00.0'),
-                (a100(framework=model.Framework.VENDOR_VFIO),
-                 'vendor VFIO'),
-                (a100(framework=model.Framework.NONE), 'no mdev types'),
+                (a100(framework=model.Framework.NONE), 'makes no vGPUs'),
                 (a100(enabled=False), 'MIG mode is off'),
                 (dataclasses.replace(a100(), mig=model.Mig(
                     False, True, boards.A100_40)), 'until the GPU is')):
@@ -264,7 +280,8 @@ class TestVgpuOnGpu(base.BaseTestCase):
             self.assertEqual((offers.Offer(
                 PF, 'desktops', policy.Mode.VGPU, 'T4-2B', total=8,
                 in_use=0, creatable=8, vgpu_type_id='nvidia-231',
-                parents=(PF,)),), offers.offers(t4(), vgpu(text)))
+                parents=(PF,), framework=model.Framework.MDEV_PF),),
+                offers.offers(t4(), vgpu(text)))
 
     def test_named_twice_is_once(self):
         self.assertEqual(1, len(offers.offers(
@@ -401,6 +418,15 @@ class TestPossibleOffers(base.BaseTestCase):
             [(offer.mode.value, offer.profile) for offer in found])
         self.assertEqual('', found[0].problem)
 
+    def test_what_shares_an_instance(self):
+        board = boards.gpu(boards.RTX_PRO_6000, vgpu_types=(
+            *backed((11, 'DC-1-24Q', 24576, 4, 47)),
+            dataclasses.replace(*backed((13, 'DC-1-8Q', 8192, 12, 47)),
+                                per_instance=3)))
+        self.assertEqual(
+            ['whole', '1g.24gb+gfx', 'DC-1-8Q'],
+            [offer.profile for offer in offers.possible_offers(board)])
+
     def test_of_what_the_gpu_can(self):
         self.assertEqual(
             ['whole', 'T4-1B', 'T4-2B'],
@@ -429,6 +455,16 @@ class TestCheckPolicy(base.BaseTestCase):
                       'no profile 1g.6gb; it has 1g.5gb, ', said[0])
         self.assertIn('vgpu_types: this GPU has no vGPU type A100-4C; it '
                       'has A100-1-5C (nvidia-474), ', said[1])
+
+    def test_every_option_that_names_types(self):
+        said = offers.check_policy(a100(), policy.Policy(
+            'x', policy.Mode.MIG, max_instances=(('A100-1-6C', 1),),
+            fixed_vgpus=(('A100-1-5C', 1), ('A100-9C', 1))))
+        self.assertEqual(2, len(said))
+        self.assertIn('fixed_vgpus: this GPU has no vGPU type A100-9C',
+                      said[0])
+        self.assertIn('max_instances: this GPU has no vGPU type A100-1-6C',
+                      said[1])
 
     def test_nothing_is_known_of_a_gpu_that_nvml_cannot_see(self):
         gpu = boards.gpu((), mig=None, visible_to_nvml=False)

@@ -13,6 +13,7 @@
 from oslotest import base
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -51,10 +52,36 @@ class TestTypesOf(base.BaseTestCase):
                                     gi_profile_id=profile_id)
             self.assertIs(expected, entry.is_mig_backed, name)
 
-    def test_time_sliced(self):
-        types = [vgpu_types.Type('nvidia-1', name)
-                 for name in ('A100-1-5C', 'A100-4C')]
-        self.assertEqual((types[1],), vgpu_types.time_sliced(types))
+    def test_of_mode(self):
+        gpu = boards.gpu(boards.A100_40, vgpu_types=(
+            nvml(468, 'A100-4C', 4096, 10),
+            nvml(474, 'A100-1-5C', 4864, 7, 19)))
+        for mode, expected in ((policy.Mode.VGPU, 'A100-4C'),
+                               (policy.Mode.MIG, 'A100-1-5C')):
+            entry, = vgpu_types.of_mode(gpu, mode)
+            self.assertEqual(expected, entry.name)
+
+    def test_most(self):
+        for told, capped, expected in (
+                (7, (), 7), (None, (), None), (0, (), None),
+                (7, (('T4-2B', 5),), 5), (7, (('nvidia-231', 9),), 7),
+                (0, (('nvidia-231', 9),), 9), (7, (('T4-1B', 1),), 7)):
+            rules = policy.Policy('x', policy.Mode.VGPU,
+                                  max_instances=capped)
+            entry = vgpu_types.Type('nvidia-231', 'T4-2B',
+                                    max_instances=told)
+            self.assertEqual(expected, vgpu_types.most(entry, rules))
+
+    def test_as_large_as(self):
+        two, other, four = (
+            vgpu_types.Type(f'nvidia-{size}{series}', '', size * 1024)
+            for size, series in ((2, 'B'), (2, 'Q'), (4, 'Q')))
+        self.assertTrue(two.is_as_large_as(other))
+        self.assertFalse(two.is_as_large_as(four))
+        unknown = vgpu_types.Type('nvidia-1', ''), vgpu_types.Type(
+            'nvidia-2', '')
+        self.assertFalse(unknown[0].is_as_large_as(unknown[1]))
+        self.assertTrue(unknown[0].is_as_large_as(unknown[0]))
 
     def test_called(self):
         entry = vgpu_types.Type('nvidia-231', 'T4-2B')
@@ -94,6 +121,16 @@ class TestBacking(base.BaseTestCase):
                 (('DC-2-48C',), 'DC-1-24A')):
             self.assertEqual(expected, vgpu_types.backing(
                 types, self.GFX, preferred).name, preferred)
+
+    def test_what_shares_an_instance_does_not_back_its_profile(self):
+        types = [vgpu_types.Type(f'nvidia-{size}', f'DC-1-{size}Q',
+                                 size * 1024, None, 47, per_instance)
+                 for size, per_instance in ((8, 3), (12, 2), (24, 1))]
+        self.assertEqual((types[2],), vgpu_types.filling(types, self.GFX))
+        self.assertEqual(types[2], vgpu_types.backing(
+            types, self.GFX, ('DC-1-8Q',)))
+        # The largest fills the instance whatever NVML says.
+        self.assertEqual(types[1], vgpu_types.backing(types[:2], self.GFX))
 
     def test_equal_types_go_by_number(self):
         types = self.types((100, 'DC-1-24Q', 24576, 47),

@@ -14,6 +14,8 @@
 
 import collections
 import ctypes
+import json
+import os
 import uuid
 
 import fixtures
@@ -22,10 +24,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.host import sysfs
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import hardware
@@ -33,6 +32,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform as simulated
 
 
 class BinderCase(base.BaseTestCase):
@@ -40,11 +40,20 @@ class BinderCase(base.BaseTestCase):
     machine = 'dgx-a100-40'
     gpu = '0000:07:00.0'
     policy = policy.Policy('p', policy.Mode.MIG)
+    only = None
+    """A GPU (as in the file of a host) that is all there is, at ``gpu``, in
+    place of ``machine``."""
 
     def setUp(self):
         super().setUp()
-        self.machine = simulator.Machine.load(self.machine).install()
-        self.addCleanup(self.machine.uninstall)
+        if self.only:
+            self.machine = os.path.join(
+                self.useFixture(fixtures.TempDir()).path, 'host.yaml')
+            with open(self.machine, 'w', encoding='utf-8') as stream:
+                json.dump({'driver_version': '580.65.05',
+                           'cuda_version': 13000, 'gpus': [
+                               dict(self.only, address=self.gpu)]}, stream)
+        self.machine = simulator.Machine.load(self.machine)
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.address = model.PciAddress.parse(self.gpu)
         self.published = []
@@ -52,15 +61,15 @@ class BinderCase(base.BaseTestCase):
 
     def restart(self):
         """As a new process would begin, on the same machine and files."""
-        platform_ = platform.Platform(
-            sysfs.Sysfs('/sys', os_module=self.machine.os),
-            nvml.NvmlSession(), simulated=True)
+        platform_ = simulated.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
         privileged.run_here(platform_)
         self.journal = journal.Journal(self.state_path)
         self.live = live.LiveHost(
             reader.HostReader(platform_),
-            policies.Settings(policies=(self.policy,)))
+            policies.Settings(policies=(self.policy,), vfio_handles=True),
+            self.journal.entries)
         self.binder = binder.Binder(
             self.live, hardware.Hardware(platform_), self.journal,
             self.state_path, self.published.append)
@@ -74,6 +83,12 @@ class BinderCase(base.BaseTestCase):
         parent = offer.parents[number % len(offer.parents)]
         return (str(parent), offer.vgpu_type_id,
                 str(uuid.uuid5(uuid.NAMESPACE_DNS, f'{profile} {number}')))
+
+    def creatable(self):
+        """How many more of each profile are offered."""
+        gpu = self.live.gpu(self.address)
+        return {offer.profile: offer.creatable
+                for offer in self.live.offers(gpu)}
 
     def stranger(self, profile_id, start, size):
         """Let somebody else make an instance."""
@@ -95,9 +110,9 @@ class BinderCase(base.BaseTestCase):
         gpu = self.live.gpu(self.address)
         return (sorted((item.profile_id, item.placement.start) for item
                        in (gpu.mig.instances if gpu.mig else ())),
-                sorted((mdev.uuid, str(mdev.parent),
-                        int(mdev.type_id.split('-')[1]))
-                       for mdev in gpu.all_mdevs))
+                sorted((vgpu.uuid, str(vgpu.function),
+                        int(vgpu.type_id.split('-')[1]))
+                       for vgpu in gpu.vgpus))
 
     def assert_quiet(self):
         """View, journal and hardware agree, and nothing is under way."""
@@ -105,8 +120,10 @@ class BinderCase(base.BaseTestCase):
         entries = self.journal.entries()
         self.assertEqual({journal.Phase.BOUND} if entries else set(),
                          {entry.phase for entry in entries})
-        uuids = [item[0] for item in self.truth()[1]]
-        self.assertEqual(sorted(entry.handle for entry in entries), uuids)
+        self.assertEqual(
+            sorted((None if entry.vfio else entry.handle,
+                    str(entry.function)) for entry in entries),
+            [item[:2] for item in self.truth()[1]])
 
     def calls(self, action, *args):
         """Which C symbols an action calls, and how often."""

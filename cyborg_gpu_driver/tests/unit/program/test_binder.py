@@ -20,7 +20,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 
@@ -94,7 +94,7 @@ class BindTest(binder_case.BinderCase):
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
         pynvml.nvmlDeviceCreateGpuInstance(device, 19)
         foreign = str(uuid.uuid4())
-        privileged.create_mdev(handle[0], handle[1], foreign)
+        privileged_vgpu.create_mdev(handle[0], handle[1], foreign)
         self.live.refresh()
         self.binder.bind(*handle)
         places = {item[0]: item[1] for item in self.truth()[1]}
@@ -191,7 +191,7 @@ class BindTest(binder_case.BinderCase):
         handle = self.handle('1g.5gb')
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
         pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-        privileged.create_mdev(*handle)
+        privileged_vgpu.create_mdev(*handle)
         before = self.truth()
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *handle)
@@ -206,17 +206,61 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(([(19, 6)], []), self.truth())
 
 
+class MdevctlTest(binder_case.BinderCase):
+    """What Nova lets mdevctl define would be started at the next boot."""
+
+    def setUp(self):
+        super().setUp()
+        self.bound = self.handle('1g.5gb')
+        self.binder.bind(*self.bound)
+        self.machine.define_mdev(self.bound[2])
+
+    def test_the_definition_goes_with_the_mdev(self):
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_goes_where_the_journal_knows_nothing(self):
+        self.journal.remove(self.bound[2])
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_stays_while_a_guest_holds_the_mdev(self):
+        self.machine.start_guest(self.bound[2])
+        self.assertRaises(exception.SysfsError, self.binder.unbind,
+                          *self.bound)
+        self.assertEqual((self.bound[2],), self.machine.defined_mdevs)
+        self.machine.stop_guest(self.bound[2])
+        self.binder.recover()
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_goes_where_the_mdev_is_gone_already(self):
+        privileged_vgpu.remove_mdev(self.bound[2])
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_an_unbind_does_not_wait_for_mdevctl(self):
+        for code in (errno.ENOENT, errno.EIO):
+            self.machine.faults.clear()
+            self.machine.faults.fail('mdevctl', code, times=None)
+            self.binder.unbind(*self.bound)
+            self.assertEqual(([], []), self.truth())
+            self.assert_quiet()
+            self.binder.bind(*self.bound)
+
+    def test_a_bind_that_fails_asks_nothing_of_mdevctl(self):
+        self.machine.reset_calls()
+        self.machine.faults.fail_write('*/create', errno.EIO)
+        self.assertRaises(exception.SysfsError, self.binder.bind,
+                          *self.handle('2g.10gb'))
+        self.assertEqual(0, self.machine.calls['mdevctl'])
+
+
 class TimeSlicedTest(binder_case.BinderCase):
 
     machine = 't4x4'
     gpu = '0000:3b:00.0'
     policy = policy.Policy('p', policy.Mode.VGPU,
                            vgpu_types=('T4-4C', 'T4-8C'))
-
-    def creatable(self):
-        gpu = self.live.gpu(self.address)
-        return {offer.profile: offer.creatable
-                for offer in self.live.offers(gpu)}
 
     def test_types_exclude_each_other_until_the_last_is_gone(self):
         self.assertEqual({'T4-4C': 4, 'T4-8C': 2}, self.creatable())

@@ -20,6 +20,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
@@ -114,11 +115,12 @@ class FailingBindTest(binder_case.BinderCase):
 
     def test_a_journal_that_cannot_be_written_stops_before_hardware(self):
         before = self.truth()
+        handle = self.handle('1g.5gb')
         path = self.journal._path
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('nonsense')
         error = self.assertRaises(exception.JournalError, self.binder.bind,
-                                  *self.handle('1g.5gb'))
+                                  *handle)
         self.assertIn(path, str(error))
         self.assertEqual(before, self.truth())
 
@@ -172,7 +174,7 @@ class FailingUnbindTest(binder_case.BinderCase):
 
     def test_an_instance_id_that_is_reused_is_not_destroyed(self):
         entry = self.journal.get(self.bound[2])
-        privileged.remove_mdev(self.bound[2])
+        privileged_vgpu.remove_mdev(self.bound[2])
         # By now the id is of another one than that which was cut for us.
         self.journal.put(dataclasses.replace(
             entry, placement=model.Placement(0, 2)))
@@ -190,7 +192,7 @@ class CrashTest(binder_case.BinderCase):
         self.binder.bind(*done)
         before = self.truth()
         handle = self.handle('3g.20gb')
-        for stop in ('make_instance', 'make_mdev', 'put'):
+        for stop in ('make_instance', 'make_vgpu', 'put'):
             self._die_at(stop, handle)
             self.restart()
             self.binder.recover()

@@ -50,11 +50,12 @@ class JournalTest(base.BaseTestCase):
     def test_entries_outlive_the_process(self):
         entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
                                      placement=None, foreign_ids=(),
-                                     phase=journal.Phase.BOUND))
+                                     phase=journal.Phase.BOUND),
+                   _entry(3, vfio=True, vgpu_placement=0))
         self.journal.put(*entries)
         again = journal.Journal(self.state_path)
         self.assertEqual(entries, again.entries())
-        self.assertEqual(entries[1:], again.entries(_OTHER))
+        self.assertEqual(entries[1:2], again.entries(_OTHER))
         self.assertEqual(entries[0], again.get(entries[0].handle))
 
     def test_the_last_word_on_a_handle_counts(self):
@@ -69,6 +70,14 @@ class JournalTest(base.BaseTestCase):
         self.journal.remove(_entry(1).handle)
         self.assertEqual((_entry(2),), self.journal.entries())
 
+    def test_a_record_of_the_first_release_is_of_an_mdev(self):
+        self.journal.put(_entry())
+        with open(self.path, encoding='utf-8') as stream:
+            (old,) = json.load(stream)['content']
+        del old['vfio'], old['vgpu_placement']
+        durable.write(self.path, 'cyborg-gpu journal', 1, [old])
+        self.assertEqual((_entry(),), self.journal.entries())
+
     def test_a_bad_entry_is_refused_not_acted_upon(self):
         self.journal.put(_entry())
         with open(self.path, encoding='utf-8') as stream:
@@ -78,7 +87,9 @@ class JournalTest(base.BaseTestCase):
                              ('phase', 'lost'), ('profile_id', '19'),
                              ('placement', {'start': -1, 'size': 1}),
                              ('instance_id', 1.5), ('foreign_ids', ['x']),
-                             ('unheard_of', 1)):
+                             ('vfio', 1), ('vfio', None),
+                             ('vgpu_placement', -1),
+                             ('vgpu_placement', '0'), ('unheard_of', 1)):
             durable.write(self.path, 'cyborg-gpu journal', 1,
                           [dict(good, **{field: value})])
             self.assertRaises(exception.JournalError, self.journal.entries)

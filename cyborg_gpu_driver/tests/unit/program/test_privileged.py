@@ -25,6 +25,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 _PARENT = '0000:3b:00.0'
@@ -42,7 +43,9 @@ class DaemonTest(base.BaseTestCase):
         gpu_conf.register_opts(cfg.CONF)
         config = self.useFixture(config_fixture.Config(cfg.CONF))
         cfg.CONF([], project='test', default_config_files=[])
-        config.config(group='gpu', sysfs_root=self.root)
+        self.mdevctl = os.path.join(self.root, 'mdevctl')
+        config.config(group='gpu', sysfs_root=self.root,
+                      mdevctl=self.mdevctl)
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.privileged._platform', None))
         context = privsep.gpu_context
@@ -54,7 +57,7 @@ class DaemonTest(base.BaseTestCase):
     def make(self, *parts):
         """An empty control file below the root; its path."""
         path = os.path.join(self.root, *parts)
-        os.makedirs(os.path.dirname(path))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w'):
             pass
         return path
@@ -62,22 +65,66 @@ class DaemonTest(base.BaseTestCase):
     def test_what_is_asked_for_is_written(self):
         path = self.make('class', 'mdev_bus', _PARENT,
                          'mdev_supported_types', 'nvidia-231', 'create')
-        privileged.create_mdev(_PARENT, 'nvidia-231', _UUID)
+        privileged_vgpu.create_mdev(_PARENT, 'nvidia-231', _UUID)
         with open(path) as stream:
             self.assertEqual(_UUID, stream.read())
 
     def test_the_kernels_error_arrives(self):
         error = self.assertRaises(exception.SysfsError,
-                                  privileged.remove_mdev, _UUID)
+                                  privileged_vgpu.remove_mdev, _UUID)
         self.assertEqual(errno.ENOENT, error.errno)
         self.assertIn(_UUID, str(error))
 
+    def test_what_a_function_of_vendor_vfio_is_told(self):
+        place = ('bus', 'pci', 'devices', _PARENT, 'nvidia')
+        path = self.make(*place, 'current_vgpu_type')
+        privileged_vgpu.set_vgpu_type(_PARENT, 1145)
+        with open(path) as stream:
+            self.assertEqual('1145', stream.read())
+        for vgpu, path in (
+                (_PARENT, self.make(*place, 'vgpu_params')),
+                (_UUID, self.make('bus', 'mdev', 'devices', _UUID, 'nvidia',
+                                  'vgpu_params'))):
+            privileged_vgpu.set_vgpu_placement(vgpu, 12)
+            with open(path) as stream:
+                self.assertEqual('vgpu-placement-id=12', stream.read())
+
+    def test_nobody_holds_a_function_without_a_vfio_device(self):
+        self.assertEqual((), tuple(privileged_vgpu.vfio_holders(_PARENT)))
+
+    def test_mdevctl_is_run(self):
+        privileged_vgpu.undefine_mdev(_UUID)  # There is no mdevctl.
+        for text, fails in (('exit 0', False),
+                            ('echo Error: No devices match >&2; exit 1',
+                             False),
+                            ('echo "$@" >&2; exit 1', True)):
+            with open(self.mdevctl, 'w') as stream:
+                stream.write(f'#!/bin/sh\n{text}\n')
+            os.chmod(self.mdevctl, 0o700)
+            if not fails:
+                privileged_vgpu.undefine_mdev(_UUID)
+        error = self.assertRaises(exception.MdevctlError,
+                                  privileged_vgpu.undefine_mdev, _UUID)
+        self.assertIn(f'undefine --uuid {_UUID}', str(error))
+        os.chmod(self.mdevctl, 0o600)
+        error = self.assertRaises(exception.MdevctlError,
+                                  privileged_vgpu.undefine_mdev, _UUID)
+        self.assertIn('cannot be run', str(error))
+
     def test_the_daemon_checks_for_itself(self):
         for call, arguments in (
-                (privileged.create_mdev, ('../x', 'nvidia-231', _UUID)),
-                (privileged.create_mdev, (_PARENT, '../x', _UUID)),
-                (privileged.create_mdev, (_PARENT, 'nvidia-231', '../x')),
-                (privileged.remove_mdev, ('../../x',)),
+                (privileged_vgpu.create_mdev, ('../x', 'nvidia-231', _UUID)),
+                (privileged_vgpu.create_mdev, (_PARENT, '../x', _UUID)),
+                (privileged_vgpu.create_mdev, (_PARENT, 'nvidia-231', '../x')),
+                (privileged_vgpu.remove_mdev, ('../../x',)),
+                (privileged_vgpu.undefine_mdev, ('--help',)),
+                (privileged_vgpu.set_vgpu_type, ('../x', 1145)),
+                (privileged_vgpu.set_vgpu_type, (_PARENT, '1145')),
+                (privileged_vgpu.set_vgpu_type, (_PARENT, -1)),
+                (privileged_vgpu.set_vgpu_placement, ('../x', 0)),
+                (privileged_vgpu.set_vgpu_placement, (_PARENT, '0,x=1')),
+                (privileged_vgpu.set_vgpu_placement, (_UUID, -1)),
+                (privileged_vgpu.vfio_holders, ('../x',)),
                 (privileged.create_gpu_instance, ('x', 19, 0, 1)),
                 (privileged.create_gpu_instance, (_PARENT, -1, 0, 1)),
                 (privileged.create_gpu_instance, (_PARENT, 19, 99, 1)),

@@ -32,7 +32,7 @@ class SriovTest(base.BaseTestCase):
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.slept = []
 
-    def manage(self, body):
+    def manage(self, body, enable=True):
         """Run a script; the arguments of each of its runs."""
         script = os.path.join(self.directory, 'sriov-manage')
         told = os.path.join(self.directory, 'told')
@@ -41,7 +41,7 @@ class SriovTest(base.BaseTestCase):
                          f'runs=$(wc -l < {told})\n{body}\n')
         os.chmod(script, os.stat(script).st_mode | stat.S_IXUSR)
         try:
-            sriov.manage(_GPU, True, script, self.slept.append)
+            sriov.manage(_GPU, enable, script, self.slept.append)
         finally:
             with open(told, encoding='utf-8') as stream:
                 self.runs = stream.read().splitlines()
@@ -49,6 +49,10 @@ class SriovTest(base.BaseTestCase):
     def test_functions_of_one_gpu(self):
         self.manage('exit 0')
         self.assertEqual([f'-e {_GPU}'], self.runs)
+
+    def test_functions_removed(self):
+        self.manage('exit 0', enable=False)
+        self.assertEqual([f'-d {_GPU}'], self.runs)
 
     def test_lock_that_passes(self):
         self.manage(f'[ $runs -ge 3 ] || {{ echo "{_BUSY}"; exit 1; }}')

@@ -20,7 +20,6 @@ import sys
 
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import view
@@ -29,9 +28,9 @@ from cyborg_gpu_driver.tests.unit.report import samples
 HOST = 'compute1'
 
 
-def report(**kwargs):
+def report():
     host, offers = samples.host()
-    return build.build(host, offers, HOST, **kwargs)
+    return build.build(host, offers, HOST)
 
 
 def handles(devices):
@@ -223,27 +222,27 @@ class TestBuild(base.BaseTestCase):
 
 class TestStubs(base.BaseTestCase):
 
-    def test_stub_keeps_what_is_known(self):
-        device = report(stubs=(samples.T4,))[1]
-        self.assertEqual(dataclasses.replace(report()[1], stub=True), device)
-
-    def test_gpu_without_offers(self):
-        host, _ = samples.host()
-        device, = build.build(host, {}, HOST, stubs=[samples.T4])
-        self.assertTrue(device.stub)
-        self.assertEqual((), device.deployables)
-
-    def test_vanished_gpu_is_known_by_the_same_text(self):
+    def test_a_stub_is_known_by_the_same_text(self):
         before = report()[2]
+        stub = build.stub_device(samples.WHOLE)
+        self.assertTrue(stub.stub)
+        self.assertEqual((), stub.deployables)
+        self.assertEqual(before.cpid_info, stub.cpid_info)
+        self.assertEqual('10de', stub.vendor)
+        self.assertTrue(stub.model)
+
+
+class TestBusy(base.BaseTestCase):
+
+    def test_a_busy_gpu_is_reported_and_says_so(self):
         host, offers = samples.host()
-        after = build.build(model.Host(gpus=host.gpus[:2]), offers, HOST,
-                            stubs={samples.WHOLE})
-        self.assertEqual(3, len(after))
-        self.assertEqual(build.stub_device(samples.WHOLE), after[2])
-        self.assertTrue(after[2].stub)
-        self.assertEqual(before.cpid_info, after[2].cpid_info)
-        self.assertEqual('10de', after[2].vendor)
-        self.assertTrue(after[2].model)
+        idle = report()[2]
+        offers[samples.WHOLE] = [
+            dataclasses.replace(offer, creatable=0, busy='2 processes')
+            for offer in offers[samples.WHOLE]]
+        busy = build.build(host, offers, HOST)[2]
+        self.assertEqual('2 processes', busy.busy)
+        self.assertEqual(idle, dataclasses.replace(busy, busy=''))
 
 
 class TestReserved(base.BaseTestCase):
@@ -263,39 +262,6 @@ class TestReserved(base.BaseTestCase):
                 (2, 0, -5, 2)):
             self.assertEqual(expected,
                              build.reserved(total, owned, creatable))
-
-
-class TestHandleTable(base.BaseTestCase):
-
-    def test_every_mdev_handle(self):
-        devices = report()
-        table = build.handle_table(devices)
-        self.assertEqual(14 + 1, len(table))
-        target = table['0000:07:00.4', 'nvidia-699']
-        self.assertEqual(samples.A100, target.gpu)
-        self.assertEqual('1g.10gb', target.deployable.profile)
-        self.assertEqual('T4-2B', table['0000:3b:00.0', 'nvidia-231']
-                         .deployable.profile)
-
-    def test_not_ours(self):
-        table = build.handle_table(report())
-        for pair in (('0000:07:00.4', 'nvidia-700'),
-                     ('0000:d8:00.0', 'nvidia-231'),
-                     ('../../x', 'nvidia-231'), ('0000:3b:00.0', None)):
-            self.assertNotIn(pair, table)
-
-    def test_stubs_can_still_be_unbound(self):
-        self.assertIn(('0000:3b:00.0', 'nvidia-231'),
-                      build.handle_table(report(stubs=[samples.T4])))
-
-    def test_ambiguous(self):
-        host, offers = samples.host()
-        offers[samples.T4] += (samples.t4_offer(profile='2B'),)
-        devices = build.build(host, offers, HOST)
-        error = self.assertRaises(exception.AmbiguousHandle,
-                                  build.handle_table, devices)
-        self.assertIn('compute1_gpu_0000:3b:00.0_T4-2B', str(error))
-        self.assertIn('compute1_gpu_0000:3b:00.0_2B', str(error))
 
 
 class TestView(base.BaseTestCase):

@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import dataclasses
 
 from cyborg.accelerator.common import utils as cyborg_utils
 from cyborg.common import constants
@@ -26,8 +27,8 @@ class TestObjects(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         host, offers = samples.host()
-        self.reported = build.build(host, offers, 'compute1',
-                                    stubs=[samples.WHOLE])
+        *others, whole = build.build(host, offers, 'compute1')
+        self.reported = (*others, dataclasses.replace(whole, stub=True))
         self.devices = objects.driver_devices(self.reported)
 
     def test_every_field(self):

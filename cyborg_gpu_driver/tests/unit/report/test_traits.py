@@ -19,7 +19,10 @@ from hypothesis import strategies
 from oslotest import base
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
+from cyborg_gpu_driver.tests.unit.partition import test_offer_mig
 from cyborg_gpu_driver.tests.unit.report import samples
 
 CUSTOM = re.compile(r'CUSTOM_[A-Z0-9_]+', re.ASCII)
@@ -50,6 +53,18 @@ class TestTraits(base.BaseTestCase):
             'CUSTOM_NVIDIA_1EB8_T4_2B',
             'OWNER_CYBORG',
         ), traits.traits(samples.t4(), samples.t4_offer()))
+
+    def test_a_vgpu_that_shares_its_instance(self):
+        board = test_offer_mig.gpu()
+        offer, = offers.offers(board, test_offer_mig.rules('DC-1-8Q'))
+        self.assertEqual((
+            'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MEMORY_8GB',
+            'CUSTOM_NVIDIA_20B2', 'CUSTOM_NVIDIA_20B2_DC_1_8Q',
+            'OWNER_CYBORG'), traits.traits(board, offer))
+        self.assertEqual('CUSTOM_NVIDIA_DC_1_8Q',
+                         names.resource_class(offer))
+        self.assertEqual('host_gpu_0000:07:00.0_DC-1-8Q',
+                         names.provider_name('host', offer))
 
     def test_unknown_facts_give_no_trait(self):
         self.assertEqual((

@@ -184,6 +184,44 @@ class WithdrawalTest(base.BaseTestCase):
         self.used.clear()
         self.assertEqual({}, self.report(_GPU, ignored=[_ADDRESS]))
 
+    def whole(self, busy=''):
+        return lambda gpu: build.device(gpu, [offers.Offer(
+            gpu.address, 'p', policy.Mode.PASSTHROUGH, 'whole', 1,
+            creatable=0 if busy else 1, parents=(gpu.address,),
+            busy=busy)], 'host')
+
+    def test_a_busy_gpu_is_reported_when_it_is_idle(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        for _ in range(2):
+            decision, devices = self.decide(
+                _GPU, make=self.whole('3 processes'))
+            self.assertEqual({}, devices)
+            self.assertEqual((), decision.trusted)
+        self.assertEqual(1, log.output.count(
+            'is not reported before it is idle: 3 processes'))
+        self.assertEqual((), self.withdrawal.held())
+        self.assertEqual({_ADDRESS}, set(self.report(
+            _GPU, make=self.whole())))
+
+    def test_a_reported_gpu_that_becomes_busy_stays(self):
+        before = self.report(_GPU, make=self.whole())[_ADDRESS]
+        self.restart()
+        decision, devices = self.decide(_GPU, make=self.whole('busy'))
+        self.assertEqual(before, dataclasses.replace(
+            devices[_ADDRESS], busy=''))
+        self.assertEqual((_ADDRESS,), decision.trusted)
+
+    def test_what_a_busy_gpu_was_before_is_withdrawn_when_unused(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        first = self.report(_GPU)[_ADDRESS]
+        self.use(first)
+        for _ in range(2):
+            self.assertTrue(self.report(
+                _GPU, make=self.whole('busy'))[_ADDRESS].stub)
+        self.assertEqual(1, len(log.output.splitlines()))
+        self.used.clear()
+        self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
+
     def test_held_is_a_stub_of_all_that_was_reported(self):
         other = dataclasses.replace(_GPU, address=_OTHER)
         self.report(_GPU, other)

@@ -50,6 +50,20 @@ class TestPlatform(base.BaseTestCase):
         self.assertTrue(self.open('wsl').nvml.wsl)
         self.assertFalse(self.open('t4x4').nvml.wsl)
 
+    def test_programs_and_open_devices(self):
+        opened = self.open('l40sx4')
+        opened.sriov_manage('0000:16:00.0', False)
+        self.assertEqual('0', opened.sysfs.read(
+            'bus', 'pci', 'devices', '0000:16:00.0', 'sriov_numvfs'))
+        self.machine.define_mdev('4b20d080-1b54-4048-85b3-a6a62d165c01')
+        opened.mdevctl('undefine', '--uuid',
+                       '4b20d080-1b54-4048-85b3-a6a62d165c01')
+        self.assertEqual((), self.machine.defined_mdevs)
+        opened.sysfs.write('1145', 'bus', 'pci', 'devices', '0000:38:00.4',
+                           'nvidia', 'current_vgpu_type')
+        pid = self.machine.start_guest('0000:38:00.4')
+        self.assertEqual((pid,), opened.vfio_holders('0000:38:00.4'))
+
     def test_unknown_machine(self):
         self.assertRaises(exception.SimulationError,
                           platform.open_platform, 'dgx-b300')

@@ -75,6 +75,7 @@ class TestStateFile(base.MachineTestCase):
         self.create_mdev(VF, 475)
         self.machine.start_guest(base.UUID)
         self.machine.add_process(GPU, 77, 13, 0)
+        self.machine.define_mdev(base.UUID)
         self.machine.lose_gpu('0000:0f:00.0')
         self.machine.set_remapped_rows('0000:47:00.0', 1, 2, True, True)
         self.machine.sriov_manage('0000:4e:00.0', enable=False)
@@ -92,12 +93,40 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual('nvidia-475', self.sysfs.link_name(
             'bus', 'mdev', 'devices', base.UUID, 'mdev_type'))
         self.assertEqual(1, len(pynvml.nvmlDeviceGetActiveVgpus(device)))
+        self.assertEqual(1, len(self.machine.vfio_holders(VF)))
+        self.assertEqual((base.UUID,), self.machine.defined_mdevs)
         self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.at,
                          '0000:0f:00.0')
         self.assertEqual((1, 2, 1, 1), pynvml.nvmlDeviceGetRemappedRows(
             self.at('0000:47:00.0')))
         self.assertEqual('vfio-pci', self.sysfs.link_name(
             'bus', 'pci', 'devices', '0000:4e:00.0', 'driver'))
+
+    def test_what_vgpus_of_mixed_sizes_need_is_kept(self):
+        def load():
+            return machine_module.Machine.load('l40sx4', self.path)
+
+        self.use(load())
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.device(), 1)
+        wanted = pynvml.c_nvmlVgpuSchedulerSetState_t()
+        wanted.schedulerPolicy, wanted.enableARRMode = 2, 1
+        wanted.schedulerParams.vgpuSchedData.timeslice = 4000000
+        pynvml.nvmlDeviceSetVgpuSchedulerState(self.device(), wanted)
+        place = ('bus', 'pci', 'devices', '0000:16:00.4', 'nvidia')
+        self.sysfs.write('1170', *place, 'current_vgpu_type')
+        self.sysfs.write('vgpu-placement-id=12', *place, 'vgpu_params')
+
+        self.use(load())
+        self.assertEqual(1, pynvml.nvmlDeviceGetVgpuHeterogeneousMode(
+            self.device()))
+        found = pynvml.nvmlDeviceGetVgpuSchedulerState(self.device())
+        self.assertEqual(
+            (2, 1, 4000000),
+            (found.schedulerPolicy, found.arrMode,
+             found.schedulerParams.vgpuSchedData.timeslice))
+        self.assertEqual('12', self.sysfs.read(*place, 'placement_id'))
+        self.assertEqual('vgpu-placement-id=12',
+                         self.sysfs.read(*place, 'vgpu_params'))
 
     def test_what_one_does_the_other_sees_at_once(self):
         one, two = self.load(), self.load()

@@ -16,6 +16,7 @@ import errno
 
 import pynvml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -173,8 +174,12 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
                          pynvml.nvmlVgpuInstanceGetMdevUUID(vgpu))
         self.assertEqual(number,
                          pynvml.nvmlVgpuInstanceGetGpuInstanceId(vgpu))
-        self.assertEqual('00000000:07:00.4',
+        # Where it is in the guest, which has no driver yet.
+        self.assertEqual('00000000:00:00.0',
                          pynvml.nvmlVgpuInstanceGetGpuPciId(vgpu))
+        self.machine.stop_guest(base.UUID)
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlVgpuInstanceGetType, vgpu)
 
     def time_sliced(self):
         """The first GPU out of MIG mode, with virtual functions."""
@@ -193,28 +198,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
         self.assertEqual(0, self.available(self.other_vf, 468))
         self.create_mdev(self.other_vf, 472, base.OTHER_UUID)
         self.assertEqual(0, self.available('0000:07:00.6', 472))
-
-    def test_sizes_mix_in_heterogeneous_mode(self):
-        self.time_sliced()
-        device = self.device()
-        self.create_mdev(self.vf, 472)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetVgpuHeterogeneousMode, device,
-                         1)
-        self.remove_mdev()
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(device, 1)
-        self.create_mdev(self.vf, 472)
-        self.assertEqual(1, self.available(self.other_vf, 468))
-        self.assertEqual(0, self.available(self.other_vf, 473))
-        self.remove_mdev()
-        self.machine.sriov_manage('0000:07:00.0')
-        self.assertEqual(0, pynvml.nvmlDeviceGetVgpuHeterogeneousMode(
-            self.device()))
-
-    def test_no_heterogeneous_mode_in_mig_mode(self):
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
-                         pynvml.nvmlDeviceSetVgpuHeterogeneousMode,
-                         self.device(), 1)
 
 
 class TestVendorVfio(base.MachineTestCase):
@@ -270,6 +253,69 @@ class TestVendorVfio(base.MachineTestCase):
                    if name.endswith('L40S-48Q'))
         self.assert_errno(errno.EIO, self.set_type, self.other_vf, big)
 
+    def make(self):
+        """A vGPU on the first virtual function."""
+        self.set_type(self.vf, 1145)
+
+    def test_a_vgpu_has_a_vfio_device(self):
+        place = (*DEVICES, self.vf, 'vfio-dev')
+        self.assertFalse(self.sysfs.exists(*place))
+        self.make()
+        name, = self.sysfs.listdir(*place)
+        self.assertRegex(name, '^vfio[0-9]+$')
+        self.assertFalse(self.sysfs.exists(*DEVICES, self.other_vf,
+                                           'vfio-dev'))
+
+    def test_an_open_device_keeps_its_vgpu(self):
+        self.make()
+        self.assertEqual((), self.machine.vfio_holders(self.vf))
+        self.machine.open_vfio(self.vf, 7)
+        pid = self.machine.start_guest(self.vf)
+        self.assertEqual(pid, self.machine.start_guest(self.vf))
+        self.assertEqual((7, pid), self.machine.vfio_holders(self.vf))
+        self.assertEqual((), self.machine.vfio_holders(self.other_vf))
+        self.machine.stop_guest(self.vf)
+        self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(self.device()))
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 0)
+        self.machine.close_vfio(self.vf, 7)
+        self.set_type(self.vf, 0)
+        self.assertRaises(exception.SimulationError,
+                          self.machine.start_guest, self.vf)
+
+    def test_params(self):
+        place = (*DEVICES, self.vf, 'nvidia', 'vgpu_params')
+        write = self.sysfs.write
+        self.assertEqual('', self.sysfs.read(*place))
+        self.assert_errno(errno.ENXIO, write, 'a=1', *place)
+        self.make()
+        for wrong in ('', '\n', 'a', '=1', 'a=', 'a=1,', 'a=1 b=2'):
+            self.assert_errno(errno.EINVAL, write, wrong, *place)
+        write('frame_rate_limiter=0, disable_vnc=1\n', *place)
+        self.assertEqual('frame_rate_limiter=0, disable_vnc=1',
+                         self.sysfs.read(*place))
+        self.machine.start_guest(self.vf)
+        self.assert_errno(errno.EBUSY, write, ' ', *place)
+        self.machine.stop_guest(self.vf)
+        write(' ', *place)
+        self.assertEqual('', self.sysfs.read(*place))
+        write('a=1', *place)
+        self.set_type(self.vf, 0)
+        self.make()
+        self.assertEqual('', self.sysfs.read(*place))
+
+    def test_each_file_may_fail(self):
+        self.make()
+        for name in ('current_vgpu_type', 'creatable_vgpu_types',
+                     'placement_id', 'vgpu_params'):
+            path = f'/sys/bus/pci/devices/*/nvidia/{name}'
+            self.machine.faults.fail_read(path, errno.ETIMEDOUT)
+            self.assert_errno(errno.ETIMEDOUT, self.read, self.vf, name)
+        for name in ('current_vgpu_type', 'vgpu_params'):
+            self.machine.faults.fail_write(
+                f'/sys/bus/pci/devices/*/nvidia/{name}', errno.ETIMEDOUT)
+            self.assert_errno(errno.ETIMEDOUT, self.sysfs.write, '0',
+                              *DEVICES, self.vf, 'nvidia', name)
+
     def test_driver_outputs_need_a_vgpu(self):
         for name in ('gpu_instance_id', 'placement_id'):
             self.assert_errno(errno.ENXIO, self.read, self.vf, name)
@@ -297,6 +343,10 @@ class TestVendorVfioWithMig(TestVendorVfio):
                  self.machine.gpus[0].model.vgpu_types}
         self.q3, self.a3 = kinds['DC-1-3Q'], kinds['DC-1-3A']
         self.q6, self.sliced = kinds['DC-1-6Q'], kinds['DC-24Q']
+
+    def make(self):
+        self.create(self.device(), 47)
+        self.set_type(self.vf, self.q3)
 
     def test_files_lie_on_virtual_functions(self):
         self.assertEqual([], self.creatable(self.vf))

@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the checks look at, gathered once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import conf_file
+from cyborg_gpu_driver.partition import policy
+
+_VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """A host with its services' configuration.
+
+    None stands for what was not looked at; on a simulated machine that is
+    everything beside its GPUs and the configuration.
+    """
+
+    host: model.Host
+    settings: policies.Settings
+    cyborg: services.Cyborg | None = None
+    cyborg_problem: str = ''
+    """Why that is None."""
+    nova: conf_file.NovaConf | None = None
+    """PCI devices and mdevs of ``nova.conf``."""
+    nova_services: services.Nova | None = None
+    """The rest of it; None where ``nova`` is."""
+    nova_problem: str = ''
+    """Why they are None."""
+    remembered: Mapping[model.PciAddress, str] = dataclasses.field(
+        default_factory=dict)
+    """Fixed vGPUs that functions had before a reboot."""
+    machine: machine.Machine | None = None
+    """None if it is simulated."""
+    placement: placement.Answer | None = None
+    state_path: str = ''
+    """``[gpu] state_path``."""
+    sriov_manage: str = ''
+    """``[gpu] sriov_manage``."""
+    mdevctl: str = ''
+    """``[gpu] mdevctl``."""
+
+    def governed(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
+        """GPUs that are offered in some mode, with their policy."""
+        for gpu in self.host.gpus:
+            governing = self.settings.policy_for(gpu)
+            if governing and governing.mode is not policy.Mode.OFF:
+                yield gpu, governing
+
+    def with_vgpus(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
+        """Those that are to carry vGPUs of either kind."""
+        return ((gpu, governing) for gpu, governing in self.governed()
+                if governing.mode in _VGPU_MODES)
+
+    def on(self, seen: machine.Machine) -> Facts:
+        """These, on a machine that was looked at."""
+        return dataclasses.replace(self, machine=seen)
+
+    def asked(self, answer: placement.Answer) -> Facts:
+        """These, with Placement's answer."""
+        return dataclasses.replace(self, placement=answer)
+
+    def programs(self, name: str) -> bool | None:
+        """Whether a program can be run; None if that is not known."""
+        return self.machine.programs.get(name) if self.machine else None

@@ -1,0 +1,175 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the checks look at on a real machine beside its GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterable
+from collections.abc import Mapping
+from importlib import metadata
+
+from oslo_utils import importutils
+
+from cyborg_gpu_driver import seam
+from cyborg_gpu_driver.check import access
+from cyborg_gpu_driver.check import processes
+
+_RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What this machine is called."""
+
+    short: str
+    """``uname -n``, which may be the full name as well."""
+    full: str
+    """The resolver's canonical name; empty if it has none."""
+
+    @property
+    def libvirt(self) -> str:
+        """What libvirt, and so hypervisor_hostname, makes of them.
+
+        virGetHostname() of src/util/virutil.c: the machine's name if it has
+        a domain, else the canonical name if that has one.
+        """
+        if '.' in self.short or self.short.startswith('localhost'):
+            return self.short
+        if '.' not in self.full or self.full.startswith('localhost'):
+            return self.short
+        return self.full
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Cyborg in the environment of this program."""
+
+    version: str | None = None
+    """None if it is not there."""
+    has_placement_client: bool = False
+    mismatch: str = ''
+    """See :func:`cyborg_gpu_driver.seam.mismatch`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The machine below and beside the services."""
+
+    names: Names = Names('', '')
+    release: Release = Release()
+    kernel: tuple[int, int] | None = None
+    """Major and minor release."""
+    modules: frozenset[str] = frozenset()
+    """Loaded kernel modules."""
+    running: processes.Running | None = None
+    """None where processes cannot be listed."""
+    devices: Mapping[str, access.Node] = dataclasses.field(
+        default_factory=dict)
+    """NVIDIA's device nodes by path, with :attr:`mig_device`."""
+    mig_device: str | None = None
+    """The node, or the file, which grants the use of MIG."""
+    state: access.Node | None = None
+    """``[gpu] state_path``; None if it is not there."""
+    programs: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """Whether programs are there and can be run, by name or path."""
+
+    @property
+    def agent(self) -> access.User | None:
+        """As whom cyborg-agent runs; None if it was not seen."""
+        return self.running.agent if self.running else None
+
+
+def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
+         dev: str = '/dev') -> Machine:
+    """Look at this machine.
+
+    :param state_path: ``[gpu] state_path``.
+    :param programs: to look for, by name or path.
+    :param proc: where procfs is mounted.
+    :param dev: where device nodes are.
+    """
+    mig_device = next(filter(os.path.exists, _mig_devices(proc, dev)), None)
+    paths = (*glob.glob(f'{dev}/nvidia[0-9]*'), f'{dev}/nvidiactl',
+             *filter(None, (mig_device,)))
+    return Machine(
+        names=_names(), release=_cyborg(),
+        kernel=release(os.uname().release),
+        modules=frozenset(line.split()[0] for line
+                          in _lines(f'{proc}/modules') if line.strip()),
+        running=processes.running(proc),
+        devices={path: node for path in paths if (node := _node(path))},
+        mig_device=mig_device, state=_node(state_path),
+        programs={name: bool(shutil.which(name)) for name in programs})
+
+
+def release(text: str) -> tuple[int, int] | None:
+    """``6.8.0-31-generic`` is (6, 8); None for anything else."""
+    found = _RELEASE.match(text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _names():
+    short = socket.gethostname()
+    try:
+        full = socket.getaddrinfo(short, None,
+                                  flags=socket.AI_CANONNAME)[0][3]
+    except OSError:
+        full = ''
+    return Names(short, full)
+
+
+def _cyborg():
+    try:
+        version = metadata.version('openstack-cyborg')
+    except metadata.PackageNotFoundError:
+        return Release()
+    client = importutils.try_import('cyborg.common.placement_client')
+    return Release(version, hasattr(client, 'PlacementClient'),
+                   seam.mismatch())
+
+
+def _mig_devices(proc, dev):
+    """What grants the use of MIG, the one that counts first.
+
+    The MIG user guide ("Device Nodes and Capabilities"): a node below
+    ``/dev/nvidia-caps`` by the number in ``mig-minors``; the file in
+    procfs itself where the driver makes no such nodes.
+    """
+    for line in _lines(f'{proc}/driver/nvidia-caps/mig-minors'):
+        name, _, minor = line.partition(' ')
+        if name == 'config' and minor.strip().isdigit():
+            yield f'{dev}/nvidia-caps/nvidia-cap{minor.strip()}'
+    yield f'{proc}/driver/nvidia/capabilities/mig/config'
+
+
+def _lines(path):
+    try:
+        with open(path, encoding='utf-8', errors='replace') as stream:
+            return stream.read().splitlines()
+    except OSError:
+        return []
+
+
+def _node(path):
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return access.Node(found.st_uid, found.st_gid, found.st_mode & 0o7777)

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Placement, asked as cyborg-agent asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import urllib.parse
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Sequence
+from typing import Any
+
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+from oslo_utils import importutils
+from oslo_utils import strutils
+
+_TIMEOUT = 30
+"""Seconds for one answer, where ``cyborg.conf`` says nothing."""
+_USER_IN_URL = re.compile('//[^/@ ]*@')
+
+_ADVICE = (
+    (cfg.RequiredOptError,
+     'Complete the credentials in [placement] of cyborg.conf'),
+    (exceptions.AuthPluginException,
+     'Complete auth_type and what belongs to it in [placement] of '
+     'cyborg.conf'),
+    (exceptions.Unauthorized,
+     'Correct username, password, project and domains in [placement] of '
+     'cyborg.conf'),
+    (exceptions.CatalogException,
+     'Correct region_name and valid_interfaces in [placement] of '
+     'cyborg.conf, or the service catalogue'),
+    (exceptions.DiscoveryFailure,
+     'Correct endpoint_override in [placement] of cyborg.conf, or the '
+     'service catalogue; if it is right, see whether Placement runs'),
+    (exceptions.SSLError,
+     'Name the authority that signed the certificate: cafile in '
+     '[placement] of cyborg.conf'),
+    (exceptions.ConnectionError,
+     'See that this host reaches the address named; it is from auth_url in '
+     '[placement] of cyborg.conf or from the service catalogue'),
+)
+_OTHERWISE = 'Correct [placement] in cyborg.conf, then look at Placement'
+_STATUS = {
+    401: 'Placement does not take the token: see [keystone_authtoken] of '
+         'placement.conf',
+    403: "Give Cyborg's user of [placement] the role service, or admin, in "
+         'the project named there',
+    404: 'Correct endpoint_override in [placement] of cyborg.conf, or the '
+         'service catalogue: what answers is not Placement',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What became of the question."""
+
+    providers: frozenset[str] = frozenset()
+    """Those of the names that providers have."""
+    problem: str = ''
+    """Why there is no answer; never with a secret in it."""
+    advice: str = ''
+
+
+def client(files: Sequence[str]) -> Any:
+    """Cyborg's own client of Placement, with the agent's configuration.
+
+    :param files: ``cyborg.conf``.
+    :raises ImportError: if this Cyborg has none.
+    """
+    module = importutils.import_module('cyborg.common.placement_client')
+    conf = importutils.import_module('cyborg.conf').CONF
+    conf([], project='cyborg', default_config_files=list(files),
+         default_config_dirs=[])
+    if conf.placement.timeout is None:
+        conf.set_override('timeout', _TIMEOUT, group='placement')
+    return module.PlacementClient()
+
+
+def ask(make_client: Callable[[], Any], names: Collection[str]) -> Answer:
+    """Ask which of the names are names of providers.
+
+    Never raises: Keystone and Placement may fail in any way.
+
+    :param make_client: see :func:`client`.
+    """
+    try:
+        with _silence():
+            return _ask(make_client(), names)
+    except Exception as error:
+        return _failed(error)
+
+
+def _ask(asked, names):
+    found = set()
+    for name in sorted(names):
+        response = asked.get('/resource_providers?name='
+                             + urllib.parse.quote(name, safe=''))
+        if response.status_code != 200:
+            return _refused(response.status_code)
+        if response.json()['resource_providers']:
+            found.add(name)
+    return Answer(frozenset(found))
+
+
+@contextlib.contextmanager
+def _silence():
+    """keystoneauth logs addresses with the password that they may have."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _refused(code):
+    return Answer(problem=f'Placement answers with HTTP {code}',
+                  advice=_STATUS.get(code, _OTHERWISE))
+
+
+def _failed(error):
+    advice = next((advice for kind, advice in _ADVICE
+                   if isinstance(error, kind)), _OTHERWISE)
+    said = _USER_IN_URL.sub('//***@', strutils.mask_password(str(error)))
+    return Answer(problem=f'Placement cannot be asked: '
+                  f'{type(error).__name__}: {said}'.rstrip(': '),
+                  advice=advice)

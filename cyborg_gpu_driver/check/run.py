@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The checks, in the order in which they are shown.
+
+A check is a function of :class:`cyborg_gpu_driver.check.facts.Facts` that
+yields findings. To add one, write it and name it here, with those of the
+facts that it cannot do without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.check import agents
+from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import gpus
+from cyborg_gpu_driver.check import novas
+from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check import vgpus
+
+
+class Needs(enum.Enum):
+    """What may not have been looked at."""
+
+    MACHINE = 'machine'
+    CYBORG = 'cyborg'
+    NOVA = 'nova'
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A check, and what it cannot do without."""
+
+    find: Callable[[facts_module.Facts], Iterable[result.Finding]]
+    needs: tuple[Needs, ...] = ()
+
+
+CHECKS: dict[str, Check] = {
+    'GPUs': Check(gpus.offered),
+    'kernel driver': Check(gpus.driver),
+    'kernel modules': Check(gpus.modules, (Needs.MACHINE,)),
+    'NVML': Check(gpus.nvml),
+    'IOMMU': Check(gpus.iommu),
+    'MIG mode and SR-IOV': Check(gpus.ready),
+    'way of vGPUs': Check(vgpus.way),
+    'kernel': Check(vgpus.kernel, (Needs.MACHINE,)),
+    'sriov-manage': Check(vgpus.sriov_manage, (Needs.MACHINE,)),
+    'mdevctl': Check(vgpus.mdevctl, (Needs.MACHINE,)),
+    'Cyborg release': Check(cyborgs.release, (Needs.MACHINE,)),
+    'Cyborg drivers': Check(cyborgs.drivers, (Needs.CYBORG,)),
+    'agent privileges': Check(agents.privileges,
+                              (Needs.MACHINE, Needs.CYBORG)),
+    'agent access': Check(agents.access, (Needs.MACHINE,)),
+    'host name': Check(cyborgs.host_name, (Needs.MACHINE, Needs.CYBORG)),
+    'Placement': Check(cyborgs.placement, (Needs.MACHINE, Needs.CYBORG)),
+    'service token, Cyborg': Check(cyborgs.service_roles,
+                                   (Needs.CYBORG,)),
+    'service token, Nova': Check(novas.service_token, (Needs.NOVA,)),
+    'guests at host boot': Check(novas.guests, (Needs.NOVA,)),
+    'nova-compute command': Check(vgpus.start_command, (Needs.MACHINE,)),
+    'Nova PCI devices': Check(novas.pci_devices, (Needs.NOVA,)),
+    'Nova mdev types': Check(novas.mdev_types, (Needs.NOVA,)),
+}
+
+
+def run(facts: facts_module.Facts
+        ) -> Iterator[tuple[str, result.Finding]]:
+    """Every finding with its check's name; each check has at least one."""
+    for name, check in CHECKS.items():
+        findings = _missing(facts, check) or list(check.find(facts))
+        for finding in findings or [
+                result.success(result.HOST, 'nothing to complain of')]:
+            yield name, finding
+
+
+def _missing(facts, check):
+    """What to say instead of the check; empty if it can be made."""
+    if Needs.MACHINE in check.needs and facts.machine is None:
+        return [result.success(result.HOST,
+                               'not checked: the machine is simulated')]
+    if Needs.CYBORG in check.needs and facts.cyborg is None:
+        return [result.warning(
+            result.HOST, f'not checked: {facts.cyborg_problem}',
+            'Name cyborg.conf with --config-file, before "check"')]
+    if Needs.NOVA in check.needs and facts.nova is None:
+        return [result.warning(
+            result.HOST, f'not checked: {facts.nova_problem}',
+            'Name nova.conf with --nova-config-file, as a user who may '
+            'read it')]
+    return []

@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The options of Cyborg's and Nova's files that decide between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+
+_CREDENTIALS = (cfg.StrOpt('auth_type'), cfg.StrOpt('auth_section'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cyborg:
+    """What ``cyborg.conf`` says of the agent and its neighbours."""
+
+    host: str
+    """``[DEFAULT] host``: the name by which the agent is called."""
+    provider_name: str | None = None
+    """``[agent] resource_provider_name``; None leaves it to the agent."""
+    enabled_drivers: tuple[str, ...] = ()
+    service_roles: tuple[str, ...] = ('service',)
+    """``[keystone_authtoken] service_token_roles``."""
+    has_placement_user: bool = False
+    """Whether ``[placement]`` has credentials."""
+    helper_command: str | None = None
+    """``[cyborg_gpu_privileged] helper_command``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nova:
+    """What ``nova.conf`` says beside PCI devices and mdevs."""
+
+    sends_service_token: bool = False
+    has_service_user: bool = False
+    """Whether ``[service_user]`` has credentials."""
+    resumes_guests: bool = False
+
+
+def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
+    """From the files that this program was started with.
+
+    Names and defaults are those of cyborg/conf/agent.py (Cyborg 17),
+    keystonemiddleware and oslo.privsep.
+
+    :param conf: parsed, with ``[DEFAULT] host`` registered.
+    :raises InvalidValue: naming what cannot be read.
+    """
+    conf.register_opts([
+        cfg.ListOpt('enabled_drivers', default=['fake_driver']),
+        cfg.StrOpt('resource_provider_name')], group='agent')
+    conf.register_opt(cfg.ListOpt('service_token_roles',
+                                  default=['service']),
+                      group='keystone_authtoken')
+    conf.register_opts(_CREDENTIALS, group='placement')
+    conf.register_opt(cfg.StrOpt('helper_command'),
+                      group='cyborg_gpu_privileged')
+    try:
+        return Cyborg(
+            host=conf.host, provider_name=conf.agent.resource_provider_name,
+            enabled_drivers=tuple(conf.agent.enabled_drivers),
+            service_roles=tuple(
+                conf.keystone_authtoken.service_token_roles),
+            has_placement_user=_has_user(conf.placement),
+            helper_command=conf.cyborg_gpu_privileged.helper_command)
+    except (cfg.Error, ValueError) as error:
+        raise _invalid('cyborg.conf', conf.config_file, error) from error
+
+
+def nova(paths: Sequence[str]) -> Nova:
+    """From ``nova.conf``, the later file over the earlier.
+
+    Names and defaults are those of nova/conf/service_token.py and
+    nova/conf/compute.py of Nova 34.
+
+    :raises InvalidValue: if a file, or what it says, cannot be read.
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opts([
+        cfg.BoolOpt('send_service_user_token', default=False),
+        *_CREDENTIALS], group='service_user')
+    conf.register_opt(cfg.BoolOpt('resume_guests_state_on_host_boot',
+                                  default=False))
+    try:
+        conf([], project='nova', default_config_files=list(paths),
+             default_config_dirs=[])
+        return Nova(
+            sends_service_token=conf.service_user.send_service_user_token,
+            has_service_user=_has_user(conf.service_user),
+            resumes_guests=conf.resume_guests_state_on_host_boot)
+    except (cfg.Error, OSError, ValueError) as error:
+        raise _invalid('nova.conf', paths, error) from error
+
+
+def _has_user(group):
+    return bool(group.auth_type or group.auth_section)
+
+
+def _invalid(what, paths, error):
+    return exception.InvalidValue(
+        what=what, value=', '.join(paths),
+        expected=f'expected files of oslo.config: {error}')

@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Accelerator requests (ARQs) and what each has on which host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+
+LOG = logging.getLogger(__name__)
+
+_BOUND = 'Bound'
+_INITIAL = 'Initial'
+_MDEV = 'MDEV'
+
+
+@dataclasses.dataclass(frozen=True)
+class Arq:
+    """An accelerator request that has an attach handle."""
+
+    uuid: str
+    server: str | None
+
+
+def read(cloud: connection.Cloud, host: str) -> dict[str, Arq]:
+    """The accelerator requests of a cloud, by the vGPU that each may have.
+
+    Cyborg gives them all at once, on one page.
+
+    :param host: the compute node as Cyborg names it.
+    :raises CloudError: if they cannot be read, or the cloud has no devices
+        of such a host: then it is another cloud than the host's, or the
+        host has another name there.
+    """
+    return _read(cloud, host, by_vgpu)
+
+
+class Watch:
+    """The accelerator requests of one host, asked for again and again.
+
+    :param name: of the cloud, in ``clouds.yaml``; empty if none is to be
+        asked.
+    :param host: the compute node as Cyborg names it.
+    """
+
+    def __init__(self, name: str | None, host: str):
+        self._name = name
+        self._host = host
+        self._cloud: connection.Cloud | None = None
+        self._said = ''
+
+    def read(self) -> reconcile.Claims | None:
+        """What the requests have on the host now.
+
+        :returns: None if that is not known, which is said once.
+        """
+        if not self._name:
+            return None
+        try:
+            if self._cloud is None:
+                self._cloud = connection.Cloud(self._name)
+            found = read_claims(self._cloud, self._host)
+        except Exception as error:
+            # What is reported of the GPUs must not depend on it.
+            if str(error) != self._said:
+                self._said = str(error)
+                LOG.warning('The accelerator requests are not known: %s',
+                            error)
+            return None
+        self._said = ''
+        return found
+
+
+def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Claims:
+    """What a cloud's accelerator requests have on a host.
+
+    :param host: the compute node as Cyborg names it.
+    :raises CloudError: as :func:`read`.
+    """
+    return _read(cloud, host, claims)
+
+
+def claims(requests: Iterable[Mapping[str, Any]], host: str
+           ) -> reconcile.Claims:
+    """What requests have on a host.
+
+    Of a request that is neither bound nor new Cyborg does not show the
+    handle, and of one whose unbind has failed not even the host.
+
+    :param requests: as Cyborg's API shows them.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is
+        none.
+    """
+    bound, unsettled = [], []
+    for request in requests:
+        if request['state'] == _INITIAL:
+            continue
+        if request['state'] != _BOUND:
+            if request['hostname'] in (host, None):
+                unsettled.append(request['uuid'])
+        elif (request['hostname'] == host
+              and request['attach_handle_type'] == _MDEV):
+            info = request['attach_handle_info']
+            bound.append(reconcile.Claim(
+                request['attach_handle_uuid'].lower(), request['uuid'],
+                request['instance_uuid'], _function(info),
+                info['asked_type']))
+    return reconcile.Claims(tuple(bound), tuple(unsettled))
+
+
+def _read(cloud, host, understand):
+    if not cloud.get('/devices', 'devices', hostname=host):
+        raise cloud.error(f'Cyborg has no device of a host {host}; name the '
+                          'host as Cyborg does')
+    try:
+        return understand(cloud.get('/accelerator_requests', 'arqs'), host)
+    except (KeyError, TypeError, AttributeError,
+            exception.InvalidValue) as error:
+        raise cloud.error(
+            f'an accelerator request cannot be understood: {error!r}'
+        ) from error
+
+
+def _function(info):
+    return model.PciAddress.parse(
+        '{domain}:{bus}:{device}.{function}'.format(**info))
+
+
+def by_vgpu(requests: Iterable[Mapping[str, Any]], host: str
+            ) -> dict[str, Arq]:
+    """Requests by the names of vGPUs: mdevs' UUIDs, functions' addresses.
+
+    Nova gives the mdev of a handle the handle's UUID. A function's address
+    says something on its own host alone, and of a vGPU only where the
+    handle's vGPU has no UUID.
+
+    :param requests: as Cyborg's API shows them.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is
+        none.
+    """
+    found = {}
+    for request in requests:
+        handle = request['attach_handle_uuid']
+        if handle is None:
+            continue
+        arq = Arq(request['uuid'], request['instance_uuid'])
+        found[handle.lower()] = arq
+        if request['hostname'] == host:
+            found[str(_function(request['attach_handle_info']))] = arq
+    return found

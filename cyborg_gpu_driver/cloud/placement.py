@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Placement, with the credentials that cyborg-agent has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+
+_GROUP = 'placement'
+_TIMEOUT = 60
+"""Seconds for one answer, where the configuration says nothing."""
+
+
+class Placement:
+    """A client like Cyborg's own, as far as it is needed here.
+
+    :param conf: of cyborg.conf, whose ``[placement]`` says who we are.
+    :raises CloudError: if it names nobody.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        loading.register_auth_conf_options(conf, _GROUP)
+        loading.register_session_conf_options(conf, _GROUP)
+        loading.register_adapter_conf_options(conf, _GROUP)
+        conf.set_default('service_type', _GROUP, _GROUP)
+        if conf.placement.timeout is None:
+            conf.set_default('timeout', _TIMEOUT, _GROUP)
+        try:
+            auth = loading.load_auth_from_conf_options(conf, _GROUP)
+            if auth is None:
+                raise _error('[placement] auth_type is not set')
+            self._adapter = loading.load_adapter_from_conf_options(
+                conf, _GROUP, session=loading.load_session_from_conf_options(
+                    conf, _GROUP, auth=auth))
+        except (exceptions.ClientException, cfg.Error) as error:
+            raise _error(error) from error
+
+    def get(self, url: str, version: str) -> Any:
+        """The answer to a request, whatever its status.
+
+        :raises CloudError: if there is none.
+        """
+        return self._ask('GET', url, version)
+
+    def put(self, url: str, data: Any, version: str) -> Any:
+        """As :meth:`get`.
+
+        :param data: the body, as JSON can hold it.
+        """
+        return self._ask('PUT', url, version, json=data)
+
+    def _ask(self, method, url, version, **kwargs):
+        try:
+            return self._adapter.request(
+                url, method, microversion=version, raise_exc=False, **kwargs)
+        except exceptions.ClientException as error:
+            raise _error(error) from error
+
+
+def _error(reason):
+    return exception.CloudError(cloud='of cyborg.conf', reason=reason)

@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu audit list``: who got what, and how it was cleaned."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import warnings
+from typing import Any
+
+from cliff import columns as cliff_columns
+from cliff import lister
+from oslo_utils import timeutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.host import model
+
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet, which complains of itself.
+    warnings.simplefilter('ignore')
+    from cyborg_gpu_driver.program import audit
+
+_AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)
+_UNITS = {'s': 'seconds', 'm': 'minutes', 'h': 'hours', 'd': 'days',
+          'w': 'weeks'}
+
+
+class Evidence(cliff_columns.FormattableColumn):
+    """What shows that it was so: one fact a line, unknown ones left out."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(f'{name}: {value}' for name, value
+                         in _flat(self._value) if value not in (None, ''))
+
+    def machine_readable(self) -> dict[str, Any]:
+        return self._value
+
+
+class ListAudit(lister.Lister):
+    """List what servers were given, and what was done after them.
+
+    Oldest first, as far back as is kept.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--gpu', metavar='ADDRESS',
+            help='only of the GPU at this PCI address')
+        parser.add_argument(
+            '--handle', metavar='UUID',
+            help='only of this attach handle, or of this server with a '
+                 'whole GPU')
+        parser.add_argument(
+            '--since', metavar='TIME',
+            help='only from then on: an ISO 8601 time, taken as UTC without '
+                 'an offset, or how long ago, such as 90m, 12h or 7d')
+        return parser
+
+    def take_action(self, parsed_args):
+        since = _since(parsed_args.since)
+        address = parsed_args.gpu and model.PciAddress.parse(parsed_args.gpu)
+        reading = audit.read(self.app.machine.conf.gpu.state_path)
+        if reading.bad:
+            cmd_machine.say(f'{reading.bad} line(s) of the audit record '
+                            'cannot be read and are left out.')
+        return (('time', 'gpu', 'what', 'subject', 'evidence'), [
+            (record.time.isoformat(timespec='seconds'), str(record.gpu),
+             record.what, columns.Optional(record.subject or None),
+             Evidence(record.evidence))
+            for record in reading.records
+            if (since is None or record.time >= since)
+            and address in (None, record.gpu)
+            and _is_for(record.subject, parsed_args.handle)])
+
+
+def _is_for(subject, wanted):
+    return wanted is None or wanted.lower() in subject.lower().split(', ')
+
+
+def _since(text):
+    """The moment that a person typed; None for none.
+
+    :raises InvalidValue: if it is none.
+    """
+    if text is None:
+        return None
+    match = _AGO.fullmatch(text)
+    try:
+        if match:
+            return timeutils.utcnow(True) - datetime.timedelta(
+                **{_UNITS[match['unit']]: int(match['number'])})
+        found = datetime.datetime.fromisoformat(text)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=datetime.timezone.utc)
+        return found.astimezone(datetime.timezone.utc)
+    except (ValueError, OverflowError):
+        raise exception.InvalidValue(
+            what='--since', value=text, expected='expected a time such as '
+            '2026-11-21T09:30 or how long ago, such as 90m, 12h or 7d'
+        ) from None
+
+
+def _flat(evidence):
+    """Pairs of name and value, of nested ones too."""
+    for name, value in evidence.items():
+        if isinstance(value, dict):
+            yield from ((f'{name} {inner}', fact)
+                        for inner, fact in _flat(value))
+        else:
+            yield name, value

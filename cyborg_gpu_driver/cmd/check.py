@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu check``."""
+
+from __future__ import annotations
+
+import os
+
+from cliff import lister
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check import agents
+from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check import run
+from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.cmd import nova
+from cyborg_gpu_driver.nova import conf_file
+
+_NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
+
+
+class CheckHost(lister.Lister):
+    """Check that this host's GPUs, Cyborg and Nova fit together.
+
+    Changes nothing. The exit code is 0 if all is well, 1 if something is
+    worth a look or could not be looked at, and 2 if something is to be put
+    right.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._worst = result.Code.SUCCESS
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--nova-config-file', metavar='FILE', action='append',
+            help="nova-compute's configuration file; may be repeated "
+                 f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
+        parser.add_argument(
+            '--offline', action='store_true', help='do not ask Placement')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = list(run.run(gather(
+            self.app.machine, parsed_args.nova_config_file or [
+                path for path in _NOVA_CONF if os.path.exists(path)],
+            parsed_args.offline)))
+        self._worst = result.worst(finding for _, finding in found)
+        return (('Check', 'Subject', 'Result', 'Details', 'What to do'),
+                [(name, finding.subject, finding.code.name.lower(),
+                  finding.details, finding.advice)
+                 for name, finding in found])
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or int(self._worst)
+
+
+def gather(host, nova_files, offline):
+    """Everything that the checks look at.
+
+    :param host: :class:`cyborg_gpu_driver.cmd.machine.Machine`.
+    :param nova_files: paths of ``nova.conf``.
+    :param offline: whether Placement is not to be asked.
+    """
+    conf = host.conf
+    found = facts.Facts(
+        host.host, host.settings, remembered=nova.remembered(host),
+        state_path=conf.gpu.state_path, sriov_manage=conf.gpu.sriov_manage,
+        mdevctl=conf.gpu.mdevctl, **_cyborg(conf), **_nova(nova_files))
+    if conf.gpu.simulate:
+        return found
+    found = found.on(machine.look(
+        conf.gpu.state_path, _programs(conf.gpu, found.cyborg)))
+    if offline or found.cyborg is None:
+        return found
+    return found.asked(placement.ask(
+        lambda: placement.client(conf.config_file), cyborgs.names(found)))
+
+
+def _cyborg(conf):
+    if not conf.config_file:
+        return {'cyborg_problem': 'no cyborg.conf was found'}
+    try:
+        return {'cyborg': services.cyborg(conf)}
+    except exception.InvalidValue as error:
+        return {'cyborg_problem': str(error)}
+
+
+def _nova(files):
+    if not files:
+        return {'nova_problem': 'no nova.conf was found'}
+    try:
+        return {'nova': conf_file.read(files),
+                'nova_services': services.nova(files)}
+    except exception.InvalidValue as error:
+        return {'nova_problem': str(error)}
+
+
+def _programs(gpu, cyborg):
+    helper = agents.helper_programs(cyborg.helper_command if cyborg
+                                    else None)
+    return (gpu.sriov_manage, gpu.mdevctl, *helper)

@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu health``: which GPUs are sick, and why."""
+
+from __future__ import annotations
+
+import datetime
+
+from cliff import command
+from cliff import lister
+
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import machine as machine_module
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.program import health
+
+_SICK = 1
+
+
+class ShowHealth(lister.Lister):
+    """Show the health of this host's GPUs.
+
+    Asks the GPUs and reads what cyborg-agent knows of them; changes
+    nothing. The exit code is 0 if all are healthy and 1 if one is sick, or
+    an instance of one.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._sick = False
+
+    def take_action(self, parsed_args):
+        conf = self.app.machine.conf
+        machine = platform.from_conf(conf)
+        host = reader.HostReader(machine).snapshot()
+        if host.nvml_problem:
+            machine_module.say(f'NVML: {host.nvml_problem}')
+        statuses = health.HealthKeeper(
+            machine, conf.gpu.state_path).statuses(host)
+        self._sick = any(status.verdict.sick or status.instances
+                         for status in statuses)
+        return (('address', 'instance', 'state', 'reasons', 'since',
+                 'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
+                [row for status in statuses for row in _rows(status)])
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or (_SICK if self._sick else 0)
+
+
+class ClearHealth(command.Command):
+    """Forget what made a GPU sick.
+
+    For a GPU that was reset by hand, or repaired. What is still wrong with
+    it makes it sick again at the agent's next report.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('address', metavar='ADDRESS',
+                            help='PCI address, such as 0000:07:00.0')
+        return parser
+
+    def take_action(self, parsed_args):
+        conf = self.app.machine.conf
+        health.HealthKeeper(
+            platform.from_conf(conf), conf.gpu.state_path).replaced(
+                model.PciAddress.parse(parsed_args.address))
+
+
+def _rows(status):
+    """A row for the GPU and one for each sick instance of it."""
+    facts = status.facts
+    yield (*_columns(status, None, _state(status)),
+           columns.Optional(facts.temperature),
+           columns.Optional(facts.ecc_uncorrected),
+           columns.Optional(facts.remapped_rows), _xids(status, None))
+    for place, verdict in status.instances.items():
+        unknown = columns.Optional(None)
+        yield (*_columns(status, place, verdict.state.value),
+               unknown, unknown, unknown, _xids(status, place))
+
+
+def _columns(status, place, state):
+    verdict = status.instances[place] if place else status.verdict
+    since = verdict.since and datetime.datetime.fromtimestamp(
+        verdict.since, datetime.timezone.utc).isoformat(timespec='seconds')
+    return (str(status.gpu.address),
+            columns.Optional(str(place) if place else None), state,
+            columns.Names(verdict.reasons), columns.Optional(since))
+
+
+def _state(status):
+    if status.verdict.sick or status.facts.answered:
+        return status.verdict.state.value
+    return 'unknown'
+
+
+def _xids(status, place):
+    return columns.Counts({str(item.xid): item.count
+                           for item in status.ailments
+                           if item.xid and item.placement == place})

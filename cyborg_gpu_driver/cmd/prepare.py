@@ -1,0 +1,90 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu gpu prepare``: what the agent does with idle GPUs."""
+
+from __future__ import annotations
+
+from cliff import lister
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import workshop
+
+
+class PrepareGpu(lister.Lister):
+    """Make idle GPUs ready for what their policy says.
+
+    MIG mode, virtual functions, mixed-size mode and vGPU scheduler are set,
+    and fixed vGPUs made, in the order that the driver takes. What is in use
+    is left alone. Exits 1 if a GPU is not as its policy says in the end.
+    """
+
+    failed = False
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'gpu', metavar='GPU', nargs='*',
+            help='PCI address of a GPU, or its index as NVML counts '
+                 '(default: all)')
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='say what is left to do, and do nothing')
+        return parser
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or int(self.failed)
+
+    def take_action(self, parsed_args):
+        shop = workshop.Workshop(self.app.machine.conf)
+        if not parsed_args.dry_run:
+            shop.check_privileges()
+        gpus = [shop.gpu(text) for text in parsed_args.gpu] or shop.gpus
+        rows = [(_planned if parsed_args.dry_run else _prepared)(shop, gpu)
+                for gpu in gpus if not shop.ignores(gpu)]
+        self.failed = any(row[2] == _NOT_READY for row in rows)
+        return ('address', 'steps', 'result', 'reason'), rows
+
+
+_NOT_READY = 'not ready'
+
+
+def _planned(shop, gpu):
+    readied, made = shop.preparer.plan(gpu), shop.fixed.plan(gpu)
+    return _row(gpu, [*(step.value for step in readied.steps), *made.done],
+                [readied.reason, made.reason], 'to be made ready')
+
+
+def _prepared(shop, gpu):
+    released = shop.fixed.release(gpu)
+    readied = shop.preparer.prepare(_now(shop, gpu))
+    made = shop.fixed.make(_now(shop, gpu))
+    return _row(gpu, [*released.done,
+                      *(step.value for step in readied.steps), *made.done],
+                [released.reason, readied.reason, made.reason],
+                'made ready')
+
+
+def _now(shop, gpu):
+    try:
+        return shop.read(gpu.address)
+    except exception.UnknownGpu:
+        return gpu
+
+
+def _row(gpu, steps, reasons, done):
+    reason = '; '.join(filter(None, reasons))
+    result = done if steps else 'ready'
+    return (str(gpu.address), columns.Names(steps),
+            _NOT_READY if reason else result,
+            columns.Optional(reason or None))

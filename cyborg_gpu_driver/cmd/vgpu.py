@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu vgpu list|clean``: live vGPUs, and those that are nobody's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Collection
+
+from cliff import command
+from cliff import lister
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import gpu as cmd_gpu
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet, which complains of itself.
+    warnings.simplefilter('ignore')
+    from cyborg_gpu_driver.program import orphans
+    from cyborg_gpu_driver.program import privileged
+
+_UNKNOWN = '?'
+_NONE = 'none'
+
+
+class ListVgpu(lister.Lister):
+    """List the live vGPUs of this host and whose they are.
+
+    An orphan has no owner in the journal of binds, is no fixed vGPU, has no
+    guest and no accelerator request. The last is known only where a cloud
+    is named, to an administrator of it.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_cloud(parser)
+        parser.add_argument(
+            '--orphans', action='store_true',
+            help='only orphans, and what may be one')
+        return parser
+
+    def take_action(self, parsed_args):
+        keeper = _keeper(self.app.machine.conf)
+        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        rows = []
+        for found in keeper.found():
+            orphan = found.orphan(claimed)
+            if parsed_args.orphans and orphan is orphans.Orphan.NO:
+                continue
+            if found.unknown:
+                cmd_machine.say(f'{found.vgpu.name}: {found.unknown}')
+            rows.append((
+                found.vgpu.name, str(found.gpu.address),
+                str(found.vgpu.function), _type(found), _instance(found),
+                found.owner or _NONE, found.guest.value,
+                *_request(found, claimed), orphan.value))
+        return (('name', 'gpu', 'function', 'type', 'gpu_instance', 'owner',
+                 'guest', 'server', 'arq', 'orphan'), rows)
+
+
+class CleanVgpu(command.Command):
+    """Remove vGPUs that are nobody's.
+
+    What has an owner, a guest or an accelerator request is refused. GPU
+    instances below stay. Exits 1 if one could not be removed.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_cloud(parser)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            'name', metavar='NAME', nargs='*', default=[],
+            help='UUID of an mdev, or address of a virtual function')
+        which.add_argument(
+            '--orphans', action='store_true',
+            help='all orphans; needs a cloud, or --without-cloud')
+        parser.add_argument(
+            '--yes', action='store_true', help='do not ask')
+        return parser
+
+    def take_action(self, parsed_args):
+        keeper = _keeper(self.app.machine.conf, changes=True)
+        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        if (parsed_args.orphans and claimed is None
+                and not parsed_args.without_cloud):
+            raise exception.CloudError(
+                cloud='not named', reason='whether a server has a vGPU is '
+                'not known; name the cloud with --os-cloud, or say '
+                '--without-cloud')
+        live = keeper.found()
+        wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
+                  else _named(live, parsed_args.name))
+        kept = [name for name, found in wanted.items()
+                if not _is_free(name, found, claimed)]
+        free = [found for name, found in wanted.items() if name not in kept]
+        if not free:
+            cmd_machine.say('There is nothing to remove.')
+        elif not parsed_args.yes and not _agreed(free):
+            cmd_machine.say('Nothing was removed.')
+            return 1
+        return int(not _remove(keeper, free, claimed) or bool(kept))
+
+
+def _add_cloud(parser):
+    parser.add_argument(
+        '--os-cloud', metavar='NAME',
+        help='cloud of clouds.yaml whose accelerator requests count '
+             '(default: the one that OS_CLOUD or OS_AUTH_URL names, if any)')
+    parser.add_argument(
+        '--without-cloud', action='store_true',
+        help='ask no cloud, whatever the environment names')
+    parser.add_argument(
+        '--host', metavar='NAME',
+        help='this host as Cyborg names it (default: [DEFAULT] host of '
+             'cyborg.conf, or the host name)')
+
+
+def _keeper(conf: cfg.ConfigOpts, changes: bool = False) -> orphans.Keeper:
+    """What knows the vGPUs of this machine.
+
+    :raises HostUnusable: if they are to be changed and this user may not.
+    """
+    machine = platform.from_conf(conf)
+    if changes and not machine.simulated and os.geteuid() != 0:
+        raise exception.HostUnusable(
+            reason='only root may remove its vGPUs')
+    privileged.run_here(machine)
+    return orphans.Keeper(machine, conf.gpu.state_path, policies.read(conf))
+
+
+def _claimed(parsed_args, hostname):
+    """Accelerator requests by vGPU; None where no cloud is to be asked.
+
+    :raises CloudError: if they cannot be read.
+    """
+    if parsed_args.without_cloud or not (parsed_args.os_cloud
+                                         or connection.is_named()):
+        return None
+    return arqs.read(connection.Cloud(parsed_args.os_cloud),
+                     parsed_args.host or hostname)
+
+
+def _type(found):
+    return cmd_gpu.type_name(found.gpu, found.vgpu.type_id)
+
+
+def _instance(found):
+    if found.on_instance and found.instance_id is None:
+        return _UNKNOWN
+    return columns.Optional(found.instance_id)
+
+
+def _request(found, claimed):
+    """Server and accelerator request of a vGPU."""
+    if claimed is None:
+        return _UNKNOWN, _UNKNOWN
+    arq = claimed.get(found.vgpu.name)
+    return (_NONE, _NONE) if arq is None else (arq.server or _NONE, arq.uuid)
+
+
+def _maybe_orphans(live, claimed):
+    return {found.vgpu.name: found for found in live
+            if found.orphan(claimed) is not orphans.Orphan.NO}
+
+
+def _named(live, names):
+    """What has each name; None where nothing has."""
+    by_name = {found.vgpu.name: found for found in live}
+    return {name: by_name.get(name) for name in map(_name, names)}
+
+
+def _name(text):
+    try:
+        return str(model.PciAddress.parse(text))
+    except exception.InvalidPciAddress:
+        return text.lower()
+
+
+def _is_free(name, found, claimed: Collection[str] | None):
+    """Whether a vGPU may be removed; says why not."""
+    if found is None:
+        cmd_machine.say(f'There is no vGPU {name}.')
+        return False
+    obstacle = found.obstacle(claimed)
+    if obstacle:
+        cmd_machine.say(str(exception.VgpuKept(name=name, reason=obstacle)))
+    return not obstacle
+
+
+def _agreed(free):
+    """Whether a person wants them removed."""
+    for found in free:
+        cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
+                        f'{found.gpu.address}')
+    print(f'Remove {len(free)} of the vGPUs of this host? [y/N] ', end='',
+          file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ('y', 'yes')
+
+
+def _remove(keeper, free, claimed):
+    """Remove them one after the other; whether all are gone."""
+    failed = 0
+    for number, found in enumerate(free, 1):
+        begin = f'{number} of {len(free)}: '
+        try:
+            left = keeper.remove(found, claimed)
+        except exception.GpuDriverError as error:
+            failed += 1
+            cmd_machine.say(begin + str(error))
+            continue
+        cmd_machine.say(f'{begin}removed {found.vgpu.name}')
+        for item in left:
+            cmd_machine.say(f'  What stays: {item}')
+    return not failed

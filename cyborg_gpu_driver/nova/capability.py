@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the installed Nova can do with an accelerator's handle by itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+TESTED = (34,)
+"""Major releases of Nova whose libvirt driver the contract tests ran on."""
+
+METHODS = {
+    '_allocate_cyborg_mdevs': ('self', 'accel_info'),
+    '_get_guest_config': (
+        'self', 'instance', 'network_info', 'image_meta', 'disk_info',
+        'rescue', 'block_device_info', 'context', 'mdevs', 'accel_info',
+        'share_info', 'old_guest'),
+    '_guest_add_accel_pci_devices': ('self', 'guest', 'accel_info'),
+}
+"""Methods of Nova's LibvirtDriver that are extended, and their parameters
+(nova/virt/libvirt/driver.py)."""
+
+
+def nova_version() -> str:
+    """The installed Nova's version; ``''`` where there is none."""
+    try:
+        return importlib.metadata.version('nova')
+    except importlib.metadata.PackageNotFoundError:
+        return ''
+
+
+def passes_managed_on(driver_class: Any) -> bool:
+    """Whether Nova attaches an accelerator as managed or not by itself.
+
+    Nova 34 attaches every accelerator with ``managed='yes'``. One that
+    leaves it to the handle must look ``managed`` up in it, so the word is
+    among the constants of the method that attaches.
+    """
+    method = getattr(driver_class, '_guest_add_accel_pci_devices', None)
+    code = getattr(_plain(method), '__code__', None)
+    return code is not None and 'managed' in code.co_consts
+
+
+def mismatch(driver_class: Any, version: str) -> str:
+    """Why this Nova cannot be extended; ``''`` if it can.
+
+    :param driver_class: Nova's LibvirtDriver.
+    :param version: of Nova, such as ``34.0.0``.
+    """
+    major = version.partition('.')[0]
+    tested = ', '.join(map(str, TESTED))
+    if major not in map(str, TESTED):
+        return (f'Nova {version or "of unknown version"} was not tested, '
+                f'only {tested}')
+    for name, expected in METHODS.items():
+        method = getattr(driver_class, name, None)
+        if method is None:
+            return f'LibvirtDriver.{name} does not exist'
+        parameters = tuple(inspect.signature(_plain(method)).parameters)
+        if parameters != expected:
+            return (f'LibvirtDriver.{name} takes {", ".join(parameters)} '
+                    f'where {", ".join(expected)} is expected')
+    return ''
+
+
+def _plain(method: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    return method if method is None else inspect.unwrap(method)

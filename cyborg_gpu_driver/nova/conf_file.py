@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The few options of nova.conf that concern GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import device_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class NovaConf:
+    """What a host's nova.conf says of its PCI devices and mdevs."""
+
+    paths: tuple[str, ...]
+    device_spec: tuple[device_spec.DeviceSpec, ...] = ()
+    report_in_placement: bool = False
+    enabled_mdev_types: tuple[str, ...] = ()
+
+
+def read(paths: Sequence[str]) -> NovaConf:
+    """Read nova.conf, the later file over the earlier.
+
+    Names and deprecated names are those of nova/conf/pci.py and
+    nova/conf/devices.py of Nova 34.
+
+    :raises InvalidValue: if a file, or what it says, cannot be read.
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opts([
+        cfg.MultiStrOpt('device_spec', default=[], deprecated_opts=[
+            cfg.DeprecatedOpt('passthrough_whitelist', group='pci'),
+            cfg.DeprecatedOpt('pci_passthrough_whitelist',
+                              group='DEFAULT')]),
+        cfg.BoolOpt('report_in_placement', default=False)], group='pci')
+    conf.register_opt(
+        cfg.ListOpt('enabled_mdev_types', default=[],
+                    deprecated_name='enabled_vgpu_types'), group='devices')
+    try:
+        conf([], project='nova', default_config_files=list(paths),
+             default_config_dirs=[])
+        return NovaConf(
+            paths=tuple(paths),
+            device_spec=device_spec.parse(conf.pci.device_spec),
+            report_in_placement=conf.pci.report_in_placement,
+            enabled_mdev_types=tuple(conf.devices.enabled_mdev_types))
+    except (cfg.Error, OSError, ValueError) as error:
+        raise exception.InvalidValue(
+            what='nova.conf', value=', '.join(paths),
+            expected=f'expected files of oslo.config: {error}') from error

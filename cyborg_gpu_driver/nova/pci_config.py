@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Nova's ``[pci]`` lines for virtual functions that are left to it: pure.
+
+What Nova 34 takes (nova/conf/pci.py, nova/pci/devspec.py) and refuses
+(nova/compute/pci_placement_translator.py): all functions of one GPU that it
+reports to Placement have the same resource class and the same traits; without
+Placement, an alias asks for vendor and product and for nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+
+
+@dataclasses.dataclass(frozen=True)
+class Assigned:
+    """A virtual function with the vGPU that it carries, or is to carry."""
+
+    function: model.PciAddress
+    gpu: model.PciAddress
+    vendor_id: str
+    product_id: str
+    """Of the GPU; its virtual functions have the same."""
+    type_name: str
+    """``L40S-12Q``, which names the alias."""
+    resource_class: str
+    traits: tuple[str, ...] = ()
+    """Those for Placement, without Nova's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PciConfig:
+    """What nova.conf is to say."""
+
+    in_placement: bool
+    assigned: tuple[Assigned, ...]
+    device_spec: tuple[dict[str, str], ...]
+    """For nova-compute of this host, one for each of ``assigned``."""
+    alias: tuple[dict[str, str], ...]
+    """For nova-api and nova-compute of every host."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, options as in nova.conf."""
+        found = {'pci': {'device_spec': list(self.device_spec),
+                         'alias': list(self.alias)}}
+        if self.in_placement:
+            found['pci']['report_in_placement'] = True
+            found['filter_scheduler'] = {'pci_in_placement': True}
+        return found
+
+    def dump(self) -> str:
+        """The lines of nova.conf."""
+        lines = list(_hints(self))
+        lines.append('[pci]')
+        for index, (spec, item) in enumerate(
+                zip(self.device_spec, self.assigned, strict=True)):
+            if not index or item.gpu != self.assigned[index - 1].gpu:
+                lines.append(f'# GPU {item.gpu}')
+            lines.append(f'device_spec = {json.dumps(spec)}')
+        lines.append('# On every host of nova-api and nova-compute')
+        lines += [f'alias = {json.dumps(alias)}' for alias in self.alias]
+        return '\n'.join((*lines, ''))
+
+
+def build(assigned: Iterable[Assigned], in_placement: bool = True
+          ) -> PciConfig:
+    """The lines that hand out ``assigned``, by address.
+
+    :param in_placement: whether Nova counts PCI devices in Placement.
+    :raises NovaConfigRefused: if Nova could not tell the vGPUs apart.
+    """
+    found = tuple(sorted(assigned, key=lambda item: item.function))
+    reason = _refusal(found, in_placement)
+    if reason is not None:
+        raise reason
+    aliases = {item.type_name: _alias(item, in_placement) for item in found}
+    return PciConfig(
+        in_placement=in_placement, assigned=found,
+        device_spec=tuple(_device_spec(item, in_placement)
+                          for item in found),
+        alias=tuple(aliases[name] for name in sorted(aliases)))
+
+
+def refusal(assigned: Sequence[Assigned], in_placement: bool) -> str:
+    """Why Nova could not tell the vGPUs apart; ``''`` if it can."""
+    error = _refusal(assigned, in_placement)
+    return '' if error is None else str(error)
+
+
+def _refusal(assigned, in_placement):
+    for key, types in _types(
+            assigned, lambda item: item.gpu if in_placement
+            else (item.vendor_id, item.product_id)).items():
+        if len(types) < 2:
+            continue
+        names = ', '.join(sorted(types))
+        if in_placement:
+            return exception.NovaConfigRefused(
+                address=key, reason=f'it is to carry {names}, and Nova '
+                'takes one resource class a GPU. Name one type in '
+                'fixed_vgpus, or set [gpu] nova_vfio_handles and start '
+                'nova-compute as cyborg-gpu-nova-compute')
+        return exception.NovaConfigRefused(
+            address=next(item.gpu for item in assigned
+                         if (item.vendor_id, item.product_id) == key),
+            reason=f'GPUs {":".join(key)} are to carry {names}, which Nova '
+            'cannot tell apart without Placement: turn on [pci] '
+            'report_in_placement and [filter_scheduler] pci_in_placement')
+    return None
+
+
+def _types(assigned, key):
+    found = collections.defaultdict(set)
+    for item in assigned:
+        found[key(item)].add(item.type_name)
+    return found
+
+
+def _device_spec(item, in_placement):
+    # managed: libvirt must not take the function from NVIDIA's driver.
+    spec = {'address': str(item.function), 'managed': 'no'}
+    if in_placement:
+        spec['resource_class'] = item.resource_class
+        spec['traits'] = ','.join(item.traits)
+    return spec
+
+
+def _alias(item, in_placement):
+    alias = {'name': item.type_name, 'device_type': 'type-VF'}
+    if in_placement:
+        return {**alias, 'resource_class': item.resource_class}
+    return {**alias, 'vendor_id': item.vendor_id,
+            'product_id': item.product_id}
+
+
+def _hints(config):
+    yield '# For nova.conf. Needed beside what follows:'
+    if config.in_placement:
+        yield '#   nova-compute, every host: [pci] report_in_placement = true'
+        yield '#   then nova-scheduler, nova-conductor and nova-api:'
+        yield '#     [filter_scheduler] pci_in_placement = true'
+    else:
+        yield '#   nova-scheduler: PciPassthroughFilter among'
+        yield '#     [filter_scheduler] enabled_filters'

@@ -1,0 +1,308 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which virtual function is to carry which fixed vGPU: pure.
+
+For GPUs of vendor VFIO whose vGPUs are made when the agent starts and then
+left to Nova's own PCI code. Nova knows a function by its address, so one
+that had a type keeps it for as long as the policy wants that type.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import change_search
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import planner
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import vgpu_placement
+from cyborg_gpu_driver.partition import vgpu_types
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """A virtual function and the vGPU that it is to carry."""
+
+    function: model.PciAddress
+    type_id: int
+    """For ``nvidia/current_vgpu_type``."""
+    name: str
+    """The type's name, L40S-12Q."""
+    placement_id: int | None = None
+    """Where on the framebuffer, on a GPU of mixed sizes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPlan:
+    """All fixed vGPUs of one GPU."""
+
+    assignments: tuple[Assignment, ...] = ()
+    """What is to be, whether it is there or not, by virtual function."""
+    instances: tuple[tuple[int, model.Placement], ...] = ()
+    """(profile id, placement) of the GPU instances that are missing."""
+
+
+def plan(gpu: model.Gpu, policy: policies.Policy,
+         remembered: Mapping[model.PciAddress, str]) -> FixedPlan:
+    """What is to be on which virtual function of ``gpu``.
+
+    What is there and wanted stays where it is, whoever made it; then what
+    was there before; the rest takes the lowest functions that are empty,
+    in the policy's order. What is there and not wanted stays too.
+
+    :param remembered: the type (name or mdev type) that each function had.
+    :returns: nothing for a GPU that makes vGPUs through mdev.
+    :raises FixedVgpusRefused: if not all of it fits, saying why.
+    """
+    if not policy.fixed_vgpus or gpu.framework in (
+            model.Framework.MDEV_PF, model.Framework.MDEV_VF):
+        return FixedPlan()
+    refuse = _Refusal(gpu, policy)
+    wanted = _wanted(gpu, policy, refuse)
+    given = _assign(gpu, wanted, remembered, refuse)
+    if policy.mode is policies.Mode.MIG:
+        return FixedPlan(_listed(given), _instances(gpu, given, refuse))
+    if policy.mixed_sizes:
+        return FixedPlan(_listed(given, _places(gpu, given, refuse)))
+    _check_one_size(gpu, given, refuse)
+    return FixedPlan(_listed(given))
+
+
+def surplus(gpu: model.Gpu, policy: policies.Policy | None,
+            remembered: Mapping[model.PciAddress, str]
+            ) -> tuple[model.PciAddress, ...]:
+    """Functions whose fixed vGPU is not wanted any more.
+
+    Of a type of which fewer are wanted these are the last functions.
+
+    :param policy: the one that governs the GPU now, if any.
+    :param remembered: as for :func:`plan`; what is not as remembered is
+        never surplus, because somebody else made it.
+    """
+    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    left: collections.Counter = collections.Counter()
+    for text, number in policy.fixed_vgpus if policy else ():
+        for entry in known.values():
+            if entry.is_called(text):
+                left[entry] += number
+    found = []
+    for function in _functions(gpu):
+        entry = known.get(_carried(function))
+        if entry is not None:
+            left[entry] -= 1
+            if left[entry] < 0 and entry.is_called(
+                    remembered.get(function.address, '')):
+                found.append(function.address)
+    return tuple(found)
+
+
+class _Refusal:
+    """Makes the exception for one GPU and policy."""
+
+    def __init__(self, gpu, policy):
+        self._gpu = gpu
+        self._policy = policy
+
+    def __call__(self, reason):
+        return exception.FixedVgpusRefused(
+            gpu=self._gpu.address, policy=self._policy.name, reason=reason)
+
+
+def _wanted(gpu, policy, refuse):
+    """How many of each type, in the policy's order."""
+    types = vgpu_types.of_mode(gpu, policy.mode)
+    wanted = {}
+    for text, number in policy.fixed_vgpus:
+        entry = next((entry for entry in types if entry.is_called(text)),
+                     None)
+        if entry is None:
+            raise refuse(vgpu_types.unknown(types, text))
+        wanted[entry] = wanted.get(entry, 0) + number
+    for entry, number in wanted.items():
+        most = vgpu_types.most(entry, policy)
+        if most is not None and number > most:
+            raise refuse(f'{number} of {entry.name}, and at most {most} '
+                         'fit on one GPU')
+    return wanted
+
+
+def _functions(gpu):
+    return sorted(gpu.vfs, key=lambda function: function.index)
+
+
+def _carried(function):
+    number = function.current_vgpu_type
+    return f'nvidia-{number}' if number else None
+
+
+def _assign(gpu, wanted, remembered, refuse):
+    """The type of each function that is to carry one."""
+    left = collections.Counter(wanted)
+    usable = [function for function in _functions(gpu)
+              if function.current_vgpu_type is not None]
+    given = {}
+
+    def give(function, entry):
+        if left[entry] > 0:
+            left[entry] -= 1
+            given[function] = entry
+
+    for function in usable:
+        for entry in wanted:
+            if entry.type_id == _carried(function):
+                give(function, entry)
+    empty = [function for function in usable if not _carried(function)]
+    for function in empty:
+        for entry in wanted:
+            if entry.is_called(remembered.get(function.address, '')):
+                give(function, entry)
+    free = [function for function in empty if function not in given]
+    missing = [entry for entry in wanted for _ in range(left[entry])]
+    if len(missing) > len(free):
+        raise refuse(f'{sum(wanted.values())} vGPUs need as many virtual '
+                     f'functions; {len(given) + len(free)} of the '
+                     f"GPU's {len(gpu.vfs)} are there for them")
+    given.update(zip(free, missing))
+    return given
+
+
+def _listed(given, places=None):
+    return tuple(
+        Assignment(function.address, entry.number, entry.name,
+                   (places or {}).get(function))
+        for function, entry in sorted(
+            given.items(), key=lambda item: item[0].index))
+
+
+def _others(gpu, given):
+    """Functions that carry what is not wanted."""
+    return [function for function in _functions(gpu)
+            if _carried(function) and function not in given]
+
+
+def _check_one_size(gpu, given, refuse):
+    """Without mixed sizes the first vGPU decides the size of all."""
+    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    others = _others(gpu, given)
+    entries = [*given.values(),
+               *(known[_carried(function)] for function in others
+                 if _carried(function) in known)]
+    sizes = sorted({entry.framebuffer_mib for entry in entries})
+    if len(sizes) > 1:
+        raise refuse(
+            'vGPUs of several framebuffer sizes ('
+            + ', '.join(f'{size} MiB' for size in sizes)
+            + ') need mixed_sizes = true' + _said(others))
+    most = min((entry.max_instances for entry in entries
+                if entry.max_instances is not None), default=None)
+    if most is not None and len(entries) > most:
+        raise refuse(f'{len(entries)} vGPUs, and at most {most} fit on one '
+                     'GPU' + _said(others))
+
+
+def _said(others):
+    """What is there and not wanted, for people."""
+    if not others:
+        return ''
+    return '; not wanted and there: ' + ', '.join(
+        f'{_carried(function)} on {function.address}' for function in others)
+
+
+def _places(gpu, given, refuse):
+    """Placement ids by function: what is there has its own, then the
+    largest are placed first."""
+    known = {entry.mdev_type_id: entry for entry in gpu.vgpu_types}
+    places, taken = {}, []
+    for function in _functions(gpu):
+        entry = known.get(_carried(function))
+        if entry is not None and function.placement_id is not None:
+            places[function] = function.placement_id
+            taken.append(model.Placement(function.placement_id,
+                                         entry.placement_size or 0))
+    types = {function: known[entry.type_id]
+             for function, entry in given.items()
+             if entry.type_id in known and not _carried(function)}
+    empty = [dataclasses.replace(entry, free_placements=entry.placements)
+             for entry in types.values()]
+    for function, entry in sorted(types.items(), key=lambda item: (
+            -(item[1].placement_size or 0), item[0].index)):
+        if not entry.placements:
+            raise refuse('this GPU cannot mix sizes, or cannot do it now')
+        start = vgpu_placement.choose(empty, dataclasses.replace(
+            entry, free_placements=entry.placements), taken)
+        if start is None:
+            raise refuse(f'there is no placement left for {entry.name} on '
+                         f'{function.address} beside the others'
+                         + _said(_others(gpu, given)))
+        places[function] = start
+        taken.append(model.Placement(start, entry.placement_size))
+    return places
+
+
+def _instances(gpu, given, refuse):
+    """GPU instances to cut: none has vGPUs of two framebuffer sizes."""
+    if gpu.mig is None:
+        raise refuse('this GPU has no MIG')
+    missing: collections.Counter = collections.Counter(
+        (entry.gi_profile_id, entry.framebuffer_mib, entry.per_instance or 1)
+        for function, entry in given.items() if not _carried(function))
+    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    carried = collections.defaultdict(list)
+    for function in gpu.vfs:
+        if _carried(function) in known:
+            carried[function.gpu_instance_id].append(
+                known[_carried(function)])
+    spare = collections.Counter()
+    for instance in gpu.mig.instances:
+        there = carried[instance.instance_id]
+        if not there:
+            spare[instance.profile_id] += 1
+            continue
+        kind = (instance.profile_id, there[0].framebuffer_mib,
+                there[0].per_instance or 1)
+        missing[kind] -= kind[2] - len(there)
+    needs = []
+    for (profile_id, _size, each), number in sorted(missing.items()):
+        count = max(0, -(-number // each))
+        there = min(count, spare[profile_id])
+        spare[profile_id] -= there
+        profile = gpu.mig.profile_by_id(profile_id)
+        needs.append((profile, count - there))
+    return _packed(gpu, needs, refuse)
+
+
+def _packed(gpu, needs, refuse):
+    grid = geometry.Geometry(gpu.mig.profiles)
+    counts: collections.Counter = collections.Counter()
+    for profile, count in needs:
+        counts[profile] += count
+    before = grid.occupancy_of(gpu.mig.instances)
+    ordered = tuple(sorted(
+        ((profile, count) for profile, count in counts.items() if count),
+        key=lambda need: (-need[0].slices, need[0].profile_id)))
+    after = max(change_search.completions(grid, before, ordered),
+                key=lambda occupancy: (planner.capacity(grid, occupancy),
+                                       occupancy.taken), default=None)
+    if after is None:
+        raise refuse('there is no room for '
+                     + ', '.join(f'{count} x {profile.name}'
+                                 for profile, count in ordered)
+                     + ' beside the GPU instances that are there ('
+                     + (', '.join(str(item.placement) for item in
+                                  gpu.mig.instances) or 'none') + ')')
+    return tuple((collections.Counter(after.taken)
+                  - collections.Counter(before.taken)).elements())

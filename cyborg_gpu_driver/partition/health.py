@@ -1,0 +1,300 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What errors and answers say of a GPU's health, and what cures what.
+
+Sources: NVIDIA's XID catalogue ("Analyzing Xid Errors with the Xid
+Catalog") for what each XID asks for; "GPU Memory Error Management" for row
+remapping. NVIDIA's device plugin for Kubernetes counts every XID but those
+of applications; where the catalogue says to ignore one, it is not counted
+here either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+
+TRAIT = 'CUSTOM_GPU_SICK_'
+"""How the traits of sick GPUs begin; the ailment's code follows."""
+
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors of the programs that run, not of the GPU. The catalogue wants a
+reset after 109 (a context switch took too long); the device plugin does not
+count it, because a program brings it about."""
+
+IGNORED_XIDS = frozenset({
+    37, 38, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153,
+    157, 160, 161,
+    # A vGPU that does not start: the catalogue wants other software.
+    78,
+    # "Recovery action changed" (the action itself is read), and news of
+    # power smoothing.
+    154, 162, 163, 164, 165})
+"""Those that the catalogue says to ignore; 63 tells of a remapped row, and
+whether that waits for a reset is read."""
+
+RESET_XIDS = {
+    46: 'stopped processing',
+    48: 'uncorrected ECC error',
+    54: 'auxiliary power is not connected',
+    62: 'a micro-controller halted',
+    64: 'a row or page of memory could not be remapped',
+    74: 'NVLink error',
+    79: 'fell off the bus',
+    95: 'uncontained memory error',
+    110: 'security fault',
+    119: 'the GPU system processor does not answer',
+    120: 'error of the GPU system processor',
+    136: 'NVLink training failed',
+    140: 'unrecovered ECC error',
+    143: 'initialisation failed',
+    **dict.fromkeys(range(144, 151), 'NVLink error'),
+    155: 'NVLink error',
+    156: 'a part was retired',
+    158: 'fatal timeout',
+    # Without an action in the catalogue; believed to need one.
+    167: 'fatal timeout of PCIe',
+    169: 'a micro-controller halted',
+    171: 'uncorrected error of the memory',
+    172: 'uncorrected error of the caches',
+}
+"""Those after which the catalogue wants a reset or a restart. Every other
+one is over when the program is, and heals with time."""
+
+LOST = 'LOST'
+REMAP_FAILED = 'REMAP_FAILED'
+_XID = 'XID_'
+_PERMANENT = frozenset({REMAP_FAILED})
+_TEXTS = {
+    LOST: 'NVML cannot reach it',
+    'RESET_REQUIRED': 'NVML refuses to work on it before a reset',
+    REMAP_FAILED: 'a row of its memory could not be remapped; the board is '
+                  'to be replaced',
+    'REMAP_PENDING': 'rows of its memory wait for a reset to be remapped',
+    'RETIRED_PENDING': 'pages of its memory wait for a reset to be retired',
+    'ECC': 'uncorrected ECC errors since the driver was loaded; a reset '
+           'sets their number to zero',
+    'THERMAL': 'too hot',
+    'NEEDS_GPU_RESET': 'the driver asks for a reset',
+    'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
+    'NEEDS_DRAIN_P2P': 'the driver asks for the end of its NVLink traffic',
+    'NEEDS_DRAIN_AND_RESET': 'the driver asks for a reset once it is idle',
+    'NEEDS_BUS_RESET': 'the driver asks for a reset of its bus',
+    'NEEDS_SYSTEM_REBOOT': 'the driver asks for a restart of the system',
+}
+_ACTIONS = {1: 'NEEDS_GPU_RESET', 2: 'NEEDS_NODE_REBOOT',
+            3: 'NEEDS_DRAIN_P2P', 4: 'NEEDS_DRAIN_AND_RESET',
+            6: 'NEEDS_BUS_RESET', 7: 'NEEDS_SYSTEM_REBOOT'}
+"""nvmlDeviceGpuRecoveryAction_t."""
+_NO_ACTION = (None, 0, 5)
+"""5 concerns how machines share memory, not this GPU (believed)."""
+_AGAIN_SECONDS = 10
+"""The same error within this time is not counted anew."""
+
+
+class State(enum.Enum):
+    OK = 'ok'
+    TRANSIENT = 'transient'
+    """Sick until a reset, a restart or a number of clean checks."""
+    PERMANENT = 'permanent'
+    """Sick until the board is replaced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ailment:
+    """One thing that is or was wrong. Times are in seconds of the epoch."""
+
+    code: str
+    """``XID_79``, ``REMAP_PENDING``: what the trait ends with."""
+    first: float
+    last: float
+    """When it was told of first and last."""
+    count: int = 1
+    clean: int = 0
+    """Clean checks since."""
+    placement: model.Placement | None = None
+    """Of the GPU instance that has it; None if the whole GPU has."""
+    instance_id: int | None = None
+
+    @property
+    def xid(self) -> int | None:
+        if self.code.startswith(_XID):
+            return int(self.code[len(_XID):])
+        return None
+
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+        if self.xid is None:
+            return _TEXTS.get(self.code, self.code)
+        what = RESET_XIDS.get(self.xid)
+        return f'XID {self.xid}' + (f' ({what})' if what else '')
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How a GPU, or one of its instances, is."""
+
+    state: State = State.OK
+    reasons: tuple[str, ...] = ()
+    """For people."""
+    trait: str | None = None
+    since: float | None = None
+    """Seconds of the epoch."""
+
+    @property
+    def sick(self) -> bool:
+        return self.state is not State.OK
+
+
+WELL = Verdict()
+
+
+def counts(xid: int, ignored: Collection[int] = ()) -> bool:
+    """Whether an XID says anything about the GPU.
+
+    :param ignored: those that the operator does not want counted either.
+    """
+    return not (xid in APPLICATION_XIDS or xid in IGNORED_XIDS
+                or xid in ignored)
+
+
+def noted(ailments: tuple[Ailment, ...], xid: int, now: float,
+          placement: model.Placement | None = None,
+          instance_id: int | None = None) -> tuple[Ailment, ...]:
+    """The ailments after an XID that counts."""
+    code = f'{_XID}{xid}'
+    known = next((item for item in ailments if item.code == code
+                  and item.placement == placement), None)
+    if known is None:
+        return (*ailments, Ailment(code, now, now, placement=placement,
+                                   instance_id=instance_id))
+    if not known.clean and abs(now - known.last) < _AGAIN_SECONDS:
+        return ailments
+    again = dataclasses.replace(known, last=now, count=known.count + 1,
+                                clean=0, instance_id=instance_id)
+    return tuple(again if item is known else item for item in ailments)
+
+
+def seen(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
+         now: float) -> tuple[Ailment, ...]:
+    """The ailments with what the GPU's answers say."""
+    codes = set(_codes(facts))
+    kept = tuple(dataclasses.replace(item, clean=0)
+                 if item.code in codes else item for item in ailments)
+    known = {item.code for item in ailments}
+    return kept + tuple(Ailment(code, now, now)
+                        for code in _codes(facts) if code not in known)
+
+
+def checked(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
+            needed: int, now: float,
+            live: Collection[tuple[int, model.Placement]] | None = None
+            ) -> tuple[Ailment, ...]:
+    """The ailments after one check.
+
+    A clean check is one in which the GPU answers and nothing is wrong. What
+    needs a reset is healed by clean checks only where the driver says that
+    it asks for nothing: it was reset by somebody else, or recovered.
+
+    :param needed: how many clean checks heal.
+    :param live: ids and placements of the GPU's instances, where known; an
+        instance that is gone has taken what it had with it.
+    """
+    found = [item for item in seen(ailments, facts, now)
+             if item.placement is None or live is None
+             or (item.instance_id, item.placement) in live]
+    if not facts.answered or any(_codes(facts)):
+        return tuple(found)
+    found = [dataclasses.replace(item, clean=item.clean + 1)
+             if _heals(item, facts) else item for item in found]
+    return tuple(item for item in found if item.clean < needed)
+
+
+def after_reset(ailments: Iterable[Ailment]) -> tuple[Ailment, ...]:
+    """What a reset of the GPU, or a restart of the machine, leaves."""
+    return tuple(item for item in ailments if item.code in _PERMANENT)
+
+
+def without_instance(ailments: Iterable[Ailment],
+                     placement: model.Placement) -> tuple[Ailment, ...]:
+    """What is left once the instance at a placement was destroyed."""
+    return tuple(item for item in ailments if item.placement != placement)
+
+
+def judge(ailments: Iterable[Ailment],
+          placement: model.Placement | None = None) -> Verdict:
+    """How the whole GPU is, or the instance at a placement.
+
+    What the whole GPU has, its instances are not said to have too.
+    """
+    found = sorted((item for item in ailments
+                    if item.placement == placement),
+                   key=lambda item: (item.code not in _PERMANENT,
+                                     item.first, item.code))
+    if not found:
+        return WELL
+    worst = found[0]
+    return Verdict(
+        State.PERMANENT if worst.code in _PERMANENT else State.TRANSIENT,
+        tuple(item.text for item in found), TRAIT + worst.code,
+        min(item.first for item in found))
+
+
+def sick_places(ailments: Iterable[Ailment]) -> frozenset[model.Placement]:
+    """Where the instances are that are sick."""
+    return frozenset(item.placement for item in ailments
+                     if item.placement is not None)
+
+
+def _heals(item, facts):
+    """Whether a clean check brings it nearer to its end."""
+    if item.code in _PERMANENT:
+        return False
+    return item.xid not in RESET_XIDS or facts.recovery_action == 0
+
+
+def _codes(facts: health_facts.Facts) -> Iterator[str]:
+    """What the GPU's answers say is wrong with it, worst first."""
+    if facts.remap_failed:
+        yield REMAP_FAILED
+    if facts.lost:
+        yield LOST
+    if facts.reset_required:
+        yield 'RESET_REQUIRED'
+    if facts.recovery_action not in _NO_ACTION:
+        yield _ACTIONS.get(facts.recovery_action,
+                           f'NEEDS_ACTION_{facts.recovery_action}')
+    if facts.remap_pending:
+        yield 'REMAP_PENDING'
+    if facts.retired_pending:
+        yield 'RETIRED_PENDING'
+    if facts.ecc_uncorrected:
+        yield 'ECC'
+    if facts.thermal_slowdown or _too_hot(facts):
+        yield 'THERMAL'
+
+
+def _too_hot(facts):
+    limits = [limit for limit in (facts.slowdown_temperature,
+                                  facts.shutdown_temperature)
+              if limit is not None]
+    return (facts.temperature is not None and bool(limits)
+            and facts.temperature >= min(limits))

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An offer, and what all kinds of offers have in common. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy as policies
+
+WHOLE = 'whole'
+"""The profile of a GPU that is given away as one."""
+
+LEFT_TO_NOVA = (
+    'vendor VFIO (this kernel and driver make vGPUs without mdev): left to '
+    "Nova's own PCI code; name fixed_vgpus and see cyborg-gpu nova config, "
+    'or start nova-compute as cyborg-gpu-nova-compute and set '
+    'nova_vfio_handles')
+NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
+                '{gpu.address}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A vGPU that is known to lie on a GPU instance.
+
+    The driver tells that of no mdev, so for those it comes from the journal
+    of what was bound.
+    """
+
+    placement: model.Placement
+    """Of the GPU instance."""
+    type_id: str
+    """The vGPU's type, ``nvidia-474``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """One thing that can be asked of one GPU, and how much of it there is.
+
+    ``total`` and ``parents`` follow from what the GPU and the policy are,
+    never from what is in use, because Cyborg cannot take back a handle.
+    ``in_use`` counts everything live, whoever made it, and ``creatable`` is
+    never more than what is left of ``total`` then.
+    """
+
+    gpu: model.PciAddress
+    policy: str
+    """The policy's name; empty in :func:`possible_offers`."""
+    mode: policies.Mode
+    profile: str
+    """``whole``, a GPU instance profile (1g.10gb) or a vGPU type (T4-2B)."""
+    total: int
+    in_use: int = 0
+    creatable: int = 0
+    """How many more could be made now, if nothing else is."""
+    gi_profile_id: int | None = None
+    vgpu_type_id: str | None = None
+    """The mdev type, ``nvidia-474``."""
+    parents: tuple[model.PciAddress, ...] = ()
+    """Functions that the handles name: the GPU itself, or ``total`` VFs."""
+    framework: model.Framework = model.Framework.NONE
+    """How one is made; NONE for a whole GPU."""
+    per_instance: int = 1
+    """How many of it one GPU instance holds, where it needs one."""
+    framebuffer_mib: int = 0
+    """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
+    problem: str = ''
+    """Why this cannot be offered now; empty if it can."""
+    busy: str = ''
+    """Why none can be had for the moment, though it can be offered: who has
+    it without having asked for it. Empty if nobody has."""
+
+
+def nothing(gpu: model.Gpu, policy: policies.Policy, profile: str,
+            problem: str) -> Offer:
+    """What stands for something that a policy names and a GPU lacks."""
+    return Offer(gpu=gpu.address, policy=policy.name, mode=policy.mode,
+                 profile=profile, total=0, problem=problem)
+
+
+def no_function_left(policy: policies.Policy) -> str:
+    """Why an offer has no handle: others have all virtual functions."""
+    return ('every virtual function belongs to another type: let policy '
+            f'{policy.name} name fewer, or cap them with max_instances')
+
+
+def unreported(gpu: model.Gpu, vfio_handles: bool) -> str:
+    """Why vGPUs of this GPU cannot be bound by Cyborg; or ``''``.
+
+    :param vfio_handles: ``[gpu] nova_vfio_handles``.
+    """
+    if gpu.framework is model.Framework.VENDOR_VFIO:
+        return '' if vfio_handles else LEFT_TO_NOVA
+    if gpu.framework is not model.Framework.NONE:
+        return ''
+    if gpu.sriov_totalvfs and not gpu.vfs:
+        return NO_FUNCTIONS.format(gpu=gpu)
+    return 'the kernel driver of this GPU makes no vGPUs'

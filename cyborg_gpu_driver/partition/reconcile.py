@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Words for what does not fit together on a host: values, no I/O.
+
+The journal, the hardware, Cyborg's accelerator requests and Placement each
+have an account of who has which part of a GPU. Where two of them disagree
+there is a :class:`Difference`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from cyborg_gpu_driver.host import model
+
+
+class Kind(enum.Enum):
+    """What disagrees with what."""
+
+    VGPU_GONE = 'vgpu-gone'
+    """A bound handle has no vGPU any more."""
+    INSTANCE_GONE = 'instance-gone'
+    """The GPU instance of a bound handle is not there."""
+    OTHER_TYPE = 'other-type'
+    """Where a bound handle's vGPU should be there is one of another type."""
+    GPU_GONE = 'gpu-gone'
+    """A handle is bound on a GPU that this machine does not show."""
+    NO_REQUEST = 'no-request'
+    """Cyborg has no accelerator request for a bound handle."""
+    NOT_RECORDED = 'not-recorded'
+    """The journal has no entry for a bound accelerator request."""
+    UNFINISHED = 'unfinished'
+    """A bind or unbind did not come to its end."""
+    FOREIGN_VGPU = 'foreign-vgpu'
+    """Nobody explains a vGPU."""
+    FOREIGN_INSTANCE = 'foreign-instance'
+    """Nobody explains a GPU instance."""
+    ALLOCATED = 'allocated'
+    """Placement has more allocated than is bound."""
+    NOT_ALLOCATED = 'not-allocated'
+    """Placement has less allocated than is bound."""
+    RESERVED = 'reserved'
+    """Placement's ``reserved`` is not what cannot be made."""
+    LAYOUT_CHANGE = 'layout-change'
+    """A change of layout did not come to its end."""
+
+
+_MAY_PASS = frozenset({Kind.NO_REQUEST, Kind.NOT_RECORDED, Kind.ALLOCATED,
+                       Kind.NOT_ALLOCATED})
+_REPORTED = frozenset({Kind.UNFINISHED, Kind.RESERVED})
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One thing on which two accounts disagree."""
+
+    kind: Kind
+    gpu: model.PciAddress
+    subject: str
+    """What it is about: a handle, a vGPU, an instance, a provider."""
+    text: str
+    """What is wrong, for people."""
+    remedy: str
+    """What to do about it, for people."""
+    safe: bool = False
+    """Whether it can be repaired without a risk for anybody."""
+
+    @property
+    def key(self) -> tuple[str, model.PciAddress, str]:
+        """The same for the same difference, seen again."""
+        return self.kind.value, self.gpu, self.subject
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may be but a bind or unbind that is under way."""
+        return self.kind in _MAY_PASS
+
+    @property
+    def by_report(self) -> bool:
+        """Whether each report of the agent repairs it by itself."""
+        return self.kind in _REPORTED
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A bound accelerator request with a handle of type MDEV."""
+
+    handle: str
+    """UUID of the attach handle."""
+    arq: str
+    """UUID of the request."""
+    server: str | None
+    function: model.PciAddress
+    """That the handle names: the GPU, or a virtual function of it."""
+    type_id: str
+    """``nvidia-474``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What Cyborg's accelerator requests have on one host."""
+
+    bound: tuple[Claim, ...] = ()
+    unsettled: tuple[str, ...] = ()
+    """UUIDs of requests that may have a handle on this host that Cyborg
+    does not show: it shows those of bound requests alone."""
+
+    def of(self, handle: str) -> Claim | None:
+        """The request that has a handle; None if none has."""
+        return next((claim for claim in self.bound
+                     if claim.handle == handle), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """One provider as Placement has it, and as it should be."""
+
+    provider: str
+    """UUID."""
+    profile: str
+    type_id: str
+    """Of the vGPUs that stand behind it, ``nvidia-474``."""
+    used: int
+    reserved: int
+    wanted: int
+    """What ``reserved`` should be."""

@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The record of what was given to whom, taken back and cleaned.
+
+One JSON object a line, appended and put on the disk before the caller goes
+on. It tells people what happened; nothing is ever decided by it, and so a
+record that cannot be written stops nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import journal
+
+LOG = logging.getLogger(__name__)
+
+_NAME = 'audit.jsonl'
+_FILE_SIZE = 1 << 20
+_FILES = 5
+"""How many files of that size are kept, the one being written included."""
+_FIELDS = frozenset({'time', 'gpu', 'what', 'subject', 'evidence'})
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One thing that happened to a GPU or a part of it."""
+
+    time: datetime.datetime
+    """Aware, in UTC."""
+    gpu: model.PciAddress
+    what: str
+    """One word, such as ``cleaned``."""
+    subject: str
+    """For whom: UUID of the attach handle, or of the server with a whole
+    GPU; empty where nobody has anything to do with it."""
+    evidence: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What the files hold, oldest first."""
+
+    records: tuple[Record, ...]
+    bad: int = 0
+    """Lines that are no records, such as one that a crash cut short."""
+
+
+class Audit:
+    """Writes records below a directory.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+
+    def __init__(self, state_path: str):
+        self._path = os.path.join(state_path, _NAME)
+        self._problem = ''
+
+    def record(self, gpu: model.PciAddress, what: str, subject: str,
+               evidence: dict[str, Any]) -> None:
+        """Append one record; never raises.
+
+        That it cannot be written is logged once, until it can be again.
+
+        :param evidence: what JSON can hold.
+        """
+        line = json.dumps({
+            'time': timeutils.utcnow(with_timezone=True).isoformat(),
+            'gpu': str(gpu), 'what': what, 'subject': subject,
+            'evidence': evidence}, sort_keys=True).encode() + b'\n'
+        try:
+            durable.make_directory(os.path.dirname(self._path))
+            with _alone(self._path) as descriptor:
+                _append(descriptor, line)
+                if os.fstat(descriptor).st_size >= _FILE_SIZE:
+                    _rotate(self._path)
+        except OSError as error:
+            self._say(str(error))
+        else:
+            self._say('')
+
+    def _say(self, problem):
+        if problem and problem != self._problem:
+            LOG.error('The audit record cannot be written: %s. What happens '
+                      'to GPUs is not recorded meanwhile.', problem)
+        self._problem = problem
+
+
+def read(state_path: str) -> Reading:
+    """All that is kept, also while it is written.
+
+    :param state_path: ``[gpu] state_path``.
+    :raises JournalUnreadable: if a file cannot be read.
+    """
+    path = os.path.join(state_path, _NAME)
+    texts = []
+    seen = set()
+    # The newest first: a file that is rotated meanwhile is met twice then,
+    # and never missed.
+    for number in range(_FILES):
+        try:
+            with open(_numbered(path, number), 'rb') as stream:
+                found = os.fstat(stream.fileno())
+                if (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    texts.append(stream.read())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise exception.JournalUnreadable(
+                path=path, reason=f'cannot be read: {error}') from error
+    lines = [line for text in reversed(texts)
+             for line in text.split(b'\n') if line]
+    records = [record for record in map(_parse, lines) if record is not None]
+    return Reading(tuple(records), len(lines) - len(records))
+
+
+def of_entry(entry: journal.Entry) -> dict[str, Any]:
+    """The evidence of a bind or unbind: what lay where."""
+    return {
+        'profile': entry.profile, 'type': entry.mdev_type,
+        'function': str(entry.function),
+        'placement': entry.placement and str(entry.placement),
+        'gpu_instance_id': entry.instance_id,
+        'vgpu_placement': entry.vgpu_placement}
+
+
+@contextlib.contextmanager
+def _alone(path) -> Iterator[int]:
+    """A descriptor of the file that no other process or thread writes.
+
+    Whoever held it before may have rotated it away.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT,
+                             0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                durable.hand_over(path)
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor, path):
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
+
+
+def _append(descriptor, line):
+    """Append a line after a whole one.
+
+    What a crash has left of a line must not swallow the next.
+    """
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b'\n':
+        line = b'\n' + line
+    while line:
+        line = line[os.write(descriptor, line):]
+    os.fsync(descriptor)
+
+
+def _rotate(path):
+    for number in reversed(range(_FILES - 1)):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(_numbered(path, number), _numbered(path, number + 1))
+
+
+def _numbered(path, number):
+    return f'{path}.{number}' if number else path
+
+
+def _parse(line):
+    """The record of a line; None if it is none."""
+    try:
+        found = json.loads(line)
+        if set(found) != _FIELDS:
+            return None
+        texts = [found[name] for name in ('time', 'gpu', 'what', 'subject')]
+        if (not all(type(text) is str for text in texts)
+                or type(found['evidence']) is not dict):
+            return None
+        time = datetime.datetime.fromisoformat(found['time'])
+        return Record(time.astimezone(datetime.timezone.utc),
+                      model.PciAddress.parse(found['gpu']), found['what'],
+                      found['subject'], found['evidence'])
+    except (ValueError, TypeError, OverflowError, RecursionError,
+            exception.InvalidPciAddress):
+        return None

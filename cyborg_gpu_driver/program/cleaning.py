@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whole GPUs made fit for their next tenant.
+
+A whole GPU is reserved in Placement while somebody has it, so that it does
+not become free with its release: it is reset and looked at first, and only
+then offered again. Nothing is reset that anybody has or uses: its provider
+is found without allocations and closed to new ones in one step before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+from typing import Protocol
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import reset
+
+LOG = logging.getLogger(__name__)
+
+_FILE = 'cleaning.json'
+_KIND = 'cyborg-gpu cleaning'
+_VERSION = 1
+_PAUSE = 300.0
+"""Seconds between two resets of a GPU of which the first has failed. The
+kernel waits up to a minute for a device to come back."""
+_State = cleaning.State
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A GPU that is offered as a whole."""
+
+    gpu: model.Gpu
+    provider: str
+    """UUID."""
+    resource_class: str
+
+
+class Tenancy(Protocol):
+    """Placement's side; see :mod:`cyborg_gpu_driver.report.reserved`."""
+
+    def seen(self, provider: str) -> cleaning.Seen | None:
+        """Who has it."""
+
+    def close(self, provider: str, resource_class: str,
+              seen: cleaning.Seen) -> cleaning.Seen | None:
+        """Let nobody have it any more."""
+
+
+class Cleaner:
+    """Knows which whole GPUs are clean, and cleans the others.
+
+    :param state_path: ``[gpu] state_path``.
+    :param tenancy: asks Placement.
+    :param record: what was done.
+    :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
+        remembered or withheld.
+    :param on_reset: called with the address of a GPU that was reset.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, machine: platform.Platform, state_path: str,
+                 tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
+                 on_reset: Callable[[model.PciAddress], None] | None = None,
+                 clock: Callable[[], float] = time.monotonic):
+        self._resetter = reset.Resetter(machine, on_reset)
+        self._state_path = state_path
+        self._path = os.path.join(state_path, _FILE)
+        self._tenancy = tenancy
+        self._audit = record
+        self._enabled = enabled
+        self._clock = clock
+        self._memory: dict[model.PciAddress, cleaning.Known] | None = None
+        self._failed: dict[model.PciAddress, float] = {}
+        self._said: dict[Any, str] = {}
+
+    def withholds(self, found: Iterable[offers.Offer]) -> bool:
+        """Whether nobody may be promised a GPU as a whole now.
+
+        :param found: what the GPU offers; of another mode than whole it
+            does not matter who had it before.
+        """
+        return self._enabled and any(
+            known.withheld for offer in found
+            if offer.mode is policy.Mode.PASSTHROUGH
+            and (known := self._known().get(offer.gpu)) is not None)
+
+    def look(self, wholes: Iterable[Whole]) -> None:
+        """See who has come and gone, and clean what was left; never raises.
+
+        Where Placement does not answer all stays as it was.
+
+        :param wholes: GPUs that are reported as they are in the machine.
+        """
+        if not self._enabled:
+            return
+        for whole in wholes:
+            try:
+                seen = self._tenancy.seen(whole.provider)
+            except Exception as error:
+                # It would not answer for the others either.
+                self._say_away(str(error))
+                return
+            self._say_away('')
+            self._follow(whole, seen)
+
+    def _follow(self, whole, seen):
+        address = whole.gpu.address
+        before = self._known().get(address)
+        known = cleaning.following(before, seen)
+        self._keep(address, known)
+        self._tell(address, before, known, cleaning.doubt(before, seen))
+        if known.state is _State.DIRTY and seen is not None:
+            self._clean(whole, known, seen)
+        elif known.state is _State.FREE:
+            self._warn_of_no_reset(address)
+
+    def _tell(self, address, before, known, doubt):
+        """Record what has changed of a GPU since the last look."""
+        was = before and before.state
+        if known.state is _State.USED and (
+                was is not _State.USED or before.tenants != known.tenants):
+            self._said.pop(address, None)
+            for tenant in known.tenants:
+                self._audit.record(address, 'given', tenant, {
+                    'generation': known.generation, 'doubt': doubt})
+            if doubt:
+                LOG.error('GPU %(gpu)s may not have been reset before '
+                          '%(who)s got it: %(doubt)s',
+                          {'gpu': address, 'who': ', '.join(known.tenants),
+                           'doubt': doubt})
+        elif known.state is _State.DIRTY and was in (
+                None, _State.FREE, _State.USED):
+            self._audit.record(address, 'returned', _who(known), {
+                'generation': known.generation,
+                'seen': was.value if was else 'never'})
+
+    def _clean(self, whole, known, seen):
+        """Reset a GPU that nobody has; what becomes of it is kept."""
+        address = whole.gpu.address
+        if self._clock() < self._failed.get(address, 0.0):
+            self._keep(address, dataclasses.replace(
+                known, state=_State.STUCK))
+            return
+        try:
+            with locks.gpu(self._state_path, address):
+                known = self._clean_closed(whole, known, seen)
+        except exception.GpuInUse as error:
+            self._put_off(address, known, _State.DIRTY, str(error))
+        except Exception as error:
+            if not isinstance(error, exception.GpuDriverError):
+                # As of privsep, whose daemon may not start. A report must
+                # not depend on it.
+                LOG.exception('GPU %s', address)
+            self._failed[address] = self._clock() + _PAUSE
+            self._put_off(address, known, _State.STUCK, str(error))
+        else:
+            self._failed.pop(address, None)
+            self._said.pop(address, None)
+            self._keep(address, known)
+            LOG.info('GPU %s was reset and is offered again', address)
+
+    def _clean_closed(self, whole, known, seen):
+        gpu = whole.gpu
+        closed = self._tenancy.close(whole.provider, whole.resource_class,
+                                     seen)
+        if closed is None:
+            raise exception.GpuInUse(
+                gpu=gpu.address, reason='somebody has just changed its '
+                'provider in Placement')
+        evidence = self._resetter.reset(gpu.address, lambda: self._keep(
+            gpu.address, dataclasses.replace(known, state=_State.CLEANING)))
+        self._audit.record(gpu.address, 'cleaned', _who(known), evidence)
+        return cleaning.Known(_State.FREE, generation=closed.generation,
+                              ours=closed.ours)
+
+    def _warn_of_no_reset(self, address):
+        if ((address, 'reset') in self._said
+                or self._resetter.can_reset(address)):
+            return
+        self._said[address, 'reset'] = 'said'
+        LOG.warning('GPU %s cannot be reset: after its next tenant it will '
+                    'not be offered again, unless [gpu] clean_whole_gpus is '
+                    'false', address)
+
+    def _put_off(self, address, known, state, reason):
+        """Keep a GPU withheld; why is said once."""
+        self._keep(address, dataclasses.replace(known, state=state,
+                                                reason=reason))
+        if self._said.get(address) == reason:
+            return
+        self._said[address] = reason
+        self._audit.record(address, 'not-cleaned', _who(known),
+                           {'reason': reason})
+        LOG.warning('GPU %(gpu)s was given back and is not offered before '
+                    'it is reset: %(reason)s',
+                    {'gpu': address, 'reason': reason})
+
+    def _say_away(self, reason):
+        if reason != self._said.get('Placement', '') and reason:
+            LOG.warning('Placement does not tell who has the whole GPUs of '
+                        'this host: %s. Each report asks again.', reason)
+        self._said['Placement'] = reason
+
+    def _known(self):
+        if self._memory is None:
+            self._memory = self._load()
+        return self._memory
+
+    def _load(self):
+        """What is remembered; nothing if the file cannot be used.
+
+        Each GPU that has had a provider is reset then.
+        """
+        try:
+            return cleaning.from_content(
+                durable.read(self._path, _KIND, _VERSION) or {})
+        except (exception.GpuDriverError, KeyError, TypeError, ValueError,
+                AttributeError) as error:
+            LOG.error('The record of whole GPUs cannot be used: %r. Those '
+                      'that are idle are reset.', error)
+            return {}
+
+    def _keep(self, address, known):
+        memory = self._known()
+        if memory.get(address) == known:
+            return
+        memory[address] = known
+        try:
+            durable.write(self._path, _KIND, _VERSION,
+                          cleaning.to_content(memory))
+        except exception.JournalError as error:
+            # What an older record makes of it is a reset too many.
+            if _FILE not in self._said:
+                LOG.error('%s', error)
+            self._said[_FILE] = str(error)
+        else:
+            self._said.pop(_FILE, None)
+
+
+def _who(known):
+    return ', '.join(known.tenants)
+

@@ -1,0 +1,286 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Journal, hardware, Cyborg and Placement held against each other. Pure.
+
+What is not known is no difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.program import journal
+
+Place = tuple[int, model.Placement]
+"""Profile id and placement of a GPU instance."""
+
+_REPAIR = 'cyborg-gpu doctor --repair does it'
+_RESTORE = '"cyborg-gpu layout restore" brings back what is bound'
+_PASSING = ('it may be one that is being made or deleted now; if it stays, '
+            'see whether its server is still there')
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """All that is known of one GPU at one moment."""
+
+    gpu: model.Gpu
+    entries: tuple[journal.Entry, ...] = ()
+    """The journal's, of this GPU."""
+    governed: bool = True
+    """Whether what lies on the GPU is this library's business."""
+    claims: reconcile.Claims | None = None
+    """None where Cyborg could not be asked."""
+    usages: tuple[reconcile.Usage, ...] = ()
+    """Of the providers that Placement told of."""
+    users: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of vGPUs that are in use, or may be, and by what."""
+    fixed: fixed_journal.Record = fixed_journal.Record()
+    laid_out: frozenset[Place] = frozenset()
+    """Instances that an operator's layout has."""
+    in_use: Mapping[model.Placement, str] | None = None
+    """Instances in use and by what; None where that is not known."""
+    change: str = ''
+    """What is left of a change of layout, for people."""
+
+
+def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
+    """Everything on which two accounts of one GPU disagree."""
+    found = [*_layout(facts)]
+    if facts.gpu.problems:
+        return tuple(found)
+    for entry in facts.entries:
+        found.extend(_of_entry(facts, entry))
+    if facts.governed:
+        found.extend(_not_recorded(facts))
+        found.extend(_foreign_vgpus(facts))
+        found.extend(_foreign_instances(facts))
+    found.extend(_of_placement(facts))
+    return tuple(found)
+
+
+def absent(entries: Iterable[journal.Entry], host: model.Host
+           ) -> tuple[reconcile.Difference, ...]:
+    """Entries on GPUs that the machine does not show."""
+    known = {gpu.address for gpu in host.gpus}
+    return tuple(
+        _difference(
+            reconcile.Kind.GPU_GONE, entry.gpu, entry.handle,
+            f'handle {entry.handle} ({entry.profile}) is bound on GPU '
+            f'{entry.gpu}, which this machine does not show',
+            'see what became of the GPU; delete the server if it is gone '
+            'for good')
+        for entry in entries if entry.gpu not in known)
+
+
+def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
+    """Entries of bound handles for which Cyborg has no request."""
+    if facts.claims is None:
+        return ()
+    return tuple(entry for entry in facts.entries
+                 if entry.phase is journal.Phase.BOUND
+                 and facts.claims.of(entry.handle) is None)
+
+
+def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
+    """Instances of which neither journal nor layout knows."""
+    known = {(entry.profile_id, entry.placement) for entry in facts.entries}
+    known |= facts.fixed.instances | facts.laid_out
+    return tuple(instance for instance in _instances(facts.gpu)
+                 if (instance.profile_id, instance.placement) not in known)
+
+
+def vgpu_name(entry: journal.Entry) -> str:
+    """The name that an entry's vGPU goes by."""
+    return str(entry.function) if entry.vfio else entry.handle
+
+
+def claimed_vgpu(gpu: model.Gpu, claim: reconcile.Claim) -> model.Vgpu | None:
+    """The live vGPU of a request on a GPU, None if it is not there."""
+    vfio = gpu.framework is model.Framework.VENDOR_VFIO
+    name = str(claim.function) if vfio else claim.handle
+    return next((vgpu for vgpu in gpu.vgpus if vgpu.name == name
+                 and vgpu.type_id == claim.type_id), None)
+
+
+def _layout(facts):
+    if facts.change:
+        yield _difference(
+            reconcile.Kind.LAYOUT_CHANGE, facts.gpu.address,
+            str(facts.gpu.address),
+            f'a change of layout did not come to its end: {facts.change}',
+            'run "cyborg-gpu layout restore", which undoes it')
+
+
+def _of_entry(facts, entry):
+    kind, address = reconcile.Kind, facts.gpu.address
+    handle = f'handle {entry.handle} ({entry.profile})'
+    if entry.phase is not journal.Phase.BOUND:
+        yield _difference(
+            kind.UNFINISHED, address, entry.handle,
+            f'{handle} was {entry.phase.value} and still has a part of the '
+            'GPU', 'each report of the agent tries again; a virtual machine '
+            'that still runs on it has to end', True)
+        return
+    if entry in unrequested(facts):
+        yield _no_request(facts, entry, handle)
+        return
+    claimed = facts.claims is not None
+    there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
+    vgpu = there.get(vgpu_name(entry))
+    lost, free = _instance(facts, entry)
+    again = claimed and (not lost or free)
+    if vgpu is None:
+        yield _difference(
+            kind.VGPU_GONE, address, entry.handle,
+            f'{handle} has no vGPU any more on {entry.function}'
+            + (f', and {lost}' if lost else ''),
+            _REPAIR if again else _RESTORE, again)
+    elif vgpu.type_id != entry.mdev_type:
+        yield _difference(
+            kind.OTHER_TYPE, address, entry.handle,
+            f'{handle} was bound as {entry.mdev_type}; its vGPU on '
+            f'{vgpu.function} is a {vgpu.type_id}',
+            'stop the server and delete it; then remove the vGPU with '
+            f'"cyborg-gpu vgpu clean {vgpu.name}"')
+    elif lost:
+        yield _difference(
+            kind.INSTANCE_GONE, address, entry.handle,
+            f'{handle} has its vGPU, but {lost}',
+            _REPAIR if again else _RESTORE, again)
+
+
+def _no_request(facts, entry, handle):
+    user = facts.users.get(vgpu_name(entry), '')
+    unsettled = facts.claims.unsettled
+    reason = (f'in use: {user}' if user else
+              'Cyborg binds or unbinds something now ('
+              + ', '.join(unsettled) + ')' if unsettled else '')
+    return _difference(
+        reconcile.Kind.NO_REQUEST, facts.gpu.address, entry.handle,
+        f'{handle} is bound and Cyborg has no accelerator request for it'
+        + (f'; {reason}' if reason else ''),
+        'see what uses it: nothing in use is removed' if user else
+        'wait until no request of this host is under way; one that stays '
+        'so has to be deleted' if unsettled else
+        'it is returned after [gpu] orphan_grace; ' + _REPAIR + ' at once',
+        not reason)
+
+
+def _instance(facts, entry):
+    """What is wrong with an entry's instance; whether its place is free."""
+    if entry.placement is None or not facts.gpu.visible_to_nvml:
+        return '', True
+    free = True
+    for instance in _instances(facts.gpu):
+        if ((instance.profile_id, instance.placement, instance.instance_id)
+                == (entry.profile_id, entry.placement, entry.instance_id)):
+            return '', True
+        if instance.placement.mask & entry.placement.mask:
+            free = False
+    return (f'its GPU instance at {entry.placement} is gone'
+            + ('' if free else ' and another is in its place'), free)
+
+
+def _instances(gpu):
+    return gpu.mig.instances if gpu.mig else ()
+
+
+def _claims(facts):
+    """Requests for vGPUs of this GPU that the journal does not know."""
+    if facts.claims is None:
+        return []
+    functions = {facts.gpu.address, *(vf.address for vf in facts.gpu.vfs)}
+    known = {entry.handle for entry in facts.entries}
+    return [claim for claim in facts.claims.bound
+            if claim.function in functions and claim.handle not in known]
+
+
+def _not_recorded(facts):
+    for claim in _claims(facts):
+        there = claimed_vgpu(facts.gpu, claim) is not None
+        yield _difference(
+            reconcile.Kind.NOT_RECORDED, facts.gpu.address, claim.handle,
+            f'accelerator request {claim.arq} (server {claim.server}) has '
+            f'handle {claim.handle}, of which the journal knows nothing'
+            + ('' if there else ', and there is no such vGPU'),
+            _REPAIR if there else _PASSING, there)
+
+
+def _foreign_vgpus(facts):
+    known = {vgpu_name(entry) for entry in facts.entries}
+    known |= {str(function) for function in facts.fixed.types}
+    found = [claimed_vgpu(facts.gpu, claim) for claim in _claims(facts)]
+    known |= {vgpu.name for vgpu in found if vgpu is not None}
+    for vgpu in facts.gpu.vgpus:
+        if vgpu.name not in known:
+            yield _difference(
+                reconcile.Kind.FOREIGN_VGPU, facts.gpu.address, vgpu.name,
+                f'nobody explains vGPU {vgpu.name} ({vgpu.type_id}) on '
+                f'{vgpu.function}; it counts as used',
+                f'if it is nobody\'s, "cyborg-gpu vgpu clean {vgpu.name}" '
+                'removes it')
+
+
+def _foreign_instances(facts):
+    if facts.in_use is None:
+        return
+    for instance in unexplained(facts):
+        if instance.placement in facts.in_use:
+            continue
+        profile = facts.gpu.mig.profile_by_id(instance.profile_id)
+        name = profile.name if profile else f'profile {instance.profile_id}'
+        yield _difference(
+            reconcile.Kind.FOREIGN_INSTANCE, facts.gpu.address,
+            f'{name}@{instance.placement.start}',
+            f'nobody explains GPU instance {instance.instance_id} ({name} '
+            f'at {instance.placement}); it counts as used',
+            '"cyborg-gpu instance destroy" removes it; "cyborg-gpu layout '
+            'checkpoint" says that it is meant to stay')
+
+
+def _of_placement(facts):
+    kind, address = reconcile.Kind, facts.gpu.address
+    lost, unrecorded = unrequested(facts), _claims(facts)
+    for usage in facts.usages:
+        bound = sum(entry.profile == usage.profile
+                    for entry in facts.entries
+                    if entry.phase is journal.Phase.BOUND
+                    and entry not in lost)
+        bound += sum(claim.type_id == usage.type_id for claim in unrecorded)
+        where = f'provider {usage.provider} ({usage.profile})'
+        text = f'{where}: {usage.used} allocated in Placement, {bound} bound'
+        if usage.used > bound:
+            yield _difference(kind.ALLOCATED, address, usage.provider, text,
+                              _PASSING + '; "nova-manage placement audit" '
+                              'finds allocations without a server')
+        elif usage.used < bound:
+            yield _difference(kind.NOT_ALLOCATED, address, usage.provider,
+                              text, _PASSING + '; until then Placement may '
+                              'promise what is taken')
+        # What is wanted counts what the journal knows.
+        if usage.reserved != usage.wanted and not unrecorded:
+            yield _difference(
+                kind.RESERVED, address, usage.provider,
+                f'{where}: reserved is {usage.reserved} in Placement and '
+                f'should be {usage.wanted}',
+                "the agent's next report writes it", True)
+
+
+def _difference(kind, gpu, subject, text, remedy, safe=False):
+    return reconcile.Difference(kind, gpu, subject, text, remedy, safe)

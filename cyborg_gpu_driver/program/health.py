@@ -1,0 +1,309 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Which GPUs are sick, and since when: what errors and checks have said."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import health as host_health
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import health_file
+
+LOG = logging.getLogger(__name__)
+
+_DRIVER = 'nvidia'
+_NOTHING = health_facts.Facts()
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """One GPU's health with what it follows from, to be shown."""
+
+    gpu: model.Gpu
+    verdict: health.Verdict
+    instances: Mapping[model.Placement, health.Verdict]
+    """Those that are sick."""
+    facts: health_facts.Facts
+    ailments: tuple[health.Ailment, ...]
+
+
+class HealthKeeper:
+    """Keeps the health of this machine's GPUs, durably.
+
+    Where its file cannot be written it goes on in memory, and says so once.
+
+    :param machine: where the GPUs are asked.
+    :param state_path: ``[gpu] state_path``.
+    :param on_change: called with a GPU's address when an event has made it,
+        or an instance of it, sick or sicker.
+    :param clean_checks: how many clean checks in a row heal.
+    :param ignored_xids: XIDs that are not counted, beside those that never
+        are.
+    :param boot_id: tells one start of the machine from another.
+    :param clock: seconds of the epoch.
+    """
+
+    def __init__(self, machine: platform.Platform, state_path: str,
+                 on_change: Callable[[model.PciAddress], object]
+                 = lambda address: None, clean_checks: int = 5,
+                 ignored_xids: Collection[int] = (),
+                 boot_id: Callable[[], str] = host_health.boot_id,
+                 clock: Callable[[], float] = time.time):
+        self._nvml = machine.nvml
+        self._reader = host_health.HealthReader(machine.nvml)
+        self._file = health_file.HealthFile(state_path)
+        self._on_change = on_change
+        self._needed = clean_checks
+        self._ignored = frozenset(ignored_xids)
+        self._boot_id = boot_id
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._records: health_file.Records | None = None
+        self._unsaved = False
+        """Whether memory knows more than the file."""
+        self._said: str | None = None
+
+    def check(self, host: model.Host
+              ) -> dict[model.PciAddress, health.Verdict]:
+        """Ask every GPU of a snapshot for its health.
+
+        Does not raise for anything that hardware or the disk does. Of a GPU
+        that cannot be asked (NVML away, given away whole) is known what was
+        known before.
+
+        :returns: how each GPU of ``host`` is; its instances are told by
+            :meth:`sick_instances`.
+        """
+        facts = {gpu.address: self._ask(gpu, host) for gpu in host.gpus}
+        now = self._clock()
+
+        def change(address, record):
+            gpu = gpus.get(address)
+            if gpu is None:
+                return record
+            record = self._of_board(record, gpu)
+            return dataclasses.replace(record, ailments=health.checked(
+                record.ailments, facts[address], self._needed, now,
+                _live(gpu)))
+
+        gpus = {gpu.address: gpu for gpu in host.gpus}
+        self._change(change, gpus)
+        return {address: self._verdict(address) for address in gpus}
+
+    def event(self, event: health_facts.Event) -> None:
+        """Take note of an error at once; called by the watcher's thread.
+
+        One that names a GPU instance makes that alone sick, unless there is
+        none of that id any more.
+        """
+        if not health.counts(event.xid, self._ignored):
+            return
+        placement = None
+        if event.instance_id is not None:
+            placement = host_health.instance_place(
+                self._nvml, event.address, event.instance_id)
+        now = self._clock()
+        before, after = self._change(lambda _, record: dataclasses.replace(
+            record, ailments=health.noted(
+                record.ailments, event.xid, now, placement,
+                event.instance_id)), [event.address])
+        if _verdicts(before, event.address) != _verdicts(
+                after, event.address):
+            self._on_change(event.address)
+
+    def sick(self, address: model.PciAddress) -> health.Verdict | None:
+        """How a GPU is, if it is sick; None if it is well."""
+        verdict = self._verdict(address)
+        return verdict if verdict.sick else None
+
+    def sick_instances(self, address: model.PciAddress
+                       ) -> frozenset[model.Placement]:
+        """Placements of a GPU's instances that are sick by themselves."""
+        return health.sick_places(self._ailments(address))
+
+    def reset_done(self, address: model.PciAddress) -> None:
+        """Forget what a reset of the GPU cures; it was just reset."""
+        self._change(lambda _, record: dataclasses.replace(
+            record, ailments=health.after_reset(record.ailments)), [address])
+
+    def replaced(self, address: model.PciAddress) -> None:
+        """Forget all of a GPU: an operator says that it is well."""
+        self._change(lambda _, record: dataclasses.replace(
+            record, ailments=()), [address])
+
+    def instance_gone(self, address: model.PciAddress,
+                      placement: model.Placement) -> None:
+        """Forget what an instance had; it was just destroyed.
+
+        Another one may get its id and its placement before the next check.
+        """
+        if placement in self.sick_instances(address):
+            self._change(lambda _, record: dataclasses.replace(
+                record, ailments=health.without_instance(
+                    record.ailments, placement)), [address])
+
+    def statuses(self, host: model.Host) -> list[Status]:
+        """Every GPU's health, for people; changes nothing.
+
+        :raises JournalError: if what is known cannot be read.
+        """
+        records = self._file.read()
+        now = self._clock()
+        found = []
+        for gpu in host.gpus:
+            record = self._of_board(self._of_boot(records.get(
+                gpu.address, health_file.Record(self._boot_id()))), gpu)
+            facts = self._ask(gpu, host)
+            ailments = health.seen(record.ailments, facts, now)
+            found.append(Status(
+                gpu, health.judge(ailments),
+                {place: health.judge(ailments, place)
+                 for place in sorted(health.sick_places(ailments))},
+                facts, ailments))
+        return found
+
+    def _ask(self, gpu, host):
+        if (host.nvml_problem is not None or gpu.physfn is not None
+                or (gpu.in_pci_sysfs and gpu.driver != _DRIVER)):
+            return _NOTHING
+        return self._reader.read(gpu.address)
+
+    def _of_boot(self, record):
+        """The record after a restart of the machine, if there was one."""
+        boot = self._boot_id()
+        if record.boot == boot:
+            return record
+        return dataclasses.replace(
+            record, boot=boot, ailments=health.after_reset(record.ailments))
+
+    @staticmethod
+    def _of_board(record, gpu):
+        """The record of the board that is there now."""
+        if record.uuid and gpu.uuid and record.uuid != gpu.uuid:
+            record = dataclasses.replace(record, ailments=())
+        return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
+
+    def _ailments(self, address):
+        """What a GPU has, by what is known now."""
+        if self._records is None:
+            self._change(_unchanged, ())
+        record = self._records.get(address)
+        return self._of_boot(record).ailments if record else ()
+
+    def _verdict(self, address):
+        return health.judge(self._ailments(address))
+
+    def _change(self, change, addresses):
+        """Change the records of these GPUs, in memory and in the file.
+
+        :param change: of address and record; returns the new record.
+        :returns: all records before and after.
+        """
+        with self._mutex, contextlib.ExitStack() as stack:
+            stored = self._stored(stack)
+            known = self._records or {}
+            before = known if stored is None or self._unsaved else stored
+            after = dict(before)
+            for address in addresses:
+                after[address] = change(address, self._of_boot(before.get(
+                    address, health_file.Record(self._boot_id()))))
+            after = {address: record for address, record in after.items()
+                     if record.ailments}
+            self._records = after
+            if stored is None:
+                self._unsaved = self._unsaved or after != before
+            elif after != stored:
+                self._unsaved = not self._store(after)
+        _tell(before, after)
+        return before, after
+
+    def _stored(self, stack):
+        """The file's records, with it held; None if it cannot be used."""
+        try:
+            stack.enter_context(self._file.held())
+            return self._file.read_or_set_aside()
+        except exception.JournalError as error:
+            self._complain(error)
+            return None
+
+    def _store(self, records):
+        """Write the file; whether that worked."""
+        try:
+            self._file.write(records)
+        except exception.JournalError as error:
+            self._complain(error)
+            return False
+        self._said = None
+        return True
+
+    def _complain(self, error):
+        """Say once what stays wrong with the file."""
+        if str(error) != self._said:
+            self._said = str(error)
+            LOG.error('%s. The health of the GPUs is kept in memory and '
+                      'would be forgotten by a restart of the agent.', error)
+
+
+def _unchanged(_address, record):
+    return record
+
+
+def _live(gpu):
+    """Ids and placements of a GPU's instances; None if not known."""
+    if gpu.mig is None:
+        return None
+    return {(item.instance_id, item.placement)
+            for item in gpu.mig.instances}
+
+
+def _verdicts(records, address):
+    """How a GPU is (None) and its sick instances, by placement."""
+    record = records.get(address)
+    ailments = record.ailments if record else ()
+    return {place: health.judge(ailments, place)
+            for place in (None, *sorted(health.sick_places(ailments)))}
+
+
+def _tell(before, after):
+    """Log what got sick, sicker or well."""
+    for address in sorted({*before, *after}):
+        old, new = _verdicts(before, address), _verdicts(after, address)
+        for place in (None, *sorted({*old, *new} - {None})):
+            was = old.get(place, health.WELL)
+            now = new.get(place, health.WELL)
+            if was.state is now.state:
+                continue
+            name = f'GPU {address}' + (
+                f', instance at {place}' if place else '')
+            if now.sick:
+                LOG.warning(
+                    '%(name)s is sick (%(state)s): %(reasons)s. Nothing new '
+                    'is put there.', {'name': name, 'state': now.state.value,
+                                      'reasons': '; '.join(now.reasons)})
+            else:
+                LOG.info('%(name)s is well again; it had: %(reasons)s.',
+                         {'name': name, 'reasons': '; '.join(was.reasons)})

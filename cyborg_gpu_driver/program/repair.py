@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Repairs of differences, each of which harms nobody.
+
+What a difference says was true a moment ago. So each repair looks again
+under the GPU's lock before it changes anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import differences
+from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import rebuild
+from cyborg_gpu_driver.program import shared
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """What repairs are made with.
+
+    :param recover: finishes what an entry says is under way; never raises
+        (:meth:`cyborg_gpu_driver.program.binder.Binder.recover`).
+    :param publish: called with a GPU's address, under its lock: writes what
+        can still be made on it to Placement.
+    """
+
+    host: live.LiveHost
+    tools: hardware.Hardware
+    records: journal.Journal
+    keeper: orphans.Keeper
+    rebuilder: rebuild.Rebuilder
+    state_path: str
+    requests: rebuild.Requests
+    recover: Callable[[], None]
+    publish: Callable[[model.PciAddress], None]
+
+
+class Repairer:
+    """Carries out repairs on one machine."""
+
+    def __init__(self, means: Means):
+        self._means = means
+        self._shared = shared.SharedInstances(means.tools, means.records)
+        self._ways = {
+            reconcile.Kind.NO_REQUEST: self._return,
+            reconcile.Kind.VGPU_GONE: self._make_again,
+            reconcile.Kind.INSTANCE_GONE: self._make_again,
+            reconcile.Kind.NOT_RECORDED: self._record,
+            reconcile.Kind.UNFINISHED: self._finish,
+            reconcile.Kind.RESERVED: self._publish,
+        }
+
+    def repair(self, difference: reconcile.Difference) -> str:
+        """Repair one difference that is safe.
+
+        :returns: what was done, for people.
+        :raises GpuDriverError: saying why it could not be repaired; what is
+            there stays.
+        """
+        return self._ways[difference.kind](difference)
+
+    def _return(self, difference):
+        """Return what a handle has that Cyborg does not know any more.
+
+        Cyborg writes that a bind has begun before it asks the agent for it,
+        which then waits for the lock. So a handle that no request has now,
+        while none is under way, is nobody's until the lock is released; and
+        a bind that comes then finds an entry that is to be removed.
+        """
+        with self._locked(difference):
+            entry = self._entry(difference)
+            claims = self._means.requests()
+            if claims is None:
+                raise _kept('Cyborg could not be asked again')
+            if claims.of(entry.handle) is not None:
+                raise _kept('an accelerator request has it by now')
+            if claims.unsettled:
+                raise _kept('accelerator requests are under way: '
+                            + ', '.join(claims.unsettled))
+            user = users(self._means.keeper, (entry,)).get(
+                differences.vgpu_name(entry))
+            if user:
+                raise _kept(user)
+            self._means.records.put(dataclasses.replace(
+                entry, phase=journal.Phase.UNBINDING))
+        self._finish(difference)
+        return f'returned {entry.profile} of handle {entry.handle}'
+
+    def _finish(self, difference):
+        self._means.recover()
+        if self._means.records.get(difference.subject) is not None:
+            raise _kept('it cannot be removed yet; the log says why')
+        return f'removed what handle {difference.subject} had left'
+
+    def _make_again(self, difference):
+        """Make a handle's instance and vGPU again, where they were."""
+        tools, done = self._means.tools, []
+        with self._locked(difference):
+            entry = self._entry(difference)
+            claims = self._means.requests()
+            if claims is None or claims.of(entry.handle) is None:
+                raise _kept('no accelerator request has it')
+            cut = None
+            if (entry.placement is not None
+                    and tools.own_instance(entry) is None):
+                entry = self._cut(entry)
+                cut = shared.instance(entry)
+                done.append(f'GPU instance at {entry.placement}')
+            below = None
+            if tools.vgpu_type(entry) is None:
+                entry, below = self._shared.settle(tools.make_vgpu(entry))
+                self._means.records.put(entry)
+                done.append(f'vGPU on {entry.function}')
+            self._means.host.record(entry.gpu, made=(cut, model.Vgpu(
+                entry.function, entry.mdev_type,
+                None if entry.vfio else entry.handle, below)))
+        return (f'made {" and ".join(done) or "nothing"} again for handle '
+                f'{entry.handle}')
+
+    def _cut(self, entry):
+        """Cut the instance of an entry, and of those that share it."""
+        tools, records = self._means.tools, self._means.records
+        gpu = self._means.host.gpu(entry.gpu)
+        profile = gpu.mig.profile_by_id(entry.profile_id) if gpu.mig else None
+        if profile is None:
+            raise _kept('the GPU has no such profile now')
+        made = tools.make_instance(dataclasses.replace(
+            entry, instance_id=None,
+            foreign_ids=tools.instance_ids(entry.gpu, profile)))
+        records.put(*(
+            dataclasses.replace(other, instance_id=made.instance_id,
+                                foreign_ids=made.foreign_ids)
+            for other in records.entries(entry.gpu)
+            if (other.profile_id, other.placement, other.instance_id)
+            == (entry.profile_id, entry.placement, entry.instance_id)))
+        return made
+
+    def _record(self, difference):
+        """Write the entry of a request whose vGPU is there."""
+        with self._locked(difference):
+            claims = self._means.requests()
+            claim = claims and claims.of(difference.subject)
+            if claim is None:
+                raise _kept('no accelerator request has it any more')
+            if self._means.records.get(claim.handle) is None:
+                self._means.rebuilder.adopt(
+                    self._means.host.gpu(difference.gpu), claim)
+                self._means.publish(difference.gpu)
+        return f'recorded handle {claim.handle} as bound'
+
+    def _publish(self, difference):
+        with self._locked(difference):
+            self._means.publish(difference.gpu)
+        return 'wrote reserved'
+
+    def _locked(self, difference):
+        return locks.gpu(self._means.state_path, difference.gpu)
+
+    def _entry(self, difference):
+        entry = self._means.records.get(difference.subject)
+        if entry is None or entry.phase is not journal.Phase.BOUND:
+            raise _kept('it is not bound any more')
+        return entry
+
+
+def users(keeper: orphans.Keeper, entries: tuple[journal.Entry, ...]
+          ) -> dict[str, str]:
+    """vGPUs of entries that are in use, or may be, and by what."""
+    names = {differences.vgpu_name(entry) for entry in entries}
+    found = {}
+    for item in keeper.found():
+        if item.vgpu.name in names:
+            user = dataclasses.replace(item, owner=None).obstacle(None)
+            if user:
+                found[item.vgpu.name] = user
+    return found
+
+
+def _kept(reason):
+    return exception.StepFailed(reason=reason)

@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""One reset of a whole GPU, and what can be told of it before and after.
+
+The kernel resets a function whoever uses it (pci_reset_function), so that
+it is asked before who does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_process
+from cyborg_gpu_driver.host import nvml_traces
+from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
+
+LOG = logging.getLogger(__name__)
+
+_BUSY = frozenset({errno.EBUSY, errno.EAGAIN})
+_NVIDIA = 'nvidia'
+_VFIO = 'vfio'
+"""In the names of the drivers that give a function to a guest: vfio-pci,
+and those for single boards such as nvgrace_gpu_vfio_pci."""
+
+
+class Resetter:
+    """Resets GPUs of one machine that nobody uses.
+
+    :param on_reset: called with the address of a GPU that was reset.
+    """
+
+    def __init__(self, machine: platform.Platform,
+                 on_reset: Callable[[model.PciAddress], None] | None = None):
+        self._machine = machine
+        self._on_reset = on_reset or (lambda address: None)
+
+    def can_reset(self, address: model.PciAddress) -> bool:
+        """Whether the kernel knows a way to reset the GPU."""
+        return self._machine.sysfs.exists(*pci.DEVICES, str(address),
+                                          'reset')
+
+    def reset(self, address: model.PciAddress,
+              begin: Callable[[], None]) -> dict[str, Any]:
+        """Reset a GPU and look at it. The caller holds its lock.
+
+        :param begin: called before the GPU is touched.
+        :returns: what shows that it was reset and is clean, for JSON.
+        :raises GpuInUse: if somebody uses it; it was not reset.
+        :raises StepFailed: if it cannot be reset, or is not clean.
+        :raises NvmlError, SysfsError, UsageUnknown: as the machine answers.
+        """
+        before = self._check_idle(address)
+        begin()
+        began = time.monotonic()
+        self._write(address)
+        seconds = round(time.monotonic() - began, 3)
+        after = self._traces_after(address)
+        reason = cleaning.remains(before, after)
+        if reason:
+            raise exception.StepFailed(reason=reason)
+        return {'method': self._machine.sysfs.read_optional(
+                    *pci.DEVICES, str(address), 'reset_method'),
+                'seconds': seconds, 'before': dataclasses.asdict(before),
+                'after': dataclasses.asdict(after)}
+
+    def _check_idle(self, address):
+        """The traces of a GPU that can be reset, and that nobody uses."""
+        if not self.can_reset(address):
+            raise exception.StepFailed(
+                reason='the kernel has no way to reset it (no file "reset" '
+                'in sysfs); [gpu] clean_whole_gpus = false offers it all '
+                'the same')
+        traces = self._traces(address)
+        if traces.processes:
+            raise exception.GpuInUse(
+                gpu=address, reason=f'{traces.processes} process(es) of '
+                'this machine use it')
+        if _is_vfio(traces.driver):
+            holders = privileged_vgpu.vfio_holders(str(address))
+            if holders:
+                raise exception.GpuInUse(
+                    gpu=address, reason='held by ' + ', '.join(
+                        f'process {pid} ({usage.process_name(pid)})'
+                        for pid in holders))
+        return traces
+
+    def _write(self, address):
+        LOG.info('Resetting GPU %s for its next tenant', address)
+        try:
+            privileged.reset_gpu(str(address))
+        except exception.SysfsError as error:
+            if error.errno in _BUSY:
+                raise exception.GpuInUse(
+                    gpu=address, reason=str(error)) from error
+            raise
+        finally:
+            self._machine.nvml.forget(address)
+        self._on_reset(address)
+
+    def _traces_after(self, address):
+        """The traces of a GPU that was reset just now."""
+        try:
+            return self._traces(address)
+        except exception.NvmlError as error:
+            LOG.info('Opening NVML anew after the reset of GPU %(gpu)s: '
+                     '%(error)s', {'gpu': address, 'error': error})
+        self._machine.nvml.reset()
+        return self._traces(address)
+
+    def _traces(self, address):
+        """What a GPU shows of who used it.
+
+        :raises StepFailed: if its driver is none that tells who uses it.
+        :raises NvmlError, SysfsError: if it cannot be looked at.
+        """
+        driver = pci.PciBus(self._machine.sysfs).driver(address)
+        if driver is None or _is_vfio(driver):
+            return cleaning.Traces(driver)
+        if driver != _NVIDIA:
+            raise exception.StepFailed(
+                reason=f'it is bound to {driver}, of which it is not known '
+                'who uses it')
+        nvml = self._machine.nvml
+        device = nvml.device(address)
+        used, total = nvml_traces.memory_mib(nvml, device) or (None, None)
+        return cleaning.Traces(
+            driver=driver, uuid=nvml_traces.uuid(nvml, device),
+            processes=len(nvml_process.processes(nvml, device)),
+            memory_used_mib=used, memory_mib=total,
+            ecc_uncorrected=nvml_traces.uncorrected_errors(nvml, device))
+
+
+def _is_vfio(driver):
+    return driver is not None and _VFIO in driver

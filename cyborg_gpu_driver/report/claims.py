@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which GPUs servers may have without a trace on this machine."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import memory
+
+_VERSION = '1.14'
+"""The first with ``in_tree``."""
+_FILE = 'reported.json'
+_KIND = ('cyborg-gpu report', 1)
+"""What :mod:`cyborg_gpu_driver.report.withdrawal` keeps."""
+
+
+def of_reports(state_path: str, address: model.PciAddress) -> str:
+    """Why a server may have a GPU, where Placement cannot be asked.
+
+    One that has the whole GPU leaves nothing in the journal of binds.
+
+    :param state_path: ``[gpu] state_path``.
+    :returns: empty if the GPU was not whole when it was last reported.
+    """
+    try:
+        known = memory.from_content(durable.read(
+            os.path.join(state_path, _FILE), *_KIND) or {}).get(address)
+    except (exception.GpuDriverError, KeyError, TypeError,
+            AttributeError) as error:
+        return f'it is not known what was reported of it: {error!r}'
+    if known is None or known.mode != policy.Mode.PASSTHROUGH.value:
+        return ''
+    return ('it was last reported as a whole, and a server that is shut off '
+            'may have it: the agent, which asks Placement, makes it ready')
+
+
+class Claims:
+    """Asks for allocations against the providers of this host's GPUs.
+
+    A server that is shut off holds its GPU without a trace on the machine;
+    in Placement its allocation stays.
+
+    :param client: makes Cyborg's placement client.
+    :param hostname: name of the compute node's provider.
+    """
+
+    def __init__(self, client: Callable[[], Any], hostname: str):
+        self._client = client
+        self._hostname = hostname
+
+    def of(self, address: model.PciAddress) -> str:
+        """Why servers may have a part of a GPU; empty if none has.
+
+        What cannot be found out is a reason too.
+        """
+        try:
+            for uuid in self._providers(address):
+                usages = self._get(f'/resource_providers/{uuid}/usages')
+                if any(usages['usages'].values()):
+                    return f'Placement has allocations of provider {uuid}'
+        except Exception as error:
+            return f'Placement does not tell its allocations: {error}'
+        return ''
+
+    def _providers(self, address):
+        """UUIDs of the GPU's providers, by this or another policy."""
+        name = urllib.parse.quote(self._hostname, safe='')
+        (root,) = self._get(f'/resource_providers?name={name}'
+                            )['resource_providers']
+        tree = self._get(f'/resource_providers?in_tree={root["uuid"]}')
+        return [provider['uuid'] for provider in tree['resource_providers']
+                if f'_gpu_{address}_' in provider['name']]
+
+    def _get(self, url):
+        response = self._client().get(url, version=_VERSION)
+        if response.status_code != 200:
+            raise exception.PlacementRefused(
+                what=f'GET {url}', code=response.status_code,
+                text=response.text)
+        return response.json()

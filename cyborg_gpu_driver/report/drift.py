@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Placement has of this host's providers, read and compared.
+
+Placement has no request for the usages of a whole tree. But each allocation
+and each write changes its provider's generation, so one request for the tree
+tells of which providers there is news.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers as partition_offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.report import capacity
+
+LOG = logging.getLogger(__name__)
+
+_VERSION = '1.26'
+_MEMBERS = 8
+"""Providers of ours by which the tree is looked for: some may be missing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    generation: int
+    used: int
+    reserved: int
+
+
+class Drift:
+    """Reads usages and inventories of what is offered.
+
+    :param client: makes Cyborg's placement client, or one like it.
+    :param hostname: as the providers are named by.
+    :param history: whether ``reserved`` counts as wrong only where it was
+        right before and has changed without us. What has changed on the GPU
+        itself, the report writes anyway.
+    """
+
+    def __init__(self, client: Callable[[], Any], hostname: str,
+                 history: bool = True):
+        self._client = client
+        self._hostname = hostname
+        self._history = history
+        self._root: str | None = None
+        self._seen: dict[str, _Seen] = {}
+        self._wanted: dict[str, int] = {}
+        self._said = ''
+
+    def read(self, looked: Mapping[model.PciAddress, tuple[
+            Sequence[partition_offers.Offer], Mapping[str, int]]]
+             ) -> dict[model.PciAddress, tuple[reconcile.Usage, ...]] | None:
+        """Usages of the providers that Placement has, by GPU.
+
+        :param looked: by GPU its offers and how many of each are bound.
+        :returns: None if Placement could not be asked, which is said once.
+        """
+        wanted = {address: self._inventories(*told)
+                  for address, told in looked.items()}
+        try:
+            self._read([inventory for pairs in wanted.values()
+                        for _, inventory in pairs])
+        except Exception as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                LOG.warning('Placement cannot be compared with what is '
+                            'bound: %s', error)
+            return None
+        self._said = ''
+        found = {address: tuple(
+            self._usage(offer, inventory) for offer, inventory in pairs
+            if inventory.provider in self._seen)
+            for address, pairs in wanted.items()}
+        self._wanted = {inventory.provider: inventory.reserved
+                        for pairs in wanted.values()
+                        for _, inventory in pairs
+                        if inventory.provider in self._seen}
+        return found
+
+    def _inventories(self, offers, owned):
+        """Offers of parts of a GPU, and their inventories."""
+        return [(offer, inventory) for offer in offers
+                if offer.mode is not policy.Mode.PASSTHROUGH
+                for inventory in capacity.inventories(
+                    (offer,), owned, self._hostname)]
+
+    def _usage(self, offer, inventory):
+        seen = self._seen[inventory.provider]
+        reserved = seen.reserved
+        if (self._history and self._wanted.get(inventory.provider)
+                != inventory.reserved):
+            reserved = inventory.reserved
+        return reconcile.Usage(
+            inventory.provider, offer.profile, offer.vgpu_type_id,
+            seen.used, reserved, inventory.reserved)
+
+    def _read(self, inventories):
+        generations = self._generations(
+            [inventory.provider for inventory in inventories])
+        seen = {}
+        for inventory in inventories:
+            provider = inventory.provider
+            generation = generations.get(provider)
+            if generation is None:
+                continue
+            known = self._seen.get(provider)
+            if known is None or known.generation != generation:
+                known = self._look(inventory, generation)
+            if known is not None:
+                seen[provider] = known
+        self._seen = seen
+
+    def _look(self, inventory, generation):
+        url = f'/resource_providers/{inventory.provider}'
+        there = self._get(f'{url}/inventories/{inventory.resource_class}')
+        usages = self._get(f'{url}/usages')
+        if there is None or usages is None:
+            return None
+        return _Seen(generation, usages['usages'].get(
+            inventory.resource_class, 0), there['reserved'])
+
+    def _generations(self, providers):
+        for member in ([self._root] if self._root
+                       else providers[:_MEMBERS]):
+            tree = self._get(f'/resource_providers?in_tree={member}'
+                             )['resource_providers']
+            if tree:
+                self._root = tree[0]['root_provider_uuid']
+                return {item['uuid']: item['generation'] for item in tree}
+        self._root = None
+        return {}
+
+    def _get(self, url):
+        """The body of an answer; None if there is no such thing."""
+        response = self._client().get(url, version=_VERSION)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise exception.PlacementRefused(
+                what=f'GET {url}', code=response.status_code,
+                text=response.text)
+        return response.json()

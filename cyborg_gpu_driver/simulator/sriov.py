@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What NVIDIA's sriov-manage does to a GPU."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cyborg_gpu_driver.simulator import gpu as gpu_module
+
+
+def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None) -> None:
+    """Make or remove the virtual functions of a GPU.
+
+    A GPU that has them, or has none, as is asked for is left alone. Else
+    its driver leaves it for a moment: handles die, and all that the driver
+    alone knows is gone, GPU instances too.
+
+    :param count: how many; None for all that the model has.
+    :raises OSError: EBUSY while processes or vGPUs use it; ENODEV if it is
+        not bound to NVIDIA's driver or has no SR-IOV.
+    """
+    total = gpu.model.totalvfs
+    if not gpu.bound or not total or gpu.machine.host.wsl:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    if enable == bool(gpu.state.vfs):
+        return
+    if gpu.busy():
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    wanted = total if count is None else min(count, total)
+    gpu.state.vfs = wanted if enable else 0
+    gpu.state.instances.clear()
+    gpu.forget_settings()

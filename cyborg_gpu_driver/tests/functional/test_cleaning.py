@@ -1,0 +1,258 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The next tenant of a whole GPU, and of a slice, on the released services."""
+
+import errno
+import logging
+import os
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import test_modes
+
+
+class WholeTest(gpu_cloud.GpuTestCase):
+
+    machine = 'mixed'
+    gpu = test_modes.H100
+    overrides = {'gpu': {'policies': 'whole'},
+                 'gpu_policy:whole': {'mode': 'passthrough',
+                                      'match_address': test_modes.H100}}
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.INFO, nuke_handlers=False))
+        self.whole = self.profile('PGPU')
+
+    def world(self):
+        """The simulated machine, for what happens to it from outside."""
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
+    def faults(self):
+        """Those of the machine that the driver itself works on."""
+        return pynvml.nvmlLib.machine.faults
+
+    def resets(self):
+        """How often the GPU was reset, or given another driver."""
+        if not os.path.exists(self.hardware_path):
+            return 0
+        return self.hardware().epoch
+
+    def restart(self):
+        """Start the agent again."""
+        self.driver._agent = None
+
+    def inventory(self):
+        """Reserved and used."""
+        name = self.name('passthrough')
+        (item,) = self.cloud.placement.inventories(
+            self.cloud.provider(name)['uuid']).values()
+        (used,) = self.cloud.placement.usages(
+            self.cloud.provider(name)['uuid']).values()
+        return item['reserved'], used
+
+    def whats(self):
+        return [record.what for record in audit.read(
+            self.state_path).records]
+
+    def assert_not_to_be_had(self):
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                          self.whole)
+
+    def test_it_is_not_to_be_had_before_it_was_reset(self):
+        server = self.cloud.bind(self.whole)
+        self.assertEqual((0, 1), self.inventory())
+        self.report()
+        self.assertEqual((1, 1), self.inventory())
+        self.cloud.unbind(server)
+        self.assertEqual((1, 0), self.inventory())
+        self.assert_not_to_be_had()
+        self.assertEqual(0, self.resets())
+        self.report()
+        self.assertEqual((0, 0), self.inventory())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+        records = audit.read(self.state_path).records
+        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
+        self.assertEqual({server.uuid},
+                         {record.subject for record in records})
+        again = self.cloud.bind(self.whole)
+        self.report()
+        self.cloud.unbind(again)
+        self.report()
+        self.assertEqual(2, self.resets())
+        self.assertNotIn('may not have been reset', self.log.output)
+
+    def test_an_idle_gpu_is_never_reset(self):
+        for _ in range(3):
+            self.report()
+            self.restart()
+        self.assertEqual(0, self.resets())
+        self.assertEqual([], self.whats())
+
+    def test_a_server_that_came_and_went_between_two_reports(self):
+        self.cloud.unbind(self.cloud.bind(self.whole))
+        self.report()
+        self.assertEqual(1, self.resets())
+        self.assertEqual((0, 0), self.inventory())
+        self.assertEqual(['returned', 'cleaned'], self.whats())
+
+    def test_two_servers_between_two_reports_are_noticed(self):
+        self.cloud.unbind(self.cloud.bind(self.whole))
+        second = self.cloud.bind(self.whole)
+        self.report()
+        self.assertEqual(0, self.resets())
+        self.assertIn(f'may not have been reset before {second.uuid}',
+                      self.log.output)
+        self.cloud.unbind(second)
+        self.report()
+        self.assertEqual(1, self.resets())
+
+    def test_a_gpu_that_is_busy_stays_reserved_until_it_is_not(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        self.cloud.unbind(server)
+        self.faults().fail_write('*/reset', errno.EBUSY, times=4)
+        self.report()
+        self.report()
+        self.assertEqual((1, 0), self.inventory())
+        self.assert_not_to_be_had()
+        self.assertEqual(1, self.log.output.count('is not offered before'))
+        self.report()
+        self.assertEqual((0, 0), self.inventory())
+        self.assertEqual(1, self.resets())
+
+    def test_a_reset_that_fails(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        self.cloud.unbind(server)
+        self.faults().fail_write('*/reset', errno.EIO, times=None)
+        for _ in range(3):
+            self.report()
+        self.assert_not_to_be_had()
+        self.assertEqual(['given', 'returned', 'not-cleaned'], self.whats())
+        self.faults().clear()
+        self.restart()
+        self.report()
+        self.cloud.unbind(self.cloud.bind(self.whole))
+
+    def test_a_server_outlives_the_agent(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        self.restart()
+        self.report()
+        self.assertEqual(((1, 1), 0), (self.inventory(), self.resets()))
+        self.restart()
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
+
+    def test_a_record_that_is_lost(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        os.unlink(os.path.join(self.state_path, 'cleaning.json'))
+        self.restart()
+        self.report()
+        self.assertEqual(((1, 1), 0), (self.inventory(), self.resets()))
+        self.cloud.unbind(server)
+        os.unlink(os.path.join(self.state_path, 'cleaning.json'))
+        self.restart()
+        self.assert_not_to_be_had()
+        self.report()
+        self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
+
+    def test_a_guest_in_the_way_of_nova(self):
+        server = self.cloud.bind(self.whole)
+        # libvirt gives it to vfio-pci and back again.
+        self.world().bind_driver(self.gpu, 'vfio-pci')
+        self.report()
+        self.assertEqual((1, 1), self.inventory())
+        self.cloud.unbind(server)
+        before = self.resets()
+        self.report()
+        self.assertEqual(before + 1, self.resets())
+        self.assertEqual((0, 0), self.inventory())
+        self.world().bind_driver(self.gpu, 'nvidia')
+        self.report()
+        self.assertEqual(before + 2, self.resets())
+
+    def test_placement_is_away(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        keeper = self.driver._running()._keeper
+        client = keeper._placement()
+
+        class Away:
+            def get(self, *args, **kwargs):
+                raise ConnectionError('no route')
+
+            put = get
+
+        self.cloud.unbind(server)
+        keeper._client = Away()
+        for _ in range(3):
+            self.driver.discover()
+        self.assertEqual((1, 0), self.inventory())
+        self.assertEqual(0, self.resets())
+        keeper._client = client
+        self.report()
+        self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
+
+    def test_it_is_offered_as_it_was_left_where_that_is_wanted(self):
+        conf = self.driver._conf
+        conf.set_override('clean_whole_gpus', False, group='gpu')
+        self.addCleanup(conf.clear_override, 'clean_whole_gpus',
+                        group='gpu')
+        self.restart()
+        server = self.cloud.bind(self.whole)
+        self.report()
+        self.assertEqual((0, 1), self.inventory())
+        self.cloud.unbind(server)
+        self.cloud.unbind(self.cloud.bind(self.whole))
+        self.report()
+        self.assertEqual(((0, 0), 0), (self.inventory(), self.resets()))
+
+
+class SliceTest(gpu_cloud.GpuTestCase):
+
+    overrides = {
+        'gpu': {'policies': 'one'},
+        'gpu_policy:one': {'mode': 'mig', 'match_address':
+                           gpu_cloud.GpuTestCase.gpu,
+                           'profiles': '3g.40gb'}}
+
+    def test_each_tenant_has_an_instance_of_its_own(self):
+        profile = self.profile('CUSTOM_NVIDIA_3G_40GB')
+        serials = set()
+        for _ in range(2):
+            server = self.cloud.bind(profile)
+            (instance,) = self.hardware().instances.values()
+            serials.add(instance.serial)
+            self.cloud.unbind(server)
+        self.assertEqual(2, len(serials))
+        records = audit.read(self.state_path).records
+        self.assertEqual(['bound', 'unbound'] * 2,
+                         [record.what for record in records])
+        first = records[0]
+        self.assertEqual(self.gpu, str(first.gpu))
+        self.assertEqual(records[1].subject, first.subject)
+        self.assertEqual('3g.40gb', first.evidence['profile'])
+        self.assertIsNotNone(first.evidence['gpu_instance_id'])
+        self.assertEqual(first.evidence, records[1].evidence)

@@ -1,0 +1,209 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Orphans, told from servers' vGPUs by the released Cyborg's own answers."""
+
+import contextlib
+import io
+import json
+import os
+
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+_UUID = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
+
+
+class OrphanCase(gpu_cloud.GpuTestCase):
+    """A cloud that openstacksdk logs in to, and an operator's commands."""
+
+    roles = ('admin',)
+
+    def setUp(self):
+        super().setUp()
+        self.keystone = self.useFixture(keystone.KeystoneFixture(
+            cyborg_app.load_app(), self.roles))
+        self.world = simulator.Machine.load(self.machine, self.hardware_path)
+
+    def vgpu(self, *arguments, code=0):
+        """Run a command; what it says to programs and to people."""
+        before = privileged._platform
+        output, errors = io.StringIO(), io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output), \
+                    contextlib.redirect_stderr(errors):
+                result = main.main([
+                    '--config-file', self.cloud.cloud.config_path, 'vgpu',
+                    *arguments])
+        finally:
+            privileged._platform = before
+        self.assertEqual(code, result, errors.getvalue())
+        return output.getvalue(), errors.getvalue()
+
+    def listed(self, *arguments):
+        """Rows by name of vGPU."""
+        return {row['name']: row for row in json.loads(
+            self.vgpu('list', '-f', 'json', *arguments)[0])}
+
+    def refusal(self, *arguments):
+        """What an operator is told who cannot be answered."""
+        return self.vgpu(*arguments, code=1)[1]
+
+    def sysfs(self):
+        """The kernel of the compute node."""
+        return platform.open_platform(self.world).sysfs
+
+
+class MdevTest(OrphanCase):
+
+    machine = 't4x4'
+    gpu = '0000:3b:00.0'
+    overrides = {'gpu': {'policies': 't4'},
+                 'gpu_policy:t4': {'mode': 'vgpu', 'vgpu_types': 'T4-4Q',
+                                   'match_address': '0000:3b:00.0'}}
+
+    def make(self):
+        """Make an mdev by hand."""
+        self.sysfs().write(_UUID, 'class', 'mdev_bus', self.gpu,
+                           'mdev_supported_types', 'nvidia-232', 'create')
+        self.addCleanup(self.world.uninstall)
+
+    def forget(self):
+        """Lose the journal."""
+        os.unlink(os.path.join(self.state_path, 'journal.json'))
+        self.driver._agent = None
+
+    def test_a_servers_is_none_and_one_made_by_hand_is(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
+        (arq,) = server.arqs
+        handle = arq['attach_handle_uuid']
+        self.make()
+        rows = self.listed()
+        self.assertEqual(
+            ('no', f'{handle} (bound)', server.uuid, arq['uuid']),
+            tuple(rows[handle][key] for key in (
+                'orphan', 'owner', 'server', 'arq')))
+        self.assertEqual(
+            ('yes', 'none', 'none', 'none'),
+            tuple(rows[_UUID][key] for key in (
+                'orphan', 'owner', 'server', 'arq')))
+        self.assertEqual({_UUID}, set(self.listed('--orphans')))
+        self.vgpu('clean', '--orphans', '--yes')
+        self.assertEqual({handle}, set(self.mdevs()))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_without_the_journal_the_server_still_has_it(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
+        (handle,) = self.mdevs()
+        self.forget()
+        row = self.listed()[handle]
+        self.assertEqual(('no', 'none', server.uuid),
+                         (row['orphan'], row['owner'], row['server']))
+        self.assertIn('an accelerator request has it',
+                      self.refusal('clean', handle, '--yes'))
+        self.vgpu('clean', '--orphans', '--yes')
+        self.assertEqual({handle}, set(self.mdevs()))
+        self.cloud.unbind(server)
+
+    def test_a_released_one_that_stuck_is(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
+        (handle,) = self.mdevs()
+        self.world.start_guest(handle)
+        self.forget()
+        self.cloud.unbind(server)
+        self.assertEqual('no', self.listed()[handle]['orphan'])
+        self.assertIn('virtual machine', self.refusal('clean', handle,
+                                                      '--yes'))
+        self.world.stop_guest(handle)
+        self.assertEqual('yes', self.listed()[handle]['orphan'])
+        self.vgpu('clean', '--orphans', '--yes')
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_one_that_the_driver_is_still_to_remove_is_its_own(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
+        (handle,) = self.mdevs()
+        self.world.start_guest(handle)
+        self.cloud.unbind(server)
+        self.world.stop_guest(handle)
+        row = self.listed()[handle]
+        self.assertEqual(('no', f'{handle} (unbinding)', 'none'),
+                         (row['orphan'], row['owner'], row['arq']))
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_under_another_name_the_host_has_no_devices(self):
+        self.make()
+        for arguments in (('list',), ('clean', '--orphans', '--yes')):
+            self.assertIn('no device of a host elsewhere', self.refusal(
+                *arguments, '--host', 'elsewhere'))
+        self.assertEqual({_UUID}, set(self.listed('--host', gpu_cloud.HOST)))
+        self.assertEqual({_UUID}, set(self.mdevs()))
+
+
+class OtherProjectTest(OrphanCase):
+    """A user whom Cyborg shows his own project's requests alone."""
+
+    machine = 't4x4'
+    gpu = MdevTest.gpu
+    overrides = MdevTest.overrides
+    roles = ('manager', 'member')
+
+    def test_who_sees_a_part_is_not_answered(self):
+        self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
+        names = set(self.mdevs())
+        for arguments in (('list',), ('clean', '--orphans', '--yes'),
+                          ('clean', *names, '--yes')):
+            self.assertIn('role admin', self.refusal(*arguments))
+        self.assertEqual(names, set(self.mdevs()))
+
+
+class VendorVfioTest(OrphanCase):
+
+    machine = 'hgx-h100-vfio'
+    gpu = '0000:18:00.0'
+    overrides = {
+        'gpu': {'policies': 'one', 'nova_vfio_handles': 'true'},
+        'gpu_policy:one': {'mode': 'vgpu', 'vgpu_types': 'H100XM-40C',
+                           'match_address': '0000:18:00.0'}}
+
+    def test_a_function_of_a_server_and_one_written_by_hand(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_H100XM_40C'))
+        (arq,) = server.arqs
+        taken = str(model.PciAddress.parse(
+            '{domain}:{bus}:{device}.{function}'.format(
+                **arq['attach_handle_info'])))
+        with self.world.operation():
+            free = next(function for function in self.world.gpu(
+                self.gpu).vf_addresses if function != taken)
+        self.sysfs().write('1136', 'bus', 'pci', 'devices', free, 'nvidia',
+                           'current_vgpu_type')
+        self.addCleanup(self.world.uninstall)
+        rows = self.listed()
+        self.assertEqual(
+            {taken: ('no', server.uuid), free: ('yes', 'none')},
+            {name: (row['orphan'], row['server'])
+             for name, row in rows.items()})
+        self.vgpu('clean', '--orphans', '--yes')
+        self.assertEqual({taken}, set(self.listed()))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPUs that become what their policy says, as soon as they are idle."""
+
+from cyborg.common import exception as cyborg_exception
+
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+
+class PrepareCase(gpu_cloud.GpuTestCase):
+
+    overrides = {
+        'gpu': {'policies': 'one,rest'},
+        'gpu_policy:one': {'mode': 'passthrough',
+                           'match_address': '0000:07:00.0'},
+        'gpu_policy:rest': {'mode': 'off'}}
+
+    def govern(self, **options):
+        """Change the policy and start the agent again."""
+        for name, value in options.items():
+            self.driver._conf.set_override(name, value,
+                                           group='gpu_policy:one')
+            self.addCleanup(self.driver._conf.clear_override, name,
+                            group='gpu_policy:one')
+        self.driver._settings = policies.read(self.driver._conf)
+        self.driver._agent = None
+        self.report()
+
+    def is_now(self):
+        """MIG mode and number of virtual functions."""
+        state = self.hardware()
+        return state.mig, state.vfs
+
+    def labels(self):
+        return set(self.reserved())
+
+
+class WholeTest(PrepareCase):
+
+    def test_a_gpu_that_was_carved_up_is_whole_again(self):
+        self.assertEqual((False, 0), self.is_now())
+        self.assertEqual({'passthrough'}, self.labels())
+        # Those that no policy wants changed are as they were.
+        other = self.hardware('0000:0f:00.0')
+        self.assertEqual((True, 20), (other.mig, other.vfs))
+
+    def test_a_server_that_has_it_is_waited_for(self):
+        server = self.cloud.bind(self.profile('PGPU'))
+        self.govern(mode='mig')
+        self.assertEqual((False, 0), self.is_now())
+        self.assertEqual({'passthrough'}, self.labels())
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual((True, 20), self.is_now())
+        self.assertIn('1g.10gb', self.labels())
+        self.assertNotIn('passthrough', self.labels())
+        self.cloud.unbind(self.cloud.bind(self.profile(
+            'CUSTOM_NVIDIA_3G_40GB')))
+        self.govern(mode='passthrough')
+        self.assertEqual((False, 0), self.is_now())
+        self.assertEqual({'passthrough'}, self.labels())
+
+    def test_placement_that_does_not_answer_keeps_it_as_it_is(self):
+        self.driver._conf.set_override(
+            'endpoint_override', 'http://127.0.0.1:9', group='placement')
+        self.addCleanup(self.driver._conf.clear_override,
+                        'endpoint_override', group='placement')
+        for _ in range(2):
+            try:
+                self.govern(mode='mig')
+            except cyborg_exception.CyborgException:
+                pass
+        self.assertEqual((False, 0), self.is_now())
+
+
+class SlicedTest(PrepareCase):
+
+    overrides = {**PrepareCase.overrides, 'gpu_policy:one': {
+        'mode': 'mig', 'match_address': '0000:07:00.0'}}
+
+    def test_a_slice_in_use_keeps_the_mode(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        placements = self.placements()
+        self.govern(mode='vgpu', vgpu_types=['A100D-8C'])
+        self.assertEqual((True, 20), self.is_now())
+        self.assertEqual(placements, self.placements())
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual((False, 20), self.is_now())
+        self.assertEqual({'A100D-8C'}, self.labels())
+
+    def test_what_a_reboot_took_is_there_before_the_report(self):
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        before = self.reserved()
+        world.reboot()
+        self.driver._agent = None
+        self.report()
+        self.assertEqual((True, 20), self.is_now())
+        self.assertEqual(before, self.reserved())

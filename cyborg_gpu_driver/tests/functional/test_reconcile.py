@@ -1,0 +1,438 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What disagrees is named once, and repaired where that harms nobody."""
+
+import contextlib
+import ctypes
+import io
+import json
+import logging
+import os
+
+import fixtures
+import pynvml
+from cyborg import context
+from cyborg import objects
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+_GPU = gpu_cloud.GpuTestCase.gpu
+_UUID = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
+_CLASS = 'CUSTOM_NVIDIA_3G_40GB'
+
+
+class ReconcileCase(gpu_cloud.GpuTestCase):
+    """One GPU's slices, in a cloud whose requests the agent may see."""
+
+    grace = 0
+    overrides = {
+        'gpu': {'policies': 'one', 'os_cloud': 'here'},
+        'gpu_policy:one': {'mode': 'mig', 'match_address': _GPU}}
+
+    def start(self, **overrides):
+        super().start(gpu={**self.overrides['gpu'],
+                           'orphan_grace': self.grace})
+        self.keystone = self.useFixture(keystone.KeystoneFixture(
+            cyborg_app.load_app()))
+        self.keystone.write_clouds(here=self.keystone.auth_url)
+        self.world = simulator.Machine.load(self.machine, self.hardware_path)
+        self.log = self.useFixture(fixtures.FakeLogger(
+            level='INFO', format='%(name)s %(message)s'))
+
+    def reports(self):
+        """What three reports say of differences."""
+        before = len(self.log.output)
+        for _ in range(3):
+            self.cloud.report()
+        return [line.partition(' ')[2] for line
+                in self.log.output[before:].splitlines()
+                if line.startswith('cyborg_gpu_driver.program.re')]
+
+    def doctor(self, *arguments, code=0):
+        """Rows by kind that the command lists, and what it says."""
+        before = privileged._platform
+        output, errors = io.StringIO(), io.StringIO()
+        # A command filters what every handler of its process shows.
+        root = logging.getLogger('')
+        handlers, level = root.handlers[:], root.level
+        root.handlers.clear()
+        try:
+            with contextlib.redirect_stdout(output), \
+                    contextlib.redirect_stderr(errors):
+                result = main.main([
+                    '--config-file', self.cloud.cloud.config_path, 'doctor',
+                    '-f', 'json', '--os-cloud', 'here', *arguments])
+        finally:
+            privileged._platform = before
+            root.handlers[:] = handlers
+            root.setLevel(level)
+        self.assertEqual(code, result, errors.getvalue())
+        return ({row['kind']: row for row in json.loads(output.getvalue())},
+                errors.getvalue())
+
+    def assert_named_once(self, lines, *words):
+        """One line has all the words, and only one of the lines has."""
+        self.assertEqual(1, len([line for line in lines if all(
+            word in line for word in words)]), (words, lines))
+
+    def sysfs(self):
+        """The kernel of the compute node."""
+        self.addCleanup(self.world.uninstall)
+        return platform.open_platform(self.world).sysfs
+
+    def remove_mdev(self, handle):
+        self.sysfs().write('1', 'bus', 'mdev', 'devices', handle, 'remove')
+
+    def destroy(self, instance_id):
+        """Destroy a GPU instance behind the driver's back."""
+        with self.world.operation(write=True):
+            del self.world.gpu(self.gpu).state.instances[instance_id]
+
+    def lose_request(self, server):
+        """An unbind that Cyborg has forgotten, and Nova's allocation."""
+        admin = context.get_admin_context()
+        for arq in server.arqs:
+            request = objects.ExtARQ.get(admin, arq['uuid'])
+            handle = objects.AttachHandle.get_by_id(
+                admin, request.attach_handle_id)
+            request.destroy(admin)
+            handle.deallocate(admin)
+        self.cloud.placement.delete(f'/allocations/{server.uuid}')
+
+    def clean(self):
+        """All has been given back and nothing disagrees."""
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+        self.doctor()
+
+
+class HandleTest(ReconcileCase):
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.cloud.bind(self.profile(_CLASS))
+        (self.handle,) = self.mdevs()
+        self.bound, self.bound_mdevs = self.everything(), self.mdevs()
+
+    def test_nothing_disagrees(self):
+        self.assertEqual([], self.reports())
+        self.doctor()
+        self.assertEqual(self.bound, self.everything())
+
+    def test_a_vgpu_that_vanished_is_made_again(self):
+        self.remove_mdev(self.handle)
+        rows, _ = self.doctor(code=1)
+        self.assertEqual({'vgpu-gone'}, set(rows))
+        self.assertTrue(rows['vgpu-gone']['safe'])
+        mdevs, placements = self.bound_mdevs, self.placements()
+        self.assert_named_once(self.reports(), self.handle,
+                               'has no vGPU any more')
+        self.assertEqual((mdevs, placements),
+                         (self.mdevs(), self.placements()))
+        self.assertEqual(self.bound['journal'], self.journal())
+        self.assertEqual(self.bound['placement'],
+                         self.cloud.placement.snapshot())
+        self.cloud.unbind(self.server)
+        self.clean()
+
+    def test_a_slice_that_vanished_is_made_again(self):
+        (instance,) = self.hardware().instances
+        self.remove_mdev(self.handle)
+        self.destroy(instance)
+        self.assertEqual([], self.placements())
+        self.assert_named_once(self.reports(), self.handle,
+                               'its GPU instance at 4:4 is gone')
+        self.assertEqual([(9, 4)], self.placements())
+        self.assertEqual([self.handle], [*self.mdevs()])
+        self.cloud.unbind(self.server)
+        self.report()
+        self.assertEqual(([], {}), (self.placements(), self.mdevs()))
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+    def test_a_slice_whose_place_is_taken_is_left_alone(self):
+        (instance,) = self.hardware().instances
+        self.remove_mdev(self.handle)
+        self.destroy(instance)
+        with self.world:
+            pynvml.nvmlInit()
+            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), 14,
+                ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(4, 2)))
+            pynvml.nvmlShutdown()
+        rows, said = self.doctor('--repair', code=1)
+        self.assertEqual({'vgpu-gone', 'foreign-instance'}, set(rows))
+        self.assertFalse(rows['vgpu-gone']['safe'])
+        self.assertEqual([(14, 4)], self.placements())
+        lines = self.reports()
+        self.assert_named_once(lines, 'another is in its place')
+        self.assert_named_once(lines, 'nobody explains GPU instance')
+        self.assert_named_once(lines, '2 differences')
+        self.assertEqual([(14, 4)], self.placements())
+
+    def test_what_cyborg_forgot_is_returned(self):
+        self.lose_request(self.server)
+        rows, _ = self.doctor(code=1)
+        self.assertEqual({'no-request'}, set(rows))
+        self.assert_named_once(self.reports(), self.handle,
+                               'no accelerator request')
+        self.clean()
+
+    def test_what_cyborg_forgot_stays_while_a_guest_runs(self):
+        self.lose_request(self.server)
+        self.world.start_guest(self.handle)
+        lines = self.reports()
+        self.assert_named_once(lines, self.handle, 'a virtual machine runs')
+        self.assert_named_once(lines, '1 differences')
+        rows, _ = self.doctor('--repair', code=1)
+        self.assertFalse(rows['no-request']['safe'])
+        self.assertEqual([self.handle], [*self.mdevs()])
+        self.world.stop_guest(self.handle)
+        _, said = self.doctor('--repair')
+        self.assertIn('returned 3g.40gb', said)
+        self.clean()
+
+    def test_what_cyborg_forgot_stays_while_cyborg_does_not_answer(self):
+        self.lose_request(self.server)
+        self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
+        self.driver._agent = None
+        lines = self.reports()
+        self.assert_named_once(lines, '0 allocated in Placement, 1 bound')
+        self.assert_named_once(lines, '1 differences')
+        self.assertEqual(2, len(lines))
+        self.assertEqual([self.handle], [*self.mdevs()])
+        self.assertEqual(1, self.log.output.count(
+            'accelerator requests are not known'))
+
+    def test_what_cyborg_forgot_stays_while_a_bind_is_under_way(self):
+        self.lose_request(self.server)
+        (arq,) = self.cloud.cyborg.create_arqs(
+            _CLASS.lower().replace('_', '-'))
+        admin = context.get_admin_context()
+        request = objects.ExtARQ.get(admin, arq['uuid'])
+        request.arq.hostname = gpu_cloud.HOST
+        request.update_check_state(admin, 'BindStarted')
+        self.assert_named_once(self.reports(), self.handle, arq['uuid'])
+        self.assertEqual([self.handle], [*self.mdevs()])
+        self.cloud.cyborg.delete_arqs(uuids=[arq['uuid']])
+        self.reports()
+        self.assertEqual({}, self.mdevs())
+
+    def test_a_lost_entry_is_written_again(self):
+        os.unlink(os.path.join(self.state_path, 'journal.json'))
+        rows, _ = self.doctor(code=1)
+        self.assertEqual({'not-recorded'}, set(rows))
+        self.assert_named_once(self.reports(), self.handle,
+                               'the journal knows nothing')
+        self.assertEqual(self.bound['placement'],
+                         self.cloud.placement.snapshot())
+        self.cloud.unbind(self.server)
+        self.clean()
+
+    def test_an_unbind_that_a_guest_blocks_is_named_once(self):
+        self.world.start_guest(self.handle)
+        self.cloud.unbind(self.server)
+        self.assert_named_once(self.reports(), self.handle,
+                               'was unbinding and still has')
+        self.doctor('--repair', code=1)
+        self.world.stop_guest(self.handle)
+        self.doctor('--repair')
+        self.clean()
+
+    def test_an_allocation_without_a_bind_is_left_alone(self):
+        provider = self.cloud.provider(self.name('1g.10gb'))
+        self.cloud.placement.put(f'/allocations/{_UUID}', {
+            'allocations': {provider['uuid']: {
+                'resources': {'CUSTOM_NVIDIA_1G_10GB': 1}}},
+            'project_id': _UUID, 'user_id': _UUID,
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'})
+        self.assert_named_once(self.reports(), '1 allocated in Placement, '
+                               '0 bound')
+        rows, _ = self.doctor('--repair', code=1)
+        self.assertEqual({'allocated'}, set(rows))
+        self.cloud.placement.delete(f'/allocations/{_UUID}')
+        self.doctor()
+
+    def test_a_bind_without_an_allocation_is_left_alone(self):
+        self.cloud.placement.delete(f'/allocations/{self.server.uuid}')
+        self.assert_named_once(self.reports(), '0 allocated in Placement, '
+                               '1 bound')
+        self.doctor(code=1)
+        self.assertEqual([self.handle], [*self.mdevs()])
+
+    def test_reserved_written_by_somebody_else(self):
+        right = self.reserved()
+        # Once, so that the agent has seen it as it was.
+        self.cloud.report()
+        self.write_reserved('1g.10gb', 6)
+        rows, _ = self.doctor(code=1)
+        self.assertEqual({'reserved'}, set(rows))
+        self.assert_named_once(self.reports(), 'reserved is 6')
+        self.assertEqual(right, self.reserved())
+        self.write_reserved('1g.10gb', 6)
+        self.doctor('--repair')
+        self.assertEqual(right, self.reserved())
+
+    def write_reserved(self, label, reserved):
+        provider = self.cloud.provider(self.name(label))
+        resource_class, inventory = self.cloud.inventory(self.name(label))
+        self.cloud.placement.put(
+            f'/resource_providers/{provider["uuid"]}/inventories/'
+            + resource_class, {
+                **inventory, 'reserved': reserved,
+                'resource_provider_generation': provider['generation']})
+
+    def test_a_vgpu_of_another_type(self):
+        other = 'nvidia-711'
+        (function, _), = self.mdevs().values()
+        with self.world.operation(write=True):
+            self.world.gpu(self.gpu).state.vgpus[0].type_id = 711
+        self.assert_named_once(self.reports(), self.handle, other)
+        rows, _ = self.doctor('--repair', code=1)
+        self.assertIn('other-type', rows)
+        self.assertEqual({self.handle: (function, 711)}, self.mdevs())
+
+    def test_what_is_made_by_hand_is_left_alone(self):
+        with self.world.operation():
+            function = self.world.gpu(self.gpu).vf_addresses[-1]
+        with self.world:
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+            for start in (0, 1):
+                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                    device, 19, ctypes.byref(
+                        pynvml.c_nvmlGpuInstancePlacement_t(start, 1)))
+            pynvml.nvmlShutdown()
+        (kind,) = [deployable for device in self.driver._agent.report()
+                   for deployable in device.deployables
+                   if deployable.profile == '1g.10gb']
+        self.sysfs().write(
+            _UUID, 'class', 'mdev_bus', function, 'mdev_supported_types',
+            kind.handles[0].asked_type, 'create')
+        self.assert_named_once(self.reports(), f'nobody explains vGPU {_UUID}')
+        self.doctor('--repair', code=1)
+        self.assertIn(_UUID, self.mdevs())
+        self.assertEqual(3, len(self.placements()))
+
+
+class PatientTest(ReconcileCase):
+
+    grace = 3600
+
+    def test_what_may_be_under_way_is_not_named_yet(self):
+        server = self.cloud.bind(self.profile(_CLASS))
+        self.lose_request(server)
+        self.assertEqual([], self.reports())
+        self.assertEqual(1, len(self.mdevs()))
+        self.doctor('--repair')
+        self.clean()
+
+
+class LostJournalTest(ReconcileCase):
+
+    def setUp(self):
+        super().setUp()
+        small = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        self.servers = [self.cloud.bind(name) for name in (
+            self.profile(_CLASS), small, small)]
+        self.bound = self.everything()
+        self.path = os.path.join(self.state_path, 'journal.json')
+
+    def lose(self, content):
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write(content)
+        self.driver._agent = None
+
+    def come_back(self):
+        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
+        self.assertEqual(self.bound['placement'],
+                         self.cloud.placement.snapshot())
+        self.doctor()
+        for server in self.servers:
+            self.cloud.unbind(server)
+        self.clean()
+
+    def test_a_corrupt_one_is_made_again(self):
+        self.lose('{')
+        self.come_back()
+
+    def test_a_foreign_one_is_made_again(self):
+        self.lose('{"kind": "another program\'s"}')
+        self.come_back()
+
+    def test_without_a_cloud(self):
+        self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
+        self.lose('{')
+        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
+        for server in self.servers:
+            self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_what_runs_is_told_by_nvml(self):
+        for handle in self.mdevs():
+            self.world.start_guest(handle)
+        self.lose('{')
+        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
+        self.assertEqual(
+            {(entry['handle'], entry['instance_id'])
+             for entry in self.bound['journal']},
+            {(entry['handle'], entry['instance_id'])
+             for entry in self.journal()})
+        for handle in self.mdevs():
+            self.world.stop_guest(handle)
+        for server in self.servers:
+            self.cloud.unbind(server)
+        self.clean()
+
+    def test_an_unbind_right_after(self):
+        self.lose('{')
+        self.cloud.report()
+        for server in self.servers:
+            self.cloud.unbind(server)
+        self.clean()
+
+    def test_the_command_makes_it_again(self):
+        self.lose('{')
+        self.doctor('--repair')
+        self.assertEqual(len(self.bound['journal']), len(self.journal()))
+
+
+class LostVfioJournalTest(ReconcileCase):
+
+    machine = 'a100x4-vfio'
+    gpu = '0000:31:00.0'
+    overrides = {
+        'gpu': {'policies': 'one', 'os_cloud': 'here',
+                'nova_vfio_handles': 'true'},
+        'gpu_policy:one': {'mode': 'mig', 'match_address': '0000:31:00.0',
+                           'profiles': '3g.40gb'}}
+
+    def test_it_is_made_again_through_the_requests(self):
+        server = self.cloud.bind(self.profile(_CLASS))
+        (bound,) = self.journal()
+        with open(os.path.join(self.state_path, 'journal.json'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('{')
+        self.driver._agent = None
+        self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
+        # Which instances were there before cannot be known.
+        self.assertEqual([dict(bound, foreign_ids=[])], self.journal())
+        self.cloud.unbind(server)
+        self.clean()

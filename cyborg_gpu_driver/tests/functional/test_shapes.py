@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Every model in every way that it makes vGPUs, from a bare host.
+
+The figures are those of NVIDIA's vGPU guide, written down here once more:
+what the simulator's model files say is not taken for granted.
+"""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+
+import fixtures
+import testscenarios
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+GPU = '0000:41:00.0'
+
+TIME_SLICED = {
+    't4': {'T4-1B': 16, 'T4-2Q': 8, 'T4-4C': 4, 'T4-8C': 2, 'T4-16C': 1},
+    'a100-40': {'A100-4C': 10, 'A100-5C': 8, 'A100-8C': 5, 'A100-10C': 4,
+                'A100-20C': 2, 'A100-40C': 1},
+    'a100-80': {'A100D-8C': 10, 'A100D-10C': 8, 'A100D-16C': 5,
+                'A100D-20C': 4, 'A100D-40C': 2, 'A100D-80C': 1},
+    'a30': {'A30-4C': 6, 'A30-6C': 4, 'A30-8C': 3, 'A30-12C': 2,
+            'A30-24C': 1},
+    'a40': {'A40-8C': 6, 'A40-12Q': 4, 'A40-24Q': 2, 'A40-48C': 1},
+    'h100-80': {'H100XM-8C': 10, 'H100XM-10C': 8, 'H100XM-40C': 2,
+                'H100XM-80C': 1},
+    'h200-141': {'H200X-35C': 4, 'H200X-70C': 2, 'H200X-141C': 1},
+    'l40s': {'L40S-8Q': 6, 'L40S-12C': 4, 'L40S-24A': 2, 'L40S-48Q': 1},
+    'rtx-pro-6000': {'DC-16C': 6, 'DC-24C': 4, 'DC-48C': 2, 'DC-96C': 1},
+}
+"""Model: vGPU types and how many of each fit on one GPU."""
+
+MIXED = {
+    'a100-40': {'A100-4C': 8, 'A100-8C': 4, 'A100-20C': 2, 'A100-40C': 1},
+    'a100-80': {'A100D-8C': 8, 'A100D-16C': 4, 'A100D-20C': 4,
+                'A100D-40C': 2, 'A100D-80C': 1},
+}
+"""The same where vGPUs of several sizes may live side by side."""
+
+INSTANCES = {
+    'a100-40': {'1g.5gb': 7, '1g.5gb+me': 1, '2g.10gb': 3, '3g.20gb': 2,
+                '4g.20gb': 1, '7g.40gb': 1},
+    'a100-80': {'1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4, '2g.20gb': 3,
+                '3g.40gb': 2, '4g.40gb': 1, '7g.80gb': 1},
+    'a30': {'1g.6gb': 4, '1g.6gb+me': 1, '2g.12gb': 2, '2g.12gb+me': 1,
+            '4g.24gb': 1},
+    'h100-80': {'1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4, '2g.20gb': 3,
+                '3g.40gb': 2, '4g.40gb': 1, '7g.80gb': 1},
+    'h200-141': {'1g.18gb': 7, '1g.18gb+me': 1, '1g.35gb': 4, '2g.35gb': 3,
+                 '3g.71gb': 2, '4g.71gb': 1, '7g.141gb': 1},
+    'rtx-pro-6000': {'1g.24gb+gfx': 4, '2g.48gb+gfx': 2, '4g.96gb+gfx': 1},
+}
+"""Model: GPU instance profiles and how many vGPUs that fill one fit."""
+
+SHARED = {
+    'rtx-pro-6000': {'DC-1-8Q': 12, 'DC-1-12A': 8, 'DC-2-16Q': 6,
+                     'DC-4-32Q': 3},
+}
+"""Model: MIG-backed types of which a GPU instance holds several."""
+
+NO_SRIOV = {'t4'}
+MDEV_ONLY = {'t4'}
+VFIO_ONLY = {'rtx-pro-6000'}
+
+
+def _scenarios():
+    kinds = {'time-sliced': TIME_SLICED, 'mixed': MIXED,
+             'instances': INSTANCES, 'shared': SHARED}
+    for framework in ('mdev', 'vendor-vfio'):
+        for kind, models in kinds.items():
+            for model, sums in models.items():
+                if model in (VFIO_ONLY if framework == 'mdev'
+                             else MDEV_ONLY):
+                    continue
+                yield (f'{model}, {framework}, {kind}', {
+                    'model': model, 'framework': framework, 'kind': kind,
+                    'sums': sums})
+
+
+class ShapeTest(gpu_cloud.GpuTestCase):
+    """One GPU that nobody has prepared, under an explicit policy."""
+
+    gpu = GPU
+    scenarios = [*_scenarios()]
+
+    def setUp(self):
+        self.machine = self._host_file()
+        self.overrides = {
+            'gpu': {'policies': 'all',
+                    'nova_vfio_handles': self.framework == 'vendor-vfio'},
+            'gpu_policy:all': self._policy()}
+        super().setUp()
+
+    def _host_file(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = os.path.join(directory, 'host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            # JSON is YAML.
+            json.dump({
+                'driver_version': '570.124.03', 'cuda_version': 12080,
+                'gpus': [{'model': self.model, 'address': GPU,
+                          'numa_node': 0, 'framework': self.framework}],
+            }, stream)
+        return path
+
+    def _policy(self):
+        names = ','.join(self.sums)
+        return {
+            'time-sliced': {'mode': 'vgpu', 'vgpu_types': names},
+            'mixed': {'mode': 'vgpu', 'vgpu_types': names,
+                      'mixed_sizes': True},
+            'instances': {'mode': 'mig', 'profiles': names},
+            'shared': {'mode': 'mig', 'vgpu_types': names},
+        }[self.kind]
+
+    def test_all_that_the_guide_says_and_never_more(self):
+        self.assertEqual(
+            {_label(name): (total, 0) for name, total in self.sums.items()},
+            self.reserved())
+        for name, total in self.sums.items():
+            servers = self._bind_all(name)
+            self.assertEqual(total, len(servers), name)
+            self.assertEqual(total, len(self.hardware().vgpus), name)
+            self._promises_hold(name)
+            for server in servers:
+                self.cloud.unbind(server)
+            self.assertEqual(self.untouched, self.everything(), name)
+
+    def test_restart_and_reboot_keep_what_is_bound(self):
+        smallest = max(self.sums, key=self.sums.get)
+        profile = self._profile(smallest)
+        servers = [self.cloud.bind(profile)
+                   for _ in range(min(3, self.sums[smallest]))]
+        bound, vgpus = self.everything(), self._vgpus()
+        places = self.placements()
+        self.driver._agent = None
+        self.report()
+        self.assertEqual(bound, self.everything())
+        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.assertEqual([], self._vgpus())
+        self._restore()
+        self.assertEqual(vgpus, self._vgpus())
+        self.assertEqual(places, self.placements())
+        self.driver._agent = None
+        self.report()
+        self.assertEqual(bound['placement'], self.cloud.placement.snapshot())
+        for server in servers:
+            self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(([], []), (self._vgpus(), self.placements()))
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+    def _bind_all(self, name):
+        profile = self._profile(name)
+        servers = []
+        while True:
+            try:
+                servers.append(self.cloud.bind(profile))
+            except nova_part.NoCandidates:
+                return servers
+
+    def _promises_hold(self, name):
+        """What is left beside ``name`` can be had, and nothing else can."""
+        reserved = self.reserved()
+        for other in self.sums:
+            total, kept = reserved[_label(other)]
+            if other == name:
+                continue
+            if total == kept:
+                self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                                  self._profile(other))
+            else:
+                self.cloud.unbind(self.cloud.bind(self._profile(other)))
+        self.assertEqual(reserved, self.reserved())
+
+    def _profile(self, name):
+        """A device profile for one of ``name``, made at its first use."""
+        known = self.__dict__.setdefault('_profiles', {})
+        if name not in known:
+            # As names.token() has it, spelled out.
+            plain = name.upper().replace('+', '_').replace('.', '_')
+            known[name] = self.profile('CUSTOM_NVIDIA_'
+                                       + plain.replace('-', '_'))
+        return known[name]
+
+    def _vgpus(self):
+        """(function, type, mdev's UUID) of every vGPU, sorted."""
+        return sorted((vgpu.function, vgpu.type_id, vgpu.uuid or '')
+                      for vgpu in self.hardware().vgpus)
+
+    def _restore(self):
+        """Run what the systemd unit runs before nova-compute starts."""
+        command = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', self.cloud.cloud.config_path,
+             'layout', 'restore'], capture_output=True, text=True,
+            check=False)
+        self.assertEqual(0, command.returncode,
+                         command.stdout + command.stderr)
+
+
+def _label(name):
+    return name.replace('+', '.')
+
+
+class ManyProvidersTest(gpu_cloud.GpuTestCase):
+    """A GPU with its virtual functions enabled is one device, not many.
+
+    Cyborg's own driver lists every function that lspci names, and one site
+    saw 148 providers for one GPU.
+    """
+
+    machine = 'dgx-a100-80'
+
+    def test_no_function_is_a_gpu(self):
+        vfs = len(self.hardware().vgpus), self.hardware().vfs
+        self.assertEqual((0, 20), vfs)
+        kinds = collections.Counter(
+            name.rpartition('_gpu_')[2][:len(GPU)]
+            for name in self.cloud.placement.providers() if '_gpu_' in name)
+        self.assertEqual(8, len(kinds))
+        for address in kinds:
+            self.assertTrue(address.endswith('.0'), address)
+        self.assertFalse([name for name in self.cloud.placement.providers()
+                          if name.endswith('passthrough')])
+        self.assertEqual(8, len(self.cloud.cyborg.devices()))

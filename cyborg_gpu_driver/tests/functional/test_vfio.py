@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""vGPUs made without mdev at bind, on the released Cyborg and Placement."""
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+_SLICES = '0000:31:00.0'
+_TIME_SLICED = '0000:b1:00.0'
+
+
+class VfioCase(gpu_cloud.GpuTestCase):
+
+    machine = 'a100x4-vfio'
+    gpu = _SLICES
+    overrides = {
+        'gpu': {'policies': 'slices, times', 'nova_vfio_handles': 'true'},
+        'gpu_policy:slices': {'mode': 'mig', 'match_address': _SLICES,
+                              'profiles': '3g.40gb, 7g.80gb'},
+        'gpu_policy:times': {'mode': 'vgpu', 'match_address': _TIME_SLICED,
+                             'vgpu_types': 'A100D-20C, A100D-40C'}}
+
+    def bind(self, resource_class, gpu):
+        """A server's handle, and what its function carries then."""
+        server = self.cloud.bind(self.profile(resource_class))
+        (arq,) = server.arqs
+        self.assertEqual('MDEV', arq['attach_handle_type'])
+        info = arq['attach_handle_info']
+        function = '{domain}:{bus}:{device}.{function}'.format(**info)
+        self.assertEqual(
+            [(function, int(info['asked_type'].split('-')[1]))],
+            [(vgpu.function, vgpu.type_id)
+             for vgpu in self.hardware(gpu).vgpus])
+        return server
+
+
+class BindTest(VfioCase):
+
+    def test_a_slice_is_cut_and_given_back(self):
+        self.assertEqual({'3g.40gb': (2, 0), '7g.80gb': (1, 0)},
+                         self.reserved())
+        server = self.bind('CUSTOM_NVIDIA_3G_40GB', _SLICES)
+        self.assertEqual([(9, 4)], self.placements())
+        self.assertEqual({'3g.40gb': (2, 0), '7g.80gb': (1, 1)},
+                         self.reserved())
+        bound = self.everything()
+        self.driver._agent = None
+        self.report()
+        self.assertEqual(bound, self.everything())
+        self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_a_time_slice_is_made_and_given_back(self):
+        self.assertEqual({'A100D-20C': (4, 0), 'A100D-40C': (2, 0)},
+                         self.reserved(_TIME_SLICED))
+        server = self.bind('CUSTOM_NVIDIA_A100D_40C', _TIME_SLICED)
+        self.assertEqual({'A100D-20C': (4, 4), 'A100D-40C': (2, 0)},
+                         self.reserved(_TIME_SLICED))
+        self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_a_guest_that_outlives_its_server_keeps_its_function(self):
+        server = self.bind('CUSTOM_NVIDIA_A100D_40C', _TIME_SLICED)
+        (vgpu,) = self.hardware(_TIME_SLICED).vgpus
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world.start_guest(vgpu.function)
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(1, len(self.hardware(_TIME_SLICED).vgpus))
+        world.stop_guest(vgpu.function)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+
+class LeftToNovaTest(VfioCase):
+
+    overrides = {**VfioCase.overrides, 'gpu': {'policies': 'slices, times'}}
+
+    def test_without_nova_vfio_handles_nothing_is_offered(self):
+        self.assertEqual({}, self.reserved())
+        self.assertEqual({}, self.reserved(_TIME_SLICED))

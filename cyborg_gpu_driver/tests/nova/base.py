@@ -1,0 +1,288 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Nova's own libvirt driver beside a simulated GPU host."""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import types
+import uuid
+
+import fixtures
+from lxml import etree
+from nova import context
+from nova import exception as nova_exception
+from nova import objects
+from nova import test
+from nova.network import model as network_model
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.tests.unit import fake_instance
+from nova.virt import fake
+from nova.virt.libvirt import driver as libvirt_driver
+from oslo_config import cfg
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.simulator import machine as simulator
+
+HOST = 'compute1'
+
+
+class GpuHost(fixtures.Fixture):
+    """A simulated host with its agent, and the handles that it hands out.
+
+    :param name: of the simulated machine.
+    :param governing: policies of its GPUs.
+    :param vfio_handles: ``[gpu] nova_vfio_handles``.
+    """
+
+    def __init__(self, name, *governing, vfio_handles=False):
+        super().__init__()
+        self._name = name
+        self._settings = policies.Settings(
+            policies=governing, vfio_handles=vfio_handles)
+
+    def _setUp(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        state = f'{directory}/machine'
+        # The agent leaves its machine under pynvml; undoing this one undoes
+        # that as well.
+        self.machine = simulator.Machine.load(self._name, state).install()
+        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        for name, value in (('state_path', directory),
+                            ('simulate', self._name),
+                            ('simulate_state', state)):
+            conf.set_override(name, value, group='gpu')
+        self.sysfs = platform.from_conf(conf).sysfs
+        self._agent = agent.Agent(conf, self._settings, HOST, _no_placement)
+
+    def handles(self, profile=None):
+        """The handles that are reported, in the order of the report.
+
+        :param profile: of one profile alone.
+        """
+        return [handle for device in self._agent.report()
+                for deployable in device.deployables
+                if profile in (None, deployable.profile)
+                for handle in deployable.handles]
+
+    def bind(self, request):
+        """What Cyborg does when Nova binds an accelerator request."""
+        if request['attach_handle_type'] == values.MDEV:
+            self._agent.bind(*_rpc(request))
+
+    def unbind(self, request):
+        self._agent.unbind(*_rpc(request))
+
+
+def _rpc(request):
+    """What Cyborg's agent is told: function, type, handle."""
+    return (function_of(request),
+            request['attach_handle_info']['asked_type'],
+            request['attach_handle_uuid'])
+
+
+def function_of(request):
+    """The address of the PCI function that a request names."""
+    info = request['attach_handle_info']
+    return (f'{info["domain"]}:{info["bus"]}:{info["device"]}.'
+            f'{info["function"]}')
+
+
+def _no_placement():
+    raise exception.PlacementRefused(what='all', code=503, text='not here')
+
+
+def arq(handle, server):
+    """A bound accelerator request as Cyborg's API gives it to Nova."""
+    return {
+        'uuid': str(uuid.uuid4()), 'state': 'Bound',
+        'device_profile_name': 'gpu', 'hostname': HOST,
+        'device_profile_group_id': 0,
+        'device_rp_uuid': str(uuid.uuid4()), 'instance_uuid': server,
+        'attach_handle_type': handle.attach_type,
+        'attach_handle_uuid': str(uuid.uuid4()),
+        'attach_handle_info': json.loads(handle.attach_info),
+    }
+
+
+class DriverCase(test.TestCase):
+    """Servers that the released LibvirtDriver makes on a fake libvirt."""
+
+    def setUp(self):
+        super().setUp()
+        self.flags(instances_path=self.useFixture(fixtures.TempDir()).path)
+        self.useFixture(nova_fixtures.LibvirtImageBackendFixture())
+        self.useFixture(nova_fixtures.CGroupsFixture())
+        self.useFixture(fakelibvirt.LibvirtFixture())
+        self.useFixture(nova_fixtures.OSBrickFixture())
+        for name, what in (
+                ('LibvirtDriver._create_image', (False, False)),
+                ('LibvirtDriver._create_images_and_backing', None),
+                ('LibvirtDriver._get_instance_disk_info_from_config', []),
+                ('LibvirtDriver._get_local_gb_info',
+                 {'total': 128, 'used': 44, 'free': 84}),
+                ('libvirt_utils.is_valid_hostname', True)):
+            self.useFixture(fixtures.MockPatch(
+                f'nova.virt.libvirt.driver.{name}', return_value=what))
+        self.useFixture(fixtures.MockPatch(
+            'nova.virt.libvirt.driver.libvirt_utils.file_open',
+            side_effect=lambda *args, **kwargs: io.BytesIO(b'')))
+        self.connection = fakelibvirt.Connection(
+            'qemu:///system', host_info=fakelibvirt.HostInfo(),
+            pci_info=fakelibvirt.HostPCIDevicesInfo(num_pfs=0, num_vfs=0),
+            mdev_info=Mdevs(), hostname=HOST)
+        self.useFixture(fixtures.MockPatch(
+            'nova.virt.libvirt.host.Host.get_connection',
+            return_value=self.connection))
+        self.useFixture(fixtures.MockPatch(
+            'nova.objects.instance.Instance.save'))
+        self.created = self._record_mdevs()
+        self.context = context.get_admin_context()
+        self.context.auth_token = None
+        self.driver = libvirt_driver.LibvirtDriver(fake.FakeVirtAPI(), False)
+
+    def _record_mdevs(self):
+        """(parent, type, UUID) of each mdev that Nova has libvirt make.
+
+        libvirt's fake takes node devices and forgets them.
+        """
+        created = []
+
+        def create(_connection, xml, flags=0):
+            device = etree.fromstring(xml)
+            created.append((device.findtext('parent'),
+                            device.find('capability/type').get('id'),
+                            device.findtext('capability/uuid')))
+            return types.SimpleNamespace(
+                name=lambda: 'mdev', setAutostart=lambda value: None,
+                XMLDesc=lambda flags: xml, create=lambda flags=0: None)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Connection.nodeDeviceCreateXML',
+            create))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Connection.nodeDeviceDefineXML',
+            lambda connection, xml, flags=0: types.SimpleNamespace(
+                name=lambda: 'mdev', setAutostart=lambda value: None)))
+        return created
+
+    def bound(self, host, handle, server):
+        """A request for a handle, bound by the host's agent.
+
+        An mdev that it made is in libvirt's list, as on a real host.
+        """
+        request = arq(handle, server.uuid)
+        host.bind(request)
+        if request['attach_handle_uuid'] in host.sysfs.listdir(
+                'bus', 'mdev', 'devices'):
+            self.connection.mdev_info.add(
+                request['attach_handle_uuid'], handle.address,
+                handle.asked_type)
+        return request
+
+    def domains(self):
+        """UUIDs of the servers that libvirt knows."""
+        return {domain.UUIDString()
+                for domain in self.connection.listAllDomains(0)}
+
+    def extend(self, host):
+        """As cyborg-gpu-nova-compute does when it starts."""
+        for name in capability.METHODS:
+            self.useFixture(fixtures.MonkeyPatch(
+                f'nova.virt.libvirt.driver.LibvirtDriver.{name}',
+                getattr(libvirt_driver.LibvirtDriver, name)))
+        compute.extend(
+            libvirt_driver.LibvirtDriver, capability.nova_version(),
+            handles.HandleReader(host.sysfs),
+            lambda reason: nova_exception.AcceleratorRequestOpFailed(
+                op='attach', msg=reason))
+
+    def instance(self):
+        """A server that is to be made."""
+        instance = fake_instance.fake_instance_obj(
+            self.context, uuid=str(uuid.uuid4()), expected_attrs=[
+                'system_metadata', 'pci_devices', 'pci_requests',
+                'numa_topology'])
+        instance.vcpu_model = None
+        instance.info_cache = objects.InstanceInfoCache(
+            network_info=network_model.NetworkInfo())
+        instance.image_ref = ''
+        instance.config_drive = ''
+        instance.flavor = objects.Flavor(
+            id=1, flavorid='1', name='gpu', memory_mb=512, vcpus=1,
+            root_gb=0, ephemeral_gb=0, swap=0,
+            extra_specs={'accel:device_profile': 'gpu'})
+        return instance
+
+    def spawn(self, instance, requests):
+        self.driver.spawn(
+            self.context, instance, objects.ImageMeta.from_dict({}), [],
+            None, {}, network_info=[], accel_info=requests)
+
+    def hard_reboot(self, instance, requests):
+        self.driver.reboot(self.context, instance, [], 'HARD',
+                           accel_info=requests)
+
+    def hostdevs(self, instance):
+        """What the server's domain has of the host, in its XML's order."""
+        xml = self.connection.lookupByUUIDString(instance.uuid).XMLDesc(0)
+        return [_hostdev(device) for device
+                in etree.fromstring(xml).iterfind('devices/hostdev')]
+
+
+Hostdev = collections.namedtuple('Hostdev', 'type managed source')
+
+
+def _hostdev(device):
+    address = device.find('source/address')
+    if device.get('type') == 'mdev':
+        return Hostdev('mdev', device.get('managed'), address.get('uuid'))
+    domain, bus, slot, function = (
+        int(address.get(name), 16)
+        for name in ('domain', 'bus', 'slot', 'function'))
+    return Hostdev(device.get('type'), device.get('managed'), str(
+        model.PciAddress(domain, bus, slot, function)))
+
+
+class Mdevs(fakelibvirt.HostMdevDevicesInfo):
+    """libvirt's view of mdevs; an unknown one is refused as libvirt does."""
+
+    def add(self, mdev, parent, type_id):
+        place = str(parent).translate(str.maketrans(':.', '__'))
+        name = f'mdev_{mdev.replace("-", "_")}_{place}'
+        self.devices[name] = fakelibvirt.FakeMdevDevice(
+            dev_name=name, type_id=type_id, parent=f'pci_{place}')
+
+    def get_device_by_name(self, device_name):
+        if device_name not in self.devices:
+            raise fakelibvirt.make_libvirtError(
+                fakelibvirt.libvirtError, f'no node device {device_name}',
+                error_code=fakelibvirt.VIR_ERR_NO_NODE_DEVICE)
+        return self.devices[device_name]

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What this library relies on in the released Nova.
+
+Each test is one assumption; its name says which part of ours falls with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+
+from nova import conf
+from nova import exception as nova_exception
+from nova import test
+from nova.compute import pci_placement_translator
+from nova.objects import pci_device
+from nova.virt.libvirt import config as vconfig
+from nova.virt.libvirt import driver as libvirt_driver
+
+from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.tests.nova import base
+
+DRIVER = libvirt_driver.LibvirtDriver
+INFO = {'domain': '0000', 'bus': '16', 'device': '00', 'function': '4'}
+
+
+def request(attach_type, **more):
+    """A bound accelerator request with no more than Nova needs."""
+    return {'uuid': str(uuid.uuid4()), 'attach_handle_type': attach_type,
+            'attach_handle_uuid': str(uuid.uuid4()),
+            'attach_handle_info': {**INFO, **more}}
+
+
+class ExtendedMethodsTest(base.DriverCase):
+    """Behind nova/addition.py."""
+
+    def test_this_nova_can_be_extended(self):
+        self.assertEqual('', capability.mismatch(
+            DRIVER, capability.nova_version()))
+
+    def test_this_nova_needs_to_be_extended(self):
+        self.assertFalse(capability.passes_managed_on(DRIVER))
+
+    def test_pci_handles_are_managed_whatever_they_say(self):
+        for more in ({}, {'managed': 'no'}, {'managed': 'false'}):
+            guest = vconfig.LibvirtConfigGuest()
+            self.driver._guest_add_accel_pci_devices(
+                guest, [request('PCI', **more)])
+            (device,) = guest.devices
+            self.assertEqual('yes', device.managed)
+            self.assertEqual(
+                ('0000', '16', '00', '4'),
+                (device.domain, device.bus, device.slot, device.function))
+
+    def test_mdev_handles_are_looked_up_by_uuid_and_function(self):
+        handle = request('MDEV', asked_type='nvidia-1155')
+        mdev = handle['attach_handle_uuid']
+        self.assertEqual(
+            [mdev], self.driver._allocate_cyborg_mdevs([handle]))
+        self.assertEqual([('pci_0000_16_00_4', 'nvidia-1155', mdev)],
+                         self.created)
+
+    def test_handles_of_other_types_reach_no_device(self):
+        self.assertEqual([], self.driver._allocate_cyborg_mdevs(
+            [request('PCI'), request('TEST_PCI')]))
+        self.assertEqual([], self.created)
+
+    def test_more_keys_in_a_handle_do_no_harm(self):
+        self.assertEqual(1, len(self.driver._allocate_cyborg_mdevs(
+            [request('MDEV', asked_type='nvidia-1', vgpu_mark='x')])))
+
+    def test_a_refusal_can_be_said(self):
+        error = nova_exception.AcceleratorRequestOpFailed(
+            op='attach', msg='the reason')
+        self.assertIn('the reason', str(error))
+
+
+class PciInPlacementTest(test.NoDBTestCase):
+    """Behind what nova/pci_config.py refuses."""
+
+    def add(self, *tags):
+        provider = pci_placement_translator.PciResourceProvider('gpu')
+        for number, entry in enumerate(tags):
+            provider.add_child(pci_device.PciDevice(
+                address=f'0000:16:00.{number + 4}', vendor_id='10de',
+                product_id='26b9'), entry)
+        return provider
+
+    def test_one_resource_class_a_gpu(self):
+        self.assertRaises(
+            nova_exception.PlacementPciMixedResourceClassException,
+            self.add, {'resource_class': 'A'}, {'resource_class': 'B'})
+
+    def test_one_set_of_traits_a_gpu(self):
+        self.assertRaises(
+            nova_exception.PlacementPciMixedTraitsException, self.add,
+            {'resource_class': 'A', 'traits': 'CUSTOM_X'},
+            {'resource_class': 'A', 'traits': 'CUSTOM_Y'})
+
+    def test_class_and_traits_are_kept(self):
+        provider = self.add({
+            'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
+            'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'})
+        self.assertEqual('CUSTOM_NVIDIA_L40S_12Q', provider.resource_class)
+        self.assertLessEqual(
+            {'CUSTOM_GPU_KIND_VGPU', 'CUSTOM_NVIDIA_26B9'},
+            provider.traits)
+
+
+class OptionsTest(test.NoDBTestCase):
+    """Behind nova/conf_file.py."""
+
+    def test_names(self):
+        self.assertEqual([], conf.CONF.pci.device_spec)
+        self.assertIs(False, conf.CONF.pci.report_in_placement)
+        self.assertIs(False, conf.CONF.filter_scheduler.pci_in_placement)
+        self.assertEqual([], conf.CONF.devices.enabled_mdev_types)
+
+
+class StartCommandTest(test.NoDBTestCase):
+    """Behind nova/compute.py, in a process of its own."""
+
+    def start(self, *arguments):
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith('OS_')}
+        return subprocess.run(
+            [sys.executable, '-W', 'ignore', '-m',
+             'cyborg_gpu_driver.nova.compute', *arguments],
+            capture_output=True, text=True, timeout=120,
+            env=environment, check=False)
+
+    def test_nova_gets_the_command_line(self):
+        found = self.start('--version')
+        self.assertEqual(0, found.returncode, found.stderr)
+        self.assertIn('takes vGPUs on virtual functions', found.stderr)
+        self.assertIn(capability.nova_version().split('.')[0],
+                      found.stdout)
+
+    def test_nova_keeps_its_own_name(self):
+        self.assertIn('usage: nova-compute', self.start('--help').stdout)

@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Our reading of ``[pci] device_spec`` against Nova's own."""
+
+from __future__ import annotations
+
+import json
+
+import fixtures
+import hypothesis
+import testtools
+from hypothesis import strategies
+from nova import exception as nova_exception
+from nova import test
+from nova.pci import devspec
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import device_spec
+
+GPU = model.PciAddress.parse('0000:3b:00.0')
+
+
+def _function(vendor, product, bus, function):
+    address = model.PciAddress(0, bus, 0, function)
+    return device_spec.Function(
+        address, vendor, product, parent=GPU if function else None)
+
+
+FUNCTIONS = strategies.builds(
+    _function, strategies.sampled_from(['10de', '8086']),
+    strategies.sampled_from(['26b9', '1515']),
+    strategies.sampled_from([0x3b, 0x3c]), strategies.integers(0, 7))
+PARTS = strategies.sampled_from(
+    ['*', '', '0000', '0', '3b', '3B', '3c', '00', '4', '7', '8', 'xyz'])
+ADDRESSES = strategies.one_of(
+    strategies.builds('{}:{}:{}.{}'.format, PARTS, PARTS, PARTS, PARTS),
+    strategies.builds('{}:{}.{}'.format, PARTS, PARTS, PARTS),
+    strategies.builds('{}.{}'.format, PARTS, PARTS),
+    strategies.just('0000:3b:00.0'),
+    strategies.dictionaries(
+        strategies.sampled_from(['domain', 'bus', 'slot', 'function']),
+        strategies.sampled_from(
+            ['.*', '0000', '3[bc]', '00', '[0-4]', '0', '['])))
+SPECS = strategies.fixed_dictionaries({}, optional={
+    'address': ADDRESSES,
+    'vendor_id': strategies.sampled_from(['10de', '10DE', '*', '8086']),
+    'product_id': strategies.sampled_from(['26b9', '1515', '*', '123456'])})
+
+
+class DeviceSpecTest(test.NoDBTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # Nova looks into sysfs for whether an address is a GPU.
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.pci.utils.is_physical_function',
+            lambda domain, bus, slot, function:
+            f'{domain}:{bus}:{slot}.{function}' == str(GPU)))
+
+    @hypothesis.settings(max_examples=400, deadline=None)
+    @hypothesis.given(SPECS, FUNCTIONS)
+    def test_both_match_alike(self, spec, function):
+        self.assertEqual(self.nova(spec, function),
+                         self.ours(spec, function))
+
+    def nova(self, spec, function):
+        """Whether Nova matches; None if it refuses the entry."""
+        try:
+            return devspec.PciDeviceSpec(dict(spec)).match({
+                'vendor_id': function.vendor_id,
+                'product_id': function.product_id,
+                'address': str(function.address),
+                'parent_addr': function.parent and str(function.parent)})
+        except (nova_exception.PciConfigInvalidSpec,
+                nova_exception.PciDeviceWrongAddressFormat):
+            return None
+
+    def ours(self, spec, function):
+        try:
+            (found,) = device_spec.parse([json.dumps(spec)])
+        except exception.InvalidValue:
+            return None
+        return found.matches(function)
+
+
+class ManagedTest(testtools.TestCase):
+
+    def test_managed_as_nova_reads_it(self):
+        for value in ('no', 'yes', 'false', '0', 'True'):
+            (ours,) = device_spec.parse([json.dumps({'managed': value})])
+            nova = devspec.PciDeviceSpec({'managed': value}).get_tags()
+            self.assertEqual(nova['managed'] == 'true', ours.managed)

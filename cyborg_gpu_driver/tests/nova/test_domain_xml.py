@@ -1,0 +1,222 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Accelerators in the domains that Nova's own LibvirtDriver makes.
+
+Handles are those that our agent reports, bound by our agent.
+"""
+
+from __future__ import annotations
+
+from nova import exception as nova_exception
+
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.nova import base
+
+WHOLE = policy.Policy('whole', policy.Mode.PASSTHROUGH)
+SLICES = policy.Policy('slices', policy.Mode.MIG)
+DESKTOPS = policy.Policy('desktops', policy.Mode.VGPU,
+                         vgpu_types=('T4-2B',))
+LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
+
+
+class StockTest(base.DriverCase):
+    """Handles that a stock nova-compute takes."""
+
+    def test_whole_gpu(self):
+        host = self.useFixture(base.GpuHost('t4x4', WHOLE))
+        server, (handle, *_) = self.instance(), host.handles()
+        self.spawn(server, [self.bound(host, handle, server)])
+        self.assertEqual(
+            [('pci', 'yes', str(handle.address))], self.hostdevs(server))
+        self.assertEqual([], self.created)
+
+    def test_two_whole_gpus_in_one_server(self):
+        host = self.useFixture(base.GpuHost('t4x4', WHOLE))
+        server, (first, second, *_) = self.instance(), host.handles()
+        self.spawn(server, [self.bound(host, first, server),
+                            self.bound(host, second, server)])
+        self.assertEqual(
+            [('pci', 'yes', str(first.address)),
+             ('pci', 'yes', str(second.address))], self.hostdevs(server))
+
+    def test_mdev_on_the_gpu(self):
+        host = self.useFixture(base.GpuHost('t4x4', DESKTOPS))
+        self.check_mdev(host, host.handles()[0])
+
+    def test_mdev_on_a_virtual_function(self):
+        host = self.useFixture(base.GpuHost('dgx-a100-40', SLICES))
+        self.check_mdev(host, host.handles('1g.5gb')[0])
+
+    def check_mdev(self, host, handle):
+        """Nova finds the agent's mdev, attaches it, and makes none."""
+        server = self.instance()
+        request = self.bound(host, handle, server)
+        self.spawn(server, [request])
+        wanted = [('mdev', None, request['attach_handle_uuid'])]
+        self.assertEqual(wanted, self.hostdevs(server))
+        self.hard_reboot(server, [request])
+        self.assertEqual(wanted, self.hostdevs(server))
+        self.assertEqual([], self.created)
+
+    def test_mdevs_of_two_slices_in_one_server(self):
+        host = self.useFixture(base.GpuHost('dgx-a100-40', SLICES))
+        server = self.instance()
+        requests = [self.bound(host, host.handles(profile)[-1], server)
+                    for profile in ('1g.5gb', '3g.20gb')]
+        self.spawn(server, requests)
+        self.assertEqual(
+            [('mdev', None, request['attach_handle_uuid'])
+             for request in requests], self.hostdevs(server))
+
+    def test_mdev_beside_a_whole_gpu(self):
+        host = self.useFixture(base.GpuHost(
+            't4x4', policy.Policy(
+                'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
+                match_numa_node=(0,)), WHOLE))
+        server = self.instance()
+        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
+            'whole')
+        requests = [self.bound(host, handle, server)
+                    for handle in (vgpu, whole)]
+        self.spawn(server, requests)
+        self.assertEqual(
+            {('mdev', None, requests[0]['attach_handle_uuid']),
+             ('pci', 'yes', str(whole.address))},
+            set(self.hostdevs(server)))
+
+    def test_nova_makes_an_mdev_that_is_gone(self):
+        """The parent and the type that it would use are ours."""
+        host = self.useFixture(base.GpuHost('t4x4', DESKTOPS))
+        server, handle = self.instance(), host.handles()[0]
+        request = base.arq(handle, server.uuid)
+        self.spawn(server, [request])
+        place = str(handle.address).translate(str.maketrans(':.', '__'))
+        self.assertEqual(
+            [(f'pci_{place}', handle.asked_type,
+              request['attach_handle_uuid'])], self.created)
+
+
+class WithoutMdevTest(base.DriverCase):
+    """Virtual functions of vendor VFIO, on a kernel without mdev."""
+
+    def setUp(self):
+        super().setUp()
+        self.host = self.useFixture(base.GpuHost('l40sx4', LARGE,
+                                                 vfio_handles=True))
+
+    def test_virtual_function(self):
+        self.extend(self.host)
+        server, handle = self.instance(), self.host.handles()[0]
+        request = self.bound(self.host, handle, server)
+        self.spawn(server, [request])
+        wanted = [('pci', 'no', str(handle.address))]
+        self.assertEqual(wanted, self.hostdevs(server))
+        self.hard_reboot(server, [request])
+        self.assertEqual(wanted, self.hostdevs(server))
+        self.assertEqual([], self.created)
+
+    def test_two_in_one_server(self):
+        self.extend(self.host)
+        server, (first, second, *_) = self.instance(), self.host.handles()
+        self.spawn(server, [self.bound(self.host, first, server),
+                            self.bound(self.host, second, server)])
+        self.assertEqual(
+            [('pci', 'no', str(first.address)),
+             ('pci', 'no', str(second.address))], self.hostdevs(server))
+
+    def test_power_on_is_a_hard_reboot(self):
+        self.extend(self.host)
+        server, handle = self.instance(), self.host.handles()[0]
+        request = self.bound(self.host, handle, server)
+        self.spawn(server, [request])
+        self.driver.power_off(server)
+        self.driver.power_on(self.context, server, [],
+                             accel_info=[request])
+        self.assertEqual([('pci', 'no', str(handle.address))],
+                         self.hostdevs(server))
+
+    def test_function_without_its_vgpu_is_refused(self):
+        self.extend(self.host)
+        server, handle = self.instance(), self.host.handles()[0]
+        error = self.assertRaises(
+            nova_exception.AcceleratorRequestOpFailed, self.spawn, server,
+            [base.arq(handle, server.uuid)])
+        self.assertIn(f'{handle.address}: it carries vGPU type 0',
+                      str(error))
+        self.assertNotIn(server.uuid, self.domains())
+
+    def test_function_that_lost_its_vgpu_is_not_attached_again(self):
+        self.extend(self.host)
+        server, handle = self.instance(), self.host.handles()[0]
+        request = self.bound(self.host, handle, server)
+        self.spawn(server, [request])
+        self.host.unbind(request)
+        self.assertRaises(nova_exception.AcceleratorRequestOpFailed,
+                          self.hard_reboot, server, [request])
+        self.assertNotIn(server.uuid, self.domains())
+
+    def test_start_up_and_look_ups_see_no_mdev(self):
+        self.extend(self.host)
+        server, handle = self.instance(), self.host.handles()[0]
+        self.spawn(server, [self.bound(self.host, handle, server)])
+        self.driver.init_host(base.HOST)
+        self.assertEqual(
+            {}, self.driver._get_all_assigned_mediated_devices(server))
+        self.assertEqual([], self.created)
+
+    def test_slices_beside_each_other(self):
+        """MIG-backed vGPUs, each on an instance that its bind cuts."""
+        host = self.useFixture(base.GpuHost('hgx-h200-vfio', SLICES,
+                                            vfio_handles=True))
+        self.extend(host)
+        server = self.instance()
+        requests = [self.bound(host, host.handles(profile)[0], server)
+                    for profile in ('1g.18gb', '3g.71gb')]
+        self.spawn(server, requests)
+        self.assertEqual(
+            [('pci', 'no', base.function_of(request))
+             for request in requests], self.hostdevs(server))
+
+    def test_stock_nova_cannot_take_it(self):
+        server, handle = self.instance(), self.host.handles()[0]
+        request = self.bound(self.host, handle, server)
+        self.spawn(server, [request])
+        self.assertEqual('mdev', self.hostdevs(server)[0].type)
+
+
+class OthersTest(base.DriverCase):
+    """What is not ours goes Nova's way, extended or not."""
+
+    def test_mdev_and_whole_gpu(self):
+        host = self.useFixture(base.GpuHost('t4x4', policy.Policy(
+            'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
+            match_numa_node=(0,)), WHOLE))
+        self.extend(host)
+        server = self.instance()
+        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
+            'whole')
+        requests = [self.bound(host, handle, server)
+                    for handle in (vgpu, whole)]
+        self.spawn(server, requests)
+        self.assertEqual(
+            {('mdev', None, requests[0]['attach_handle_uuid']),
+             ('pci', 'yes', str(whole.address))},
+            set(self.hostdevs(server)))
+
+    def test_server_without_accelerators(self):
+        host = self.useFixture(base.GpuHost('t4x4', WHOLE))
+        self.extend(host)
+        server = self.instance()
+        self.spawn(server, None)
+        self.assertEqual([], self.hostdevs(server))

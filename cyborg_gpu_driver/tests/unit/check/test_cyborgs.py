@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of Cyborg, from plain values."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+
+GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
+                '0302', driver='nvidia')
+SLICES = policy.Policy('s', policy.Mode.MIG)
+WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
+FULL = 'gpu1.example.org'
+NAMES = machine.Names('gpu1', FULL)
+NONE = machine.Release()
+
+
+class CyborgCase(base.BaseTestCase):
+
+    def facts(self, policy_=SLICES, release=NONE, answer=None, host=FULL,
+              **cyborg):
+        return facts.Facts(
+            model.Host((GPU,)), policies.Settings((policy_,)),
+            services.Cyborg(host, **{'has_placement_user': True, **cyborg}),
+            machine=machine.Machine(NAMES, release), placement=answer)
+
+    def check(self, wanted, words, findings):
+        (finding,) = findings
+        self.assertEqual(wanted, finding.code, finding)
+        self.assertIn(words, f'{finding.details} / {finding.advice}')
+        self.assertEqual(wanted is not result.Code.SUCCESS,
+                         bool(finding.advice))
+
+    def succeeds(self, words, findings):
+        self.check(result.Code.SUCCESS, words, findings)
+
+    def fails(self, words, findings):
+        self.check(result.Code.FAILURE, words, findings)
+
+    def warns(self, words, findings):
+        self.check(result.Code.WARNING, words, findings)
+
+
+class ReleaseTest(CyborgCase):
+
+    def found(self, *release, policy_=SLICES):
+        return cyborgs.release(self.facts(
+            policy_, machine.Release(*release)))
+
+    def test_right(self):
+        self.succeeds('Cyborg 17.0.0', self.found('17.0.0', True))
+
+    def test_absent(self):
+        self.fails('where cyborg-agent is installed', self.found())
+
+    def test_before_placement(self):
+        self.fails('Upgrade Cyborg to 17.0.0', self.found('15.0.0', False))
+
+    def test_seam(self):
+        self.fails('x differs; only whole GPUs',
+                   self.found('19.0.0', True, 'x differs'))
+        self.warns('x differs', self.found(
+            '19.0.0', True, 'x differs', policy_=WHOLE))
+
+
+class DriversTest(CyborgCase):
+
+    def found(self, *enabled, **more):
+        return list(cyborgs.drivers(self.facts(enabled_drivers=enabled,
+                                               **more)))
+
+    def test_enabled(self):
+        self.assertEqual([], self.found('fake_driver', 'cyborg_gpu_driver'))
+
+    def test_not_enabled(self):
+        self.fails('has fake_driver: no GPU', self.found('fake_driver'))
+        self.fails('has nothing', self.found())
+
+    def test_two_for_one_gpu(self):
+        both = ('cyborg_gpu_driver', 'nvidia_gpu_driver')
+        self.warns('a second time', self.found(*both))
+        self.assertEqual([], self.found(
+            *both, policy_=policy.Policy('o', policy.Mode.OFF)))
+
+
+class HostNameTest(CyborgCase):
+
+    def found(self, **more):
+        return cyborgs.host_name(self.facts(**more))
+
+    def answer(self, *providers):
+        return placement.Answer(frozenset(providers))
+
+    def test_two_names(self):
+        self.fails('resource_provider_name is other',
+                   self.found(provider_name='other',
+                              answer=self.answer(FULL, 'other')))
+
+    def test_one_name_twice(self):
+        self.succeeds('as libvirt calls', self.found(provider_name=FULL))
+
+    def test_as_placement_has_it(self):
+        self.succeeds('has the compute node n1',
+                      self.found(host='n1', answer=self.answer('n1', FULL)))
+        self.fails('[DEFAULT] host = gpu1.example.org',
+                   self.found(host='gpu1', answer=self.answer(FULL)))
+
+    def test_as_libvirt_has_it(self):
+        for answer in (None, self.answer(),
+                       placement.Answer(problem='p', advice='a')):
+            self.succeeds('as libvirt calls', self.found(answer=answer))
+            for name in ('gpu1', 'GPU1.example.org', 'gpu1.local'):
+                self.fails(f'host is {name}, but libvirt has {FULL}',
+                           self.found(host=name, answer=answer))
+            self.warns('openstack hypervisor list',
+                       self.found(host='n1', answer=answer))
+
+    def test_names_to_ask_for(self):
+        self.assertEqual(
+            {'n1', 'p', 'gpu1', FULL},
+            cyborgs.names(self.facts(host='n1', provider_name='p')))
+
+
+class PlacementTest(CyborgCase):
+
+    def found(self, **more):
+        return cyborgs.placement(self.facts(**more))
+
+    def test_answers(self):
+        self.succeeds('answers', self.found(
+            answer=placement.Answer(frozenset(('x',)))))
+
+    def test_offline(self):
+        self.succeeds('--offline', self.found())
+
+    def test_no_credentials(self):
+        self.fails('no credentials', self.found(has_placement_user=False))
+
+    def test_problem(self):
+        self.fails('why / do', self.found(
+            answer=placement.Answer(problem='why', advice='do')))
+
+    def test_no_compute_node(self):
+        self.fails('named gpu1 or gpu1.example.org',
+                   self.found(answer=placement.Answer()))
+
+
+class ServiceRolesTest(CyborgCase):
+
+    def test_roles(self):
+        self.succeeds('the role a or b', cyborgs.service_roles(
+            self.facts(service_roles=('a', 'b'))))
+
+    def test_none(self):
+        self.fails('403', cyborgs.service_roles(
+            self.facts(service_roles=())))

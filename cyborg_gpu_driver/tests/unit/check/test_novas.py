@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of nova.conf, on simulated hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from oslotest import base
+
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import novas
+from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.nova import conf_file
+from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.nova import left
+from cyborg_gpu_driver.nova import pci_config
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.simulator import machine as simulator
+
+FIRST = model.PciAddress.parse('0000:16:00.0')
+FIXED = policy.Policy('p', policy.Mode.VGPU, match_address=(FIRST,),
+                      fixed_vgpus=(('L40S-12Q', 2),))
+OTHERS = policy.Policy('o', policy.Mode.OFF)
+SENDS = services.Nova(True, True)
+WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
+
+
+class NovaCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load('l40sx4').install()
+        self.addCleanup(machine.uninstall)
+        self.host = reader.HostReader(platform.Platform(
+            sysfs.Sysfs('/sys', os_module=machine.os), nvml.NvmlSession(),
+            simulated=True)).snapshot()
+
+    def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
+              vfio_handles=False, mdev_types=(),
+              nova=SENDS):
+        return facts.Facts(
+            self.host,
+            policies.Settings(governing, vfio_handles=vfio_handles),
+            nova=conf_file.NovaConf(
+                ('nova.conf',), device_spec.parse(
+                    [json.dumps(spec) for spec in specs]), in_placement,
+                mdev_types),
+            nova_services=nova)
+
+    def lines(self, in_placement=True):
+        """The entries that "cyborg-gpu nova config" writes."""
+        return list(pci_config.build(
+            left.assigned(self.host.gpu(FIRST), FIXED, {}),
+            in_placement).device_spec)
+
+    def check(self, wanted, words, findings):
+        (finding,) = findings
+        self.assertEqual(wanted, finding.code, finding)
+        self.assertIn(words, f'{finding.details} / {finding.advice}')
+        return finding
+
+
+class LeftTest(NovaCase):
+    """GPUs whose virtual functions are left to Nova."""
+
+    def findings(self, *specs, **more):
+        return list(novas.pci_devices(self.facts(*specs, **more)))
+
+    def test_the_lines_that_we_write(self):
+        for in_placement in (True, False):
+            self.check(result.Code.SUCCESS, 'its 2 virtual function(s)',
+                       self.findings(*self.lines(in_placement),
+                                     in_placement=in_placement))
+
+    def test_a_line_is_missing(self):
+        first, second = self.lines()
+        found = self.check(result.Code.FAILURE, 'no [pci] device_spec',
+                           self.findings(first))
+        self.assertEqual(second['address'], found.subject)
+
+    def test_a_managed_function(self):
+        first, second = self.lines()
+        del first['managed']
+        found = self.check(result.Code.FAILURE, 'managed no',
+                           self.findings(first, second))
+        self.assertEqual(first['address'], found.subject)
+
+    def test_another_resource_class(self):
+        first, second = self.lines()
+        second['resource_class'] = 'CUSTOM_OTHER'
+        self.check(result.Code.FAILURE,
+                   'CUSTOM_OTHER, not CUSTOM_NVIDIA_L40S_12Q',
+                   self.findings(first, second))
+
+    def test_resource_class_as_nova_completes_it(self):
+        lines = self.lines()
+        for line in lines:
+            line['resource_class'] = 'nvidia_l40s_12q'
+        self.check(result.Code.SUCCESS, '2 virtual', self.findings(*lines))
+
+    def test_resource_class_counts_in_placement_only(self):
+        self.check(result.Code.SUCCESS, '2 virtual', self.findings(
+            *self.lines(in_placement=False), in_placement=False))
+        found = self.findings(*self.lines(in_placement=False))
+        self.assertEqual(2, len(found))
+        self.assertIn('class NONE, not', found[0].details)
+
+    def test_nothing_is_fixed(self):
+        none = policy.Policy('n', policy.Mode.VGPU, match_address=(FIRST,),
+                             vgpu_types=('L40S-12Q',))
+        self.assertEqual([], self.findings(governing=(none, OTHERS)))
+
+    def test_functions_without_a_vgpu(self):
+        everything = {'vendor_id': '10de', 'managed': 'no',
+                      'resource_class': 'CUSTOM_NVIDIA_L40S_12Q'}
+        found = self.findings(everything)
+        self.assertEqual({result.Code.FAILURE},
+                         {finding.code for finding in found})
+        vfs = {str(item.address) for item in self.host.gpu(FIRST).vfs}
+        self.assertEqual(
+            {str(FIRST), *vfs} - {line['address'] for line in self.lines()},
+            {finding.subject for finding in found})
+
+    def test_the_first_entry_counts(self):
+        first, second = self.lines()
+        self.check(result.Code.SUCCESS, '2 virtual', self.findings(
+            first, second, {**first, 'managed': 'yes'}))
+        self.check(result.Code.FAILURE, 'managed no', self.findings(
+            {**first, 'managed': 'yes'}, first, second))
+
+    def test_types_that_nova_cannot_tell_apart(self):
+        two = dataclasses.replace(
+            FIXED, mixed_sizes=True,
+            fixed_vgpus=(('L40S-12Q', 1), ('L40S-12A', 1)))
+        self.check(result.Code.FAILURE, 'one resource class a GPU',
+                   self.findings(governing=(two, OTHERS)))
+
+    def test_types_of_two_gpus_need_placement(self):
+        second = dataclasses.replace(
+            FIXED, match_address=(model.PciAddress.parse('0000:38:00.0'),),
+            fixed_vgpus=(('L40S-24Q', 1),))
+        governing = (FIXED, second, OTHERS)
+        self.check(result.Code.FAILURE, 'turn on [pci]', self.findings(
+            governing=governing, in_placement=False))
+        self.assertEqual(3, len(self.findings(governing=governing)))
+
+    def test_what_the_gpu_cannot_carry(self):
+        much = dataclasses.replace(FIXED, fixed_vgpus=(('L40S-12Q', 99),))
+        self.check(result.Code.FAILURE, 'fixed_vgpus',
+                   self.findings(governing=(much, OTHERS)))
+
+
+class OursTest(NovaCase):
+    """GPUs that Cyborg hands out."""
+
+    def findings(self, *specs, **more):
+        return list(novas.pci_devices(self.facts(*specs, **more)))
+
+    def test_nova_has_a_gpu_of_ours_too(self):
+        found = self.check(
+            result.Code.FAILURE, 'both Cyborg and Nova',
+            self.findings({'address': str(FIRST)}, governing=(
+                dataclasses.replace(WHOLE, match_address=(FIRST,)),
+                OTHERS)))
+        self.assertEqual(str(FIRST), found.subject)
+
+    def test_nova_has_a_function_of_ours_too(self):
+        self.check(result.Code.FAILURE, '0000:16:00.5', self.findings(
+            {'address': '0000:16:00.5'}, vfio_handles=True))
+
+    def test_nova_has_other_devices(self):
+        for spec in ({'vendor_id': '8086'}, {'address': '0000:38:00.0'},
+                     {'devname': 'eth0'}):
+            self.assertEqual([], self.findings(
+                spec, vfio_handles=True))
+
+    def test_gpus_that_are_off_may_be_novas(self):
+        self.assertEqual([], self.findings(
+            {'vendor_id': '10de'}, governing=(OTHERS,)))
+
+
+class MdevTypesTest(NovaCase):
+
+    def test_nova_makes_mdevs_too(self):
+        self.check(result.Code.FAILURE, 'nvidia-1',
+                   novas.mdev_types(self.facts(mdev_types=('nvidia-1',))))
+
+    def test_nothing_to_say(self):
+        for found in (
+                self.facts(),
+                self.facts(mdev_types=('nvidia-1',), governing=(WHOLE,))):
+            self.assertEqual([], list(novas.mdev_types(found)))
+
+
+class ServiceTokenTest(NovaCase):
+
+    def findings(self, **nova):
+        return list(novas.service_token(
+            self.facts(nova=services.Nova(**nova))))
+
+    def test_no_token(self):
+        self.check(result.Code.FAILURE, 'send_service_user_token = true',
+                   self.findings(has_service_user=True))
+
+    def test_no_user(self):
+        self.check(result.Code.FAILURE, '[service_user]',
+                   self.findings(sends_service_token=True))
+
+    def test_both(self):
+        self.assertEqual([], self.findings(
+            sends_service_token=True, has_service_user=True))
+
+
+class GuestsTest(NovaCase):
+
+    resumes = services.Nova(resumes_guests=True)
+
+    def findings(self, **more):
+        return list(novas.guests(self.facts(**more)))
+
+    def test_guests_without_their_gpus(self):
+        self.check(result.Code.FAILURE, 'resume_guests_state_on_host_boot',
+                   self.findings(nova=self.resumes, governing=(WHOLE,)))
+        self.check(result.Code.FAILURE, 'without their GPUs',
+                   self.findings(nova=self.resumes, vfio_handles=True))
+
+    def test_nothing_to_say(self):
+        self.assertEqual([], self.findings(governing=(WHOLE,)))
+        self.assertEqual([], self.findings(nova=self.resumes))
+        self.assertEqual([], self.findings(nova=self.resumes,
+                                           governing=(OTHERS,)))

@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of the way in which vGPUs are made, from plain values."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check import vgpus
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+
+GPU = model.PciAddress.parse('0000:16:00.0')
+VF = model.VirtualFunction(model.PciAddress.parse('0000:16:00.4'), 0,
+                           'nvidia', None)
+VGPUS = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
+FIXED = policy.Policy('p', policy.Mode.VGPU,
+                      fixed_vgpus=(('L40S-12Q', 2),))
+WHOLE = policy.Policy('p', policy.Mode.PASSTHROUGH)
+
+
+class CheckCase(base.BaseTestCase):
+
+    framework = model.Framework.VENDOR_VFIO
+
+    def facts(self, policy_=VGPUS, framework=None, totalvfs=32, vfs=(VF,),
+              vfio_handles=False, driver='nvidia', kernel=None, commands=None,
+              programs=()):
+        gpu = model.Gpu(
+            GPU, '10de', '26b9', '0302', driver=driver,
+            sriov_totalvfs=totalvfs, vfs=vfs,
+            framework=framework or self.framework)
+        return facts.Facts(
+            model.Host((gpu,)),
+            policies.Settings((policy_,), vfio_handles=vfio_handles),
+            machine=machine.Machine(
+                kernel=kernel, programs=dict(programs),
+                running=None if commands is None
+                else processes.Running(frozenset(commands))),
+            sriov_manage='/x/sriov-manage', mdevctl='mdevctl')
+
+    def check(self, wanted, words, findings):
+        """One finding, of that code, that says these words."""
+        (finding,) = findings
+        self.assertEqual(wanted, finding.code, finding)
+        self.assertIn(words, f'{finding.details} / {finding.advice}')
+        self.assertEqual(wanted is not result.Code.SUCCESS,
+                         bool(finding.advice))
+
+
+class WayTest(CheckCase):
+
+    def check_way(self, wanted, words, *args, **kwargs):
+        self.check(wanted, words, vgpus.way(self.facts(*args, **kwargs)))
+
+    def test_mdev(self):
+        for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
+            self.check_way(result.Code.SUCCESS, 'mdev, made on demand',
+                           framework=framework)
+
+    def test_functions_on_demand(self):
+        self.check_way(result.Code.SUCCESS, 'without mdev, made on demand',
+                       vfio_handles=True)
+
+    def test_functions_left_to_nova(self):
+        self.check_way(result.Code.SUCCESS, 'left to Nova', FIXED)
+
+    def test_functions_of_nobody(self):
+        self.check_way(result.Code.FAILURE, 'nova_vfio_handles')
+
+    def test_what_other_checks_tell(self):
+        for found in (
+                self.facts(framework=model.Framework.NONE, vfs=()),
+                self.facts(framework=model.Framework.NONE, driver='nouveau'),
+                self.facts(framework=model.Framework.NONE, driver=None)):
+            self.assertEqual([], list(vgpus.way(found)))
+
+    def test_driver_without_vgpus(self):
+        self.check_way(result.Code.FAILURE, 'vGPU host driver',
+                       framework=model.Framework.NONE)
+        self.check_way(result.Code.FAILURE, 'vGPU host driver',
+                       framework=model.Framework.NONE, vfs=(), totalvfs=0)
+
+    def test_whole_gpus_are_no_matter(self):
+        self.assertEqual([], list(vgpus.way(self.facts(WHOLE))))
+
+
+class KernelTest(CheckCase):
+
+    framework = model.Framework.NONE
+
+    def test_mdev_that_will_not_come(self):
+        self.check(result.Code.WARNING, 'Linux 6.8',
+                   vgpus.kernel(self.facts(kernel=(6, 8))))
+
+    def test_nothing_to_say(self):
+        for found in (
+                self.facts(kernel=(6, 7)), self.facts(kernel=None),
+                self.facts(kernel=(6, 8), vfio_handles=True),
+                self.facts(FIXED, kernel=(6, 8)),
+                self.facts(kernel=(6, 8), totalvfs=0),
+                self.facts(WHOLE, kernel=(6, 8)),
+                self.facts(kernel=(6, 8),
+                           framework=model.Framework.MDEV_VF)):
+            self.assertEqual([], list(vgpus.kernel(found)))
+
+
+class SriovManageTest(CheckCase):
+
+    absent = (('/x/sriov-manage', False),)
+
+    def test_functions_cannot_be_made(self):
+        self.check(result.Code.FAILURE, '/x/sriov-manage cannot be run',
+                   vgpus.sriov_manage(self.facts(
+                       vfs=(), programs=self.absent)))
+
+    def test_functions_are_lost_at_a_reboot(self):
+        self.check(result.Code.WARNING, 'lost at a reboot',
+                   vgpus.sriov_manage(self.facts(programs=self.absent)))
+
+    def test_nothing_to_say(self):
+        for found in (self.facts(programs=(('/x/sriov-manage', True),)),
+                      self.facts(),
+                      self.facts(programs=self.absent, totalvfs=0),
+                      self.facts(WHOLE, programs=self.absent)):
+            self.assertEqual([], list(vgpus.sriov_manage(found)))
+
+
+class MdevctlTest(CheckCase):
+
+    absent = (('mdevctl', False),)
+
+    def test_absent(self):
+        for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
+            self.check(result.Code.WARNING, 'the package mdevctl',
+                       vgpus.mdevctl(self.facts(framework=framework,
+                                                programs=self.absent)))
+
+    def test_nothing_to_say(self):
+        mdev = model.Framework.MDEV_VF
+        for found in (
+                self.facts(programs=self.absent),
+                self.facts(WHOLE, mdev, programs=self.absent),
+                self.facts(framework=mdev, programs=(('mdevctl', True),))):
+            self.assertEqual([], list(vgpus.mdevctl(found)))
+
+
+class StartCommandTest(CheckCase):
+
+    def command(self, vfio_handles, *running, unknown=False):
+        return vgpus.start_command(self.facts(
+            vfio_handles=vfio_handles,
+            commands=None if unknown else running))
+
+    def test_both_sides_agree(self):
+        self.check(result.Code.SUCCESS, 'cyborg-gpu-nova-compute',
+                   self.command(True, 'cyborg-gpu-nova-compute'))
+        self.assertEqual([], list(self.command(False, 'nova-compute')))
+
+    def test_stock_command_with_our_handles(self):
+        for running in (('nova-compute',),
+                        ('nova-compute', 'cyborg-gpu-nova-compute')):
+            self.check(result.Code.FAILURE, 'will fail to start',
+                       self.command(True, *running))
+
+    def test_nothing_is_seen(self):
+        self.check(result.Code.WARNING, 'no nova-compute',
+                   self.command(True))
+        self.check(result.Code.WARNING, 'no nova-compute',
+                   self.command(True, unknown=True))
+
+    def test_our_command_without_our_handles(self):
+        self.check(result.Code.WARNING, 'left to Nova',
+                   self.command(False, 'cyborg-gpu-nova-compute'))
+
+
+class ResultTest(base.BaseTestCase):
+
+    def test_worst(self):
+        self.assertEqual(0, result.worst([]))
+        self.assertEqual(2, result.worst([
+            result.warning('x', 'd', 'a'), result.failure('x', 'd', 'a'),
+            result.success('x', 'd')]))

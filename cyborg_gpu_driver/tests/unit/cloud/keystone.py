@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A Keystone that lets everybody in, and a service behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import fixtures
+from keystoneauth1 import fixture
+
+from cyborg_gpu_driver.demo import httpd
+
+TOKEN = '5f0c7a1e'
+PROJECT = '7a9b6c0e4a0f4d4c9b5d0c1d1f6f2a11'
+_USER = {'auth_type': 'password', 'username': 'operator', 'password': 'x',
+         'project_name': 'admin', 'user_domain_name': 'Default',
+         'project_domain_name': 'Default'}
+
+
+class Keystone:
+    """Gives everybody one token, for a catalog of one service.
+
+    :param roles: of whoever asks.
+    :param url: of the service of type ``accelerator``.
+    """
+
+    def __init__(self, roles, url):
+        self.roles = roles
+        self.accelerator = url
+
+    def __call__(self, environ, start_response):
+        if environ['REQUEST_METHOD'] == 'POST':
+            token = fixture.V3Token()
+            token.set_project_scope(id=PROJECT)
+            for role in self.roles:
+                token.add_role(role)
+            token.add_service('accelerator').add_standard_endpoints(
+                public=self.accelerator, region='one')
+            return _answer(start_response, '201 Created', token,
+                           ('X-Subject-Token', TOKEN))
+        return _answer(start_response, '200 OK', {
+            'version': fixture.V3Discovery(
+                f'http://{environ["HTTP_HOST"]}/v3')})
+
+
+class KeystoneFixture(fixtures.Fixture):
+    """An environment that names a cloud of Keystone and one service.
+
+    The service is told who asks as Keystone's filter tells it.
+
+    :param application: the service's, as WSGI has it.
+    :param roles: of whoever asks.
+    :param path: of the service's endpoint.
+    """
+
+    def __init__(self, application, roles=('admin',), path='/v2'):
+        super().__init__()
+        self._application = application
+        self._roles = roles
+        self._path = path
+
+    def _setUp(self):
+        forget_clouds(self)
+        self._service = self._serve(self._filter)
+        self.auth_url = self._serve(Keystone(
+            self._roles, self._service + self._path)) + '/v3'
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.name('OS_AUTH_URL', self.auth_url)
+        for name, value in _USER.items():
+            self.name(f'OS_{name.upper()}', value)
+
+    def name(self, variable, value=None):
+        """Set a variable of the environment, or take it away."""
+        self.useFixture(fixtures.EnvironmentVariable(variable, value))
+
+    def write_clouds(self, **clouds):
+        """Have these in clouds.yaml, and nothing in the environment.
+
+        :param clouds: the Keystone of each.
+        """
+        path = os.path.join(self.directory, 'clouds.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'clouds': {name: {
+                'auth_type': 'password', 'auth': {
+                    'auth_url': url, **{
+                        key: value for key, value in _USER.items()
+                        if key != 'auth_type'}}}
+                for name, url in clouds.items()}}, stream)
+        forget_clouds(self)
+        self.name('OS_CLIENT_CONFIG_FILE', path)
+
+    def _serve(self, application):
+        server = httpd.Httpd(application)
+        self.addCleanup(server.stop)
+        return server.url
+
+    def _filter(self, environ, start_response):
+        if environ.get('HTTP_X_AUTH_TOKEN') != TOKEN:
+            return _answer(start_response, '401 Unauthorized', {})
+        return self._application(
+            dict(environ, HTTP_X_ROLES=','.join(self._roles),
+                 HTTP_X_PROJECT_ID=PROJECT, HTTP_X_USER_ID='operator'),
+            start_response)
+
+
+def forget_clouds(case):
+    """Let the environment name no cloud while a test or fixture lasts."""
+    for name in ('OS_CLOUD', 'OS_AUTH_URL',
+                 *(f'OS_{key.upper()}' for key in _USER)):
+        case.useFixture(fixtures.EnvironmentVariable(name))
+
+
+def _answer(start_response, status, document, *headers):
+    start_response(status, [('Content-Type', 'application/json'), *headers])
+    return [json.dumps(document).encode()]

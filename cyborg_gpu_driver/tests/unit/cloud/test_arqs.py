@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which vGPU an accelerator request has."""
+
+import uuid
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import arqs
+
+_HANDLE = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
+
+
+def _request(**changes):
+    return {
+        'uuid': str(uuid.uuid4()), 'instance_uuid': 'server',
+        'hostname': 'here', 'attach_handle_uuid': _HANDLE,
+        'attach_handle_info': {
+            'domain': '0000', 'bus': '3B', 'device': '00', 'function': '4',
+            'asked_type': 'nvidia-474'}, **changes}
+
+
+class ByVgpuTest(base.BaseTestCase):
+
+    def test_by_handle_and_by_function(self):
+        request = _request(attach_handle_uuid=_HANDLE.upper())
+        arq = arqs.Arq(request['uuid'], 'server')
+        self.assertEqual({_HANDLE: arq, '0000:3b:00.4': arq},
+                         arqs.by_vgpu([request], 'here'))
+
+    def test_a_function_of_another_host_is_not_ours(self):
+        self.assertEqual({_HANDLE}, set(arqs.by_vgpu(
+            [_request(hostname='there')], 'here')))
+
+    def test_what_is_not_bound_has_nothing(self):
+        self.assertEqual({}, arqs.by_vgpu(
+            [_request(attach_handle_uuid=None, attach_handle_info=None,
+                      instance_uuid=None, hostname=None)], 'here'))
+
+    def test_what_is_no_request(self):
+        for request, error in (
+                ({}, KeyError),
+                (_request(attach_handle_uuid=5), AttributeError),
+                (_request(attach_handle_info=None), TypeError),
+                (_request(attach_handle_info={'domain': '0'}), KeyError),
+                (_request(attach_handle_info={
+                    'domain': 'x', 'bus': 'x', 'device': 'x',
+                    'function': 'x'}), exception.InvalidPciAddress)):
+            self.assertRaises(error, arqs.by_vgpu, [request], 'here')

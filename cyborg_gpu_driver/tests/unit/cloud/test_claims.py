@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What accelerator requests have on a host, and what they do not tell."""
+
+import json
+import urllib.parse
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+_HANDLE = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
+_FUNCTION = model.PciAddress.parse('0000:3b:00.4')
+
+
+def _request(uuid='arq', **changes):
+    """As Cyborg's API shows a bound one."""
+    return {
+        'uuid': uuid, 'instance_uuid': 'server', 'hostname': 'here',
+        'state': 'Bound', 'attach_handle_type': 'MDEV',
+        'attach_handle_uuid': _HANDLE.upper(), 'attach_handle_info': {
+            'domain': '0000', 'bus': '3b', 'device': '00', 'function': '4',
+            'asked_type': 'nvidia-474'}, **changes}
+
+
+def _without_handle(state, **changes):
+    return _request(state=state, attach_handle_uuid=None,
+                    attach_handle_type='', attach_handle_info={}, **changes)
+
+
+_CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _FUNCTION, 'nvidia-474')
+
+
+class ClaimsTest(base.BaseTestCase):
+
+    def test_a_bound_one(self):
+        claims = arqs.claims([_request()], 'here')
+        self.assertEqual(reconcile.Claims((_CLAIM,)), claims)
+        self.assertEqual(_CLAIM, claims.of(_HANDLE))
+        self.assertIsNone(claims.of('other'))
+
+    def test_what_says_nothing_of_this_host(self):
+        for request in (_request(hostname='there'),
+                        _request(attach_handle_type='PCI'),
+                        _without_handle('Initial', hostname=None),
+                        _without_handle('BindStarted', hostname='there')):
+            self.assertEqual(reconcile.Claims(),
+                             arqs.claims([request], 'here'))
+
+    def test_what_may_have_a_handle_that_is_not_shown(self):
+        for state, hostname in (
+                ('BindStarted', 'here'), ('BindFailed', 'here'),
+                ('UnbindFailed', None), ('Unbound', None),
+                ('Deleting', 'here')):
+            self.assertEqual(
+                reconcile.Claims((), ('arq',)), arqs.claims(
+                    [_without_handle(state, hostname=hostname)], 'here'))
+
+
+class Cyborg:
+    """A service that has the devices of one host, and these requests."""
+
+    def __init__(self):
+        self.requests = [_request()]
+
+    def __call__(self, environ, start_response):
+        query = urllib.parse.parse_qs(environ['QUERY_STRING'])
+        start_response('200 OK', [('Content-Type', 'application/json')])
+        if environ['PATH_INFO'].endswith('/devices'):
+            return [json.dumps({'devices': [
+                {}] if query.get('hostname') == ['here'] else []}).encode()]
+        return [json.dumps({'arqs': self.requests}).encode()]
+
+
+class WatchTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cyborg = Cyborg()
+        self.keystone = self.useFixture(
+            keystone.KeystoneFixture(self.cyborg))
+        self.keystone.write_clouds(one=self.keystone.auth_url)
+        self.log = self.useFixture(fixtures.FakeLogger())
+
+    def unknown(self):
+        return self.log.output.count('accelerator requests are not known')
+
+    def test_what_is_bound_now(self):
+        watch = arqs.Watch('one', 'here')
+        self.assertEqual((_CLAIM,), watch.read().bound)
+        self.cyborg.requests = []
+        self.assertEqual((), watch.read().bound)
+        self.assertEqual(0, self.unknown())
+
+    def test_without_a_cloud_nothing_is_said(self):
+        for name in ('', None):
+            self.assertIsNone(arqs.Watch(name, 'here').read())
+        self.assertEqual(0, self.unknown())
+
+    def test_what_fails_is_said_once(self):
+        watch = arqs.Watch('one', 'here')
+        self.cyborg.requests = [{}]
+        for _ in range(2):
+            self.assertIsNone(watch.read())
+        self.assertEqual(1, self.unknown())
+        self.cyborg.requests = []
+        self.assertEqual((), watch.read().bound)
+        self.cyborg.requests = [{}]
+        self.assertIsNone(watch.read())
+        self.assertEqual(2, self.unknown())
+
+    def test_what_cannot_be_asked(self):
+        self.assertIsNone(arqs.Watch('two', 'here').read())
+        self.assertIsNone(arqs.Watch('one', 'elsewhere').read())
+        self.assertEqual(2, self.unknown())

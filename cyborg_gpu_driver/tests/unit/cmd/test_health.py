@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu health`` on simulated hosts."""
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_GPU = '0000:07:00.0'
+
+
+class TestHealth(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.state = os.path.join(directory, 'machine')
+        self.state_path = os.path.join(directory, 'state')
+        self.configuration = self.configure(
+            f'[gpu]\nstate_path = {self.state_path}\n', directory)
+        self.machine = simulator.Machine.load('dgx-a100-80', self.state)
+        self.arguments = ('--config-file', self.configuration, '--simulate',
+                          'dgx-a100-80', '--state', self.state, 'health')
+
+    def show(self, code):
+        found = self.run_program(*self.arguments, 'show', '-f', 'json',
+                                 code=code)[0]
+        return json.loads(found)
+
+    def test_healthy(self):
+        rows = self.show(0)
+        self.assertEqual(8, len(rows))
+        self.assertEqual(
+            {'address': _GPU, 'instance': None, 'state': 'ok', 'reasons': [],
+             'since': None, 'temperature': 31, 'ecc_uncorrected': 0,
+             'remapped_rows': 0, 'xids': {}}, rows[0])
+        self.assertFalse(os.path.exists(self.state_path))
+
+    def test_sick_by_what_it_says(self):
+        self.machine.set_health(_GPU, uncorrected=2)
+        rows = self.show(1)
+        self.assertEqual(['transient'] + ['ok'] * 7,
+                         [row['state'] for row in rows])
+        self.assertEqual(2, rows[0]['ecc_uncorrected'])
+
+    def test_sick_by_what_the_agent_knows_until_it_is_cleared(self):
+        agent = health.HealthKeeper(
+            platform.open_platform(self.machine), self.state_path,
+            clock=lambda: 86400.0)
+        self.addCleanup(self.machine.uninstall)
+        agent.event(health_facts.Event(model.PciAddress.parse(_GPU), 119))
+        row = self.show(1)[0]
+        self.assertEqual(
+            ('transient', {'119': 1}, '1970-01-02T00:00:00+00:00'),
+            (row['state'], row['xids'], row['since']))
+        self.assertIn('XID 119 (the GPU system processor does not answer)',
+                      self.run_program(*self.arguments, 'show', code=1)[0])
+        self.run_program(*self.arguments, 'clear', _GPU)
+        self.show(0)
+
+    def test_an_instance_has_a_row_of_its_own(self):
+        machine = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        address = model.PciAddress.parse(_GPU)
+        instance = machine.nvml.create_gpu_instance(
+            machine.nvml.device(address), 14, model.Placement(2, 2))
+        health.HealthKeeper(machine, self.state_path).event(
+            health_facts.Event(address, 94, instance.instance_id))
+        rows = self.show(1)
+        self.assertEqual([(None, 'ok', {}), ('2:2', 'transient', {'94': 1})],
+                         [(row['instance'], row['state'], row['xids'])
+                          for row in rows[:2]])
+
+    def test_without_nvml_nothing_is_known(self):
+        self.machine.unload_library()
+        output, errors = self.run_program(*self.arguments, 'show')
+        self.assertIn('unknown', output)
+        self.assertIn('NVML: ', errors)
+
+    def test_no_such_address(self):
+        self.run_program(*self.arguments, 'clear', 'x', code=1)

@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""gpu prepare, and layout restore with what policies need."""
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+GPU = '0000:16:00.0'
+POLICIES = """
+[gpu]
+state_path = {path}
+policies = sliced, rest
+[gpu_policy:sliced]
+match_address = 0000:16:00.0
+mode = mig
+fixed_vgpus = DC-1-24Q:2
+[gpu_policy:rest]
+mode = off
+"""
+
+
+class PrepareTest(base.CommandCase):
+
+    host = 'rtxpro6000x8'
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.state = os.path.join(directory, 'machine.json')
+        self.state_path = os.path.join(directory, 'state')
+        self.conf = self.configure(POLICIES.format(path=self.state_path),
+                                   directory)
+        self.machine().reboot()
+
+    def machine(self):
+        return simulator.Machine.load(self.host, self.state)
+
+    def run_on_host(self, *arguments, code=0):
+        return self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, '--state',
+            self.state, *arguments, code=code)
+
+    def prepare(self, *arguments, code=0):
+        output, _ = self.run_on_host('gpu', 'prepare', '-f', 'json',
+                                     *arguments, code=code)
+        return {row['address']: row for row in json.loads(output)}
+
+    def vgpus(self):
+        machine = self.machine()
+        with machine.operation():
+            return [vgpu.type_id for vgpu in machine.gpu(GPU).state.vgpus]
+
+    def test_dry_run_and_run(self):
+        rows = self.prepare('--dry-run')
+        self.assertEqual(8, len(rows))
+        self.assertEqual('ready', rows['0000:27:00.0']['result'])
+        self.assertEqual(['turn MIG mode on', 'enable virtual functions'],
+                         rows[GPU]['steps'])
+        self.assertEqual('to be made ready', rows[GPU]['result'])
+        self.assertEqual([], self.vgpus())
+        row = self.prepare(GPU)[GPU]
+        self.assertEqual('made ready', row['result'])
+        self.assertEqual(['turn MIG mode on', 'enable virtual functions'],
+                         row['steps'][:2])
+        self.assertEqual(6, len(row['steps']))
+        self.assertEqual([1466, 1466], self.vgpus())
+        self.assertEqual({GPU: {'address': GPU, 'steps': [], 'reason': None,
+                                'result': 'ready'}}, self.prepare('0'))
+
+    def test_in_use(self):
+        self.machine().add_process(GPU, 4711)
+        for arguments in ((), ('--dry-run',)):
+            row = self.prepare(*arguments, code=1)[GPU]
+            self.assertEqual('not ready', row['result'])
+            self.assertIn('4711', row['reason'])
+        self.assertEqual([], self.vgpus())
+
+    def test_gpu_that_was_reported_whole(self):
+        os.makedirs(self.state_path, exist_ok=True)
+        path = os.path.join(self.state_path, 'reported.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{}')
+        row = self.prepare(GPU, code=1)[GPU]
+        self.assertIn('not known what was reported', row['reason'])
+
+    def test_unknown_gpu(self):
+        _, errors = self.run_on_host('gpu', 'prepare', '0000:00:00.0',
+                                     code=1)
+        self.assertIn('0000:00:00.0', errors)
+
+    def test_restore_does_it_too_and_says_so(self):
+        output, errors = self.run_on_host('layout', 'restore')
+        self.assertIn(f'{GPU}: turn MIG mode on\n', errors)
+        self.assertIn(f'{GPU}: make DC-1-24Q on 0000:16:00.4\n', errors)
+        self.assertIn(f'{GPU}  changed\n0000:27:00.0  unchanged\n', output)
+        self.assertEqual([1466, 1466], self.vgpus())
+        output, _ = self.run_on_host('layout', 'restore', '-o', 'json')
+        self.assertEqual({'unchanged'}, {row['status'] for row
+                                         in json.loads(output)})

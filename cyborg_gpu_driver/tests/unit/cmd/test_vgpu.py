@@ -1,0 +1,232 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu vgpu list`` and ``vgpu clean`` as a person runs them."""
+
+import io
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_UUIDS = [f'c5b0a1d2-34f6-4c7e-9b8a-00112233445{digit}' for digit in '123']
+_COLUMNS = ['name', 'gpu', 'function', 'type', 'gpu_instance', 'owner',
+            'guest', 'server', 'arq', 'orphan']
+
+
+class VgpuCase(base.CommandCase):
+
+    host = 't4x4'
+
+    def setUp(self):
+        super().setUp()
+        keystone.forget_clouds(self)
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.state = os.path.join(self.directory, 'machine.json')
+        self.conf = self.configure(
+            f'[gpu]\nstate_path = {self.directory}\n', self.directory)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self.machine = simulator.Machine.load(self.host, self.state)
+        privileged.run_here(platform.open_platform(self.machine))
+        self.addCleanup(self.machine.uninstall)
+
+    def vgpu(self, *arguments, code=0):
+        """What a command says, on standard output and standard error."""
+        return self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, '--state',
+            self.state, 'vgpu', *arguments, code=code)
+
+    def listed(self, *arguments):
+        return json.loads(self.vgpu('list', '-f', 'json', *arguments)[0])
+
+    def answer(self, text):
+        """What a person types when a command asks."""
+        self.useFixture(fixtures.MonkeyPatch('sys.stdin', io.StringIO(text)))
+
+    def names(self):
+        with self.machine.operation():
+            return [vgpu.uuid or vgpu.function for gpu in self.machine.gpus
+                    for vgpu in gpu.state.vgpus]
+
+
+class MdevTest(VgpuCase):
+
+    gpu = '0000:3b:00.0'
+
+    def setUp(self):
+        super().setUp()
+        for uuid in _UUIDS:
+            privileged_vgpu.create_mdev(self.gpu, 'nvidia-232', uuid)
+        address = model.PciAddress.parse(self.gpu)
+        journal.Journal(self.directory).put(journal.Entry(
+            _UUIDS[0], address, address, 'nvidia-232', 'T4-4Q',
+            journal.Phase.BOUND))
+
+    def test_what_is_listed(self):
+        first, second, _ = self.listed()
+        self.assertEqual(_COLUMNS, list(first))
+        self.assertEqual(
+            {'name': _UUIDS[0], 'gpu': self.gpu, 'function': self.gpu,
+             'gpu_instance': None, 'owner': f'{_UUIDS[0]} (bound)',
+             'guest': '-', 'server': '?', 'arq': '?', 'orphan': 'no'},
+            {key: value for key, value in first.items() if key != 'type'})
+        self.assertRegex(first['type'], 'T4-')
+        self.assertEqual(('none', '?'), (second['owner'], second['orphan']))
+        self.assertIn('| owner', self.vgpu('list')[0])
+
+    def test_only_orphans_are_listed(self):
+        self.machine.start_guest(_UUIDS[1])
+        self.assertEqual(
+            ['no', 'no', '?'], [row['orphan'] for row in self.listed()])
+        (row,) = self.listed('--orphans')
+        self.assertEqual(_UUIDS[2], row['name'])
+
+    def test_why_something_is_not_known_is_said(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.gpu).state.lost = True
+        rows = self.listed()
+        self.assertEqual(['?'] * 3, [row['guest'] for row in rows])
+        self.assertEqual(['no', '?', '?'], [row['orphan'] for row in rows])
+        self.assertIn(f'{_UUIDS[1]}: ', self.vgpu('list')[1])
+
+    def test_all_orphans_need_a_cloud(self):
+        _, errors = self.vgpu('clean', '--orphans', '--yes', code=1)
+        self.assertIn('--without-cloud', errors)
+        self.assertEqual(_UUIDS, self.names())
+        _, errors = self.vgpu('clean', '--orphans', '--yes',
+                              '--without-cloud')
+        self.assertEqual(_UUIDS[:1], self.names())
+        self.assertIn(f'1 of 2: removed {_UUIDS[1]}', errors)
+        self.assertIn(f'2 of 2: removed {_UUIDS[2]}', errors)
+
+    def test_a_cloud_that_does_not_answer_is_no_empty_one(self):
+        url = 'http://127.0.0.1:1/v3'
+        self.useFixture(fixtures.EnvironmentVariable('OS_AUTH_URL', url))
+        for arguments in (('list',), ('clean', '--orphans', '--yes'),
+                          ('clean', _UUIDS[2], '--yes'),
+                          ('list', '--os-cloud', 'elsewhere')):
+            _, errors = self.vgpu(*arguments, code=1)
+            self.assertIn('cloud elsewhere' if '--os-cloud' in arguments
+                          else f'cloud {url}', errors)
+        self.assertEqual(_UUIDS, self.names())
+        self.assertEqual(3, len(self.listed('--without-cloud')))
+        self.vgpu('clean', _UUIDS[2], '--yes', '--without-cloud')
+        self.assertEqual(_UUIDS[:2], self.names())
+
+    def test_those_that_are_named(self):
+        self.vgpu('clean', _UUIDS[1].upper(), '--yes')
+        self.assertEqual([_UUIDS[0], _UUIDS[2]], self.names())
+
+    def test_what_is_refused_does_not_keep_the_others(self):
+        self.machine.start_guest(_UUIDS[1])
+        _, errors = self.vgpu('clean', *_UUIDS, 'other', '--yes', code=1)
+        self.assertIn(f'vGPU {_UUIDS[0]} stays: its owner is', errors)
+        self.assertIn(f'vGPU {_UUIDS[1]} stays: a virtual machine', errors)
+        self.assertIn('There is no vGPU other', errors)
+        self.assertEqual(_UUIDS[:2], self.names())
+
+    def test_what_does_not_go(self):
+        self.machine.open_vfio(_UUIDS[1], 4711)
+        _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
+                              '--yes', code=1)
+        self.assertIn('1 of 2: write', errors)
+        self.assertIn('2 of 2: removed', errors)
+        self.assertEqual(_UUIDS[:2], self.names())
+
+    def test_orphans_whose_guests_are_not_known_stay(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.gpu).state.lost = True
+        _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
+                              '--yes', code=1)
+        self.assertIn(f'{_UUIDS[1]} stays: ', errors)
+        self.assertEqual(_UUIDS, self.names())
+
+    def test_it_asks(self):
+        for text in ('', 'n\n', '\n', 'maybe\n'):
+            self.answer(text)
+            _, errors = self.vgpu('clean', _UUIDS[1], code=1)
+            self.assertIn(_UUIDS[1], errors)
+            self.assertIn('[y/N]', errors)
+            self.assertEqual(_UUIDS, self.names())
+        self.answer('y\n')
+        self.vgpu('clean', _UUIDS[1])
+        self.assertEqual([_UUIDS[0], _UUIDS[2]], self.names())
+
+    def test_nothing_to_remove(self):
+        self.vgpu('clean', *_UUIDS[1:], '--yes')
+        _, errors = self.vgpu('clean', '--orphans', '--without-cloud')
+        self.assertIn('nothing to remove', errors)
+
+    def test_names_or_orphans(self):
+        for arguments in ((), ('--orphans', _UUIDS[1])):
+            self.assertRaises(SystemExit, self.vgpu, 'clean', *arguments)
+        self.assertEqual(_UUIDS, self.names())
+
+
+class InstanceTest(VgpuCase):
+
+    host = 'dgx-a100-40'
+
+    def test_an_instance_that_nobody_knows_stays(self):
+        gpu = '0000:07:00.0'
+        with self.machine.operation():
+            function = self.machine.gpu(gpu).vf_addresses[0]
+        cut, *_ = privileged.create_gpu_instance(gpu, 19, 6, 1)
+        privileged_vgpu.create_mdev(function, 'nvidia-474', _UUIDS[0])
+        (row,) = self.listed()
+        self.assertEqual(('A100-1-5C', '?'),
+                         (row['type'], row['gpu_instance']))
+        self.machine.start_guest(_UUIDS[0])
+        (row,) = self.listed()
+        self.assertEqual((cut, 'running'),
+                         (row['gpu_instance'], row['guest']))
+        self.machine.stop_guest(_UUIDS[0])
+        _, errors = self.vgpu('clean', _UUIDS[0], '--yes')
+        self.assertIn('What stays: the GPU instance', errors)
+        with self.machine.operation():
+            self.assertEqual(
+                [cut], [*self.machine.gpu(gpu).state.instances])
+
+
+class VendorVfioTest(VgpuCase):
+
+    host = 'hgx-h100-vfio'
+    gpu = '0000:18:00.0'
+
+    def test_functions_go_by_their_address(self):
+        with self.machine.operation():
+            functions = self.machine.gpu(self.gpu).vf_addresses[:2]
+        for function in functions:
+            privileged_vgpu.set_vgpu_type(function, 1133)
+        fixed_journal.FixedJournal(self.directory).put(
+            model.PciAddress.parse(self.gpu), fixed_journal.Record(
+                {model.PciAddress.parse(functions[0]): 'nvidia-1133'}))
+        self.assertEqual(
+            [(functions[0], 'fixed', 'no'), (functions[1], 'none', '?')],
+            [(row['name'], row['owner'], row['orphan'])
+             for row in self.listed()])
+        _, errors = self.vgpu('clean', functions[0], '--yes', code=1)
+        self.assertIn('stays: its owner is fixed', errors)
+        self.assertIn('There is nothing to remove', errors)
+        self.vgpu('clean', '0000' + functions[1].upper(), '--yes')
+        self.assertEqual(functions[:1], tuple(self.names()))

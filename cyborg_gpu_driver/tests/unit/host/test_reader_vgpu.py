@@ -1,0 +1,388 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import errno
+import os
+import re
+
+import fixtures
+import pynvml
+from oslotest import base as oslo_base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import mdev
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.tests.unit.host import base
+
+_1G = 19
+
+
+class VgpuCase(base.SimulatedTestCase):
+    """Four L40S with virtual functions; none has a vGPU."""
+
+    MACHINE = 'l40sx4'
+
+    def gpu(self, address=None, **how):
+        return self.reader.snapshot(**how).gpu(address or self.first)
+
+    def type(self, name):
+        return next(item for item in self.gpu().vgpu_types
+                    if item.name == name)
+
+    def write(self, function, number):
+        self.platform.sysfs.write(
+            str(number), 'bus', 'pci', 'devices', str(function), 'nvidia',
+            'current_vgpu_type')
+
+    def make(self, name, number):
+        function = self.gpu().vfs[number].address
+        self.write(function, self.type(name).type_id)
+        return function
+
+    def mix(self, enable=True):
+        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), enable)
+
+
+class TypeTest(VgpuCase):
+    """What is static about vGPU types."""
+
+    def test_how_many_a_gpu_instance_holds(self):
+        for machine, type_name, expected in (
+                ('rtxpro6000x8', 'DC-1-2Q', 12),
+                ('rtxpro6000x8', 'DC-1-8Q', 3),
+                ('rtxpro6000x8', 'DC-1-24Q', 1),
+                ('dgx-a100-80', 'A100D-1-10C', 1),
+                ('dgx-a100-80', 'A100D-8C', None),
+                ('l40sx4', 'L40S-8Q', None)):
+            self.use(machine)
+            self.assertEqual(expected, self.type(type_name).per_instance,
+                             type_name)
+
+    def test_driver_that_does_not_say_how_many(self):
+        self.use('rtxpro6000x8')
+        self.machine.faults.fail('nvmlVgpuTypeGetMaxInstancesPerGpuInstance',
+                                 pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                                 times=None)
+        self.assertEqual((), self.gpu().problems)
+        self.assertIsNone(self.type('DC-1-2Q').per_instance)
+
+    def test_placements_of_time_sliced_types(self):
+        self.assertEqual((24, (0, 24)), self._placed('L40S-24Q'))
+        self.assertEqual((48, (0,)), self._placed('L40S-48C'))
+        self.assertNotIn(None, {item.placement_size
+                                for item in self.gpu().vgpu_types})
+
+    def test_no_placements_in_mig_mode_or_without_virtual_functions(self):
+        self.use('dgx-a100-80')
+        self.assertEqual((None, ()), self._placed('A100D-8C'))
+        self.use('t4x4')
+        self.assertEqual((None, ()), self._placed('T4-4Q'))
+
+    def _placed(self, name):
+        item = self.type(name)
+        return item.placement_size, item.placements
+
+
+class MixedSizesTest(VgpuCase):
+
+    def test_each_snapshot_says_how_it_is_now(self):
+        for enable in (False, True, False):
+            self.mix(enable)
+            self.assertIs(enable, self.gpu().mixed_sizes)
+
+    def test_none_in_mig_mode(self):
+        self.use('dgx-a100-80')
+        self.assertIsNone(self.gpu().mixed_sizes)
+
+    def test_off_again_after_sriov_manage(self):
+        self.mix()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.machine.sriov_manage(str(self.first))
+        self.assertIs(False, self.gpu().mixed_sizes)
+
+    def test_what_is_free_is_not_read_while_it_is_off(self):
+        self.make('L40S-8Q', 0)
+        self.assertEqual({None}, {item.free_placements
+                                  for item in self.gpu().vgpu_types})
+
+    def test_all_is_free_on_an_idle_gpu_and_costs_no_call(self):
+        self.mix()
+        self.gpu()
+        self.calls()
+        for item in self.gpu().vgpu_types:
+            self.assertEqual(item.placements, item.free_placements)
+        self.assertNotIn('nvmlDeviceGetVgpuTypeCreatablePlacements',
+                         self.calls())
+
+    def test_what_is_free_beside_vgpus(self):
+        self.mix()
+        self.make('L40S-24Q', 0)
+        self.gpu()
+        self.calls()
+        types = self.gpu().vgpu_types
+        self.assertEqual(
+            len({item.framebuffer_mib for item in types}),
+            self.calls()['nvmlDeviceGetVgpuTypeCreatablePlacements'])
+        for item in types:
+            self.assertEqual(
+                tuple(start for start in item.placements if start >= 24),
+                item.free_placements, item.name)
+
+    def test_a_process_makes_the_driver_be_asked(self):
+        self.mix()
+        self.machine.add_process(str(self.first), 4711)
+        self.gpu()
+        self.assertIn('nvmlDeviceGetVgpuTypeCreatablePlacements',
+                      self.calls())
+
+    def test_what_cannot_be_read_is_said_and_not_guessed(self):
+        self.mix()
+        self.make('L40S-24Q', 0)
+        self.machine.faults.fail('nvmlDeviceGetVgpuTypeCreatablePlacements',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        gpu = self.gpu()
+        self.assertIn('vGPU placements', gpu.problems[0])
+        self.assertEqual({None}, {item.free_placements
+                                  for item in gpu.vgpu_types})
+
+    def test_mode_that_cannot_be_read(self):
+        self.machine.faults.fail('nvmlDeviceGetVgpuHeterogeneousMode',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        gpu = self.gpu()
+        self.assertIsNone(gpu.mixed_sizes)
+        self.assertIn('mixed-size mode', gpu.problems[0])
+        self.assertTrue(gpu.visible_to_nvml)
+
+
+class SchedulerTest(VgpuCase):
+
+    def test_each_snapshot_says_how_it_is_now(self):
+        for policy in model.SchedulerPolicy:
+            nvml_vgpu.set_scheduler(self.nvml, self.device(), policy, None)
+            self.assertIs(policy, self.gpu().scheduler.policy)
+        self.assertEqual(tuple(model.SchedulerPolicy),
+                         self.gpu().scheduler.supported)
+
+    def test_none_where_vgpus_do_not_share_the_gpu_in_time(self):
+        for machine in ('dgx-a100-80', 'wsl'):
+            self.use(machine)
+            self.assertIsNone(self.gpu().scheduler, machine)
+
+    def test_that_cannot_be_read(self):
+        self.machine.faults.fail('nvmlDeviceGetVgpuSchedulerState',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        gpu = self.gpu()
+        self.assertIsNone(gpu.scheduler)
+        self.assertIn('vGPU scheduler', gpu.problems[0])
+
+    def test_calls_of_a_snapshot(self):
+        self.gpu()
+        self.calls()
+        self.gpu()
+        calls = self.calls()
+        self.assertLessEqual(sum(calls.values()), 4 * 8 + 1, calls)
+        self.assertNotIn('nvmlDeviceGetVgpuSchedulerCapabilities', calls)
+        self.assertNotIn('nvmlDeviceGetVgpuCapabilities', calls)
+        self.assertEqual(4, calls['nvmlDeviceGetVgpuSchedulerState'])
+        self.assertEqual(4, calls['nvmlDeviceGetVgpuHeterogeneousMode'])
+
+
+class ProcessTest(VgpuCase):
+
+    def test_counted_once_each(self):
+        self.assertEqual(0, self.gpu().processes)
+        for pid in (4711, 4712, 4711):
+            self.machine.add_process(str(self.first), pid)
+        self.assertEqual(2, self.gpu().processes)
+        self.machine.remove_process(4712)
+        self.assertEqual(1, self.gpu().processes)
+        self.assertEqual(0, self.gpu(self.addresses[1]).processes)
+
+    def test_on_instances(self):
+        self.use('dgx-a100-80')
+        for _ in range(2):
+            made = self.cut(self.first, _1G)
+            self.machine.add_process(str(self.first), 4711,
+                                     made.instance_id)
+            self.assertEqual(1, self.gpu().processes)
+
+    def test_driver_that_does_not_tell(self):
+        for code in (pynvml.NVML_ERROR_NOT_SUPPORTED,
+                     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            self.machine.faults.fail('nvmlDeviceGet*RunningProcesses_v3',
+                                     code, times=None)
+            gpu = self.gpu()
+            self.assertEqual((0, ()), (gpu.processes, gpu.problems))
+            self.machine.faults.clear()
+
+    def test_that_cannot_be_read(self):
+        self.machine.faults.fail('nvmlDeviceGetGraphicsRunningProcesses_v3',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        gpu = self.gpu()
+        self.assertIn('processes', gpu.problems[0])
+        self.assertTrue(gpu.visible_to_nvml)
+
+
+class VendorTest(VgpuCase):
+    """Virtual functions of vendor VFIO."""
+
+    def _creatable(self, **how):
+        return [vf.creatable_types for vf in self.gpu(**how).vfs]
+
+    def _asked(self, **how):
+        """Functions of the L40S, or A100, whose list a snapshot reads."""
+        real, asked = self.machine.os.open, []
+
+        def recorded(path, *args):
+            if re.search('/0000:(16|41):.*/creatable_vgpu_types', path):
+                asked.append(path.split('/')[-3])
+            return real(path, *args)
+
+        self.machine.os.open = recorded
+        self.reader.snapshot(**how)
+        self.machine.os.open = real
+        return asked
+
+    def test_all_types_of_an_idle_gpu(self):
+        for found in self._creatable():
+            self.assertEqual(
+                sorted(item.type_id for item in self.gpu().vgpu_types),
+                list(found))
+
+    def test_others_change_with_each_vgpu_and_its_own_function_is_full(self):
+        self.make('L40S-24Q', 1)
+        size = self.type('L40S-24Q').framebuffer_mib
+        same = tuple(sorted(item.type_id for item in self.gpu().vgpu_types
+                            if item.framebuffer_mib == size))
+        for how in ({}, {'detail': True}):
+            first, second, *others = self._creatable(**how)
+            self.assertEqual((same, ()), (first, second))
+            self.assertEqual({same}, set(others))
+
+    def test_one_function_speaks_for_all(self):
+        self.assertEqual(1, len(self._asked()))
+        function = self.make('L40S-24Q', 0)
+        self.assertEqual(1, len(self._asked()))
+        self.assertNotIn(str(function), self._asked())
+        count = len(self.gpu().vfs)
+        self.assertEqual(count - 1, len(self._asked(detail=True)))
+
+    def test_functions_without_it_are_not_asked(self):
+        self.use('mixed')
+        self.assertTrue(self.gpu(self.addresses[1]).vfs)
+        self.assertEqual([], self._asked())
+
+    def test_in_mig_mode(self):
+        self.use('rtxpro6000x8')
+        self.assertEqual({()}, set(self._creatable()))
+        kind = self.type('DC-1-8Q')
+        self.cut(self.first, kind.gi_profile_id)
+        self.assertIn(kind.type_id, self._creatable()[5])
+
+    def test_what_lies_below_a_vgpu(self):
+        self.use('rtxpro6000x8')
+        kind = self.type('DC-1-8Q')
+        made = self.cut(self.first, kind.gi_profile_id)
+        for number in (3, 7):
+            self.make('DC-1-8Q', number)
+        gpu = self.gpu()
+        self.assertEqual(
+            [(made.instance_id, 0), (made.instance_id, 1), (None, None)],
+            [(gpu.vfs[number].gpu_instance_id, gpu.vfs[number].placement_id)
+             for number in (3, 7, 4)])
+        self.assertEqual({made.instance_id},
+                         {vgpu.instance_id for vgpu in gpu.vgpus})
+
+    def test_time_sliced_has_no_instance(self):
+        self.make('L40S-24Q', 0)
+        function = self.gpu().vfs[0]
+        self.assertEqual((None, ()), (function.gpu_instance_id,
+                                      self.gpu().problems))
+
+    def test_list_that_cannot_be_read_is_another_functions_to_tell(self):
+        first, second = [vf.address for vf in self.gpu().vfs[:2]]
+        before = self._creatable()
+        self.machine.faults.fail_read(f'*/{first}/nvidia/creatable*',
+                                      errno.EIO, times=None)
+        gpu = self.gpu()
+        self.assertIn(str(first), gpu.problems[0])
+        self.assertEqual((None, 0), (gpu.vfs[0].creatable_types,
+                                     gpu.vfs[0].current_vgpu_type))
+        self.assertEqual(before[1:], self._creatable()[1:])
+        self.assertIs(model.Framework.VENDOR_VFIO, gpu.framework)
+
+    def test_output_that_cannot_be_read(self):
+        self.make('L40S-24Q', 0)
+        self.machine.faults.fail_read('*/nvidia/placement_id', errno.EIO,
+                                      times=None)
+        gpu = self.gpu()
+        self.assertIn('placement_id', gpu.problems[0])
+        self.assertEqual(1, len(gpu.vgpus))
+
+
+class FileTest(oslo_base.BaseTestCase):
+    """The files of vendor VFIO, whatever they say."""
+
+    function = model.PciAddress(0, 0x16, 0, 4)
+
+    def setUp(self):
+        super().setUp()
+        root = self.useFixture(fixtures.TempDir()).path
+        self.place = os.path.join(root, 'bus/pci/devices',
+                                  str(self.function), 'nvidia')
+        os.makedirs(self.place)
+        self.tree = mdev.MdevTree(sysfs.Sysfs(root))
+
+    def _write(self, name, text):
+        with open(os.path.join(self.place, name), 'w',
+                  encoding='utf-8') as stream:
+            stream.write(text)
+
+    def _creatable(self, text):
+        self._write('creatable_vgpu_types', text)
+        return self.tree.creatable_types(self.function)
+
+    def test_no_list(self):
+        self.assertIsNone(self.tree.creatable_types(self.function))
+
+    def test_lists(self):
+        for text, expected in (
+                ('', ()), ('\n', ()), ('ID    : vGPU Name\n', ()),
+                ('ID    : vGPU Name\n1148  : NVIDIA L40S-2B\n'
+                 '1145  : NVIDIA L40S-1B\n', (1145, 1148)),
+                ('ID : vGPU Name\n7:T4-1Q\n', (7,))):
+            self.assertEqual(expected, self._creatable(text), text)
+
+    def test_what_is_no_list(self):
+        for text in ('1145  : NVIDIA L40S-1B\n', 'ID : Name\n',
+                     'ID    : vGPU Name\nL40S-1B\n',
+                     'ID    : vGPU Name\n1145\n',
+                     'ID    : vGPU Name\n1145 :\n',
+                     'ID    : vGPU Name\n0x10 : NVIDIA L40S-1B\n',
+                     'ID    : vGPU Name\n\n1145  : NVIDIA L40S-1B\n'):
+            error = self.assertRaises(exception.InvalidValue,
+                                      self._creatable, text)
+            self.assertIn('creatable_vgpu_types', str(error))
+
+    def test_outputs(self):
+        for text, expected in (
+                ('0\n', 0), ('3\n', 3), ('65535', None),
+                ('4294967295\n', None), ('N/A', None), ('-1', None),
+                ('', None)):
+            self._write('placement_id', text)
+            self.assertEqual(expected, self.tree.vgpu_output(
+                self.function, 'placement_id'), text)
+        self.assertIsNone(self.tree.vgpu_output(self.function,
+                                                'gpu_instance_id'))

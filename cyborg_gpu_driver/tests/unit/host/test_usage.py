@@ -1,0 +1,299 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import dataclasses
+import errno
+import os
+import uuid
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.tests.unit.host import base
+
+_WHOLE = 'pid:[4026531836]'
+_VF = model.PciAddress.parse('0000:41:00.4')
+
+
+class ProcTest(base.SimulatedTestCase):
+    """Who has a VFIO device open, from /proc and sysfs as they are."""
+
+    MACHINE = 't4x4'
+
+    def setUp(self):
+        super().setUp()
+        self.root = self.useFixture(fixtures.TempDir()).path
+        self.proc = os.path.join(self.root, 'proc')
+        self.machine_here = platform.Platform(
+            sysfs=sysfs.Sysfs(os.path.join(self.root, 'sys')),
+            nvml=self.nvml)
+        place = os.path.join(self.root, 'sys/bus/pci/devices', str(_VF))
+        os.makedirs(os.path.join(place, 'vfio-dev', 'vfio7'))
+        os.symlink('../../../../kernel/iommu_groups/58',
+                   os.path.join(place, 'iommu_group'))
+        self._link('self/ns/pid', _WHOLE)
+        self.process(1, '/dev/null')
+        os.makedirs(os.path.join(self.proc, 'sys'))
+
+    def _link(self, path, target):
+        path = os.path.join(self.proc, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(target, path)
+
+    def process(self, pid, *files):
+        for number, path in enumerate(files):
+            self._link(f'{pid}/fd/{number}', path)
+
+    def holders(self, function=_VF):
+        return usage.vfio_holders(self.machine_here, function, self.proc)
+
+    def refused(self):
+        return str(self.assertRaises(exception.UsageUnknown, self.holders))
+
+    def test_nobody(self):
+        self.process(20, '/dev/vfio/vfio', '/dev/vfio/5',
+                     '/dev/vfio/devices/vfio70', '/srv/58')
+        self.assertEqual((), self.holders())
+
+    def test_by_device_and_by_group(self):
+        self.process(30, '/dev/null', '/dev/vfio/devices/vfio7')
+        self.process(4, '/dev/vfio/58')
+        self.assertEqual((4, 30), self.holders())
+
+    def test_in_other_mounts_and_unlinked(self):
+        self.process(30, '/vfio/devices/vfio7')
+        self.process(31, '/dev/vfio/58 (deleted)')
+        self.assertEqual((30, 31), self.holders())
+
+    def test_a_function_that_was_never_anybodys(self):
+        self.process(30, '/dev/vfio/devices/vfio7')
+        self.assertEqual((), self.holders(model.PciAddress(0, 0x42, 0, 0)))
+
+    def test_what_vanishes_meanwhile_holds_nothing(self):
+        os.makedirs(os.path.join(self.proc, '50'))
+        self.process(30, '/dev/vfio/devices/vfio7')
+        self.assertEqual((30,), self.holders())
+
+    def test_what_may_not_be_looked_into_is_not_taken_for_nobody(self):
+        for call, number in (('listdir', errno.EACCES),
+                             ('readlink', errno.EACCES),
+                             ('readlink', errno.EPERM)):
+            real = getattr(os, call)
+
+            def refuse(path, real=real, number=number):
+                if '/1/fd' in path:
+                    raise OSError(number, os.strerror(number), path)
+                return real(path)
+
+            with fixtures.MonkeyPatch(f'os.{call}', refuse):
+                self.assertIn('/1/fd', self.refused())
+                self.assertIn(str(_VF), self.refused())
+
+    def test_a_process_that_ends_while_it_is_looked_into(self):
+        real = os.readlink
+
+        def gone(path):
+            if '/1/fd' in path:
+                raise ProcessLookupError(errno.ESRCH, 'gone', path)
+            return real(path)
+
+        with fixtures.MonkeyPatch('os.readlink', gone):
+            self.assertEqual((), self.holders())
+
+    def test_in_a_container_with_processes_of_its_own(self):
+        self._link('self/ns/pid', 'pid:[4026532201]')
+        self.assertIn('PID namespace', self.refused())
+
+    def test_without_namespaces(self):
+        os.unlink(os.path.join(self.proc, 'self/ns/pid'))
+        self.process(30, '/dev/vfio/58')
+        self.assertEqual((30,), self.holders())
+
+
+class MdevGuestTest(base.SimulatedTestCase):
+    """NVML's account of guests on mdevs."""
+
+    def setUp(self):
+        super().setUp()
+        self.cut(self.first, 19)
+        self.names = [self._create(0)]
+
+    def _gpu(self):
+        return self.reader.snapshot().gpu(self.first)
+
+    def _create(self, number):
+        gpu = self._gpu()
+        kind = next(item for item in gpu.vgpu_types
+                    if item.gi_profile_id == 19)
+        name = str(uuid.uuid4())
+        self.platform.sysfs.write(
+            name, 'bus', 'pci', 'devices', str(gpu.vfs[number].address),
+            'mdev_supported_types', kind.mdev_type_id, 'create')
+        return name
+
+    def test_only_what_runs_is_known(self):
+        gpu = self._gpu()
+        self.assertEqual(((), ()), (usage.guests(self.platform, gpu),
+                                    usage.vgpus(self.platform, gpu)))
+        self.machine.start_guest(self.names[0])
+        instance = gpu.mig.instances[0].instance_id
+        self.assertEqual(
+            (usage.GuestVgpu(gpu.vgpus[0].type_id, self.names[0], instance),),
+            usage.guests(self.platform, gpu))
+        self.assertEqual((usage.RunningVgpu(self.names[0], instance),),
+                         usage.vgpus(self.platform, gpu))
+
+    def test_on_which_function(self):
+        gpu = self._gpu()
+        where = [vf.address for vf in gpu.vfs[:2]]
+        self.assertEqual([False, False], [
+            usage.may_run(self.platform, gpu, address) for address in where])
+        self.machine.start_guest(self.names[0])
+        self.assertEqual([True, False], [
+            usage.may_run(self.platform, gpu, address) for address in where])
+
+
+class VendorGuestTest(base.SimulatedTestCase):
+    """NVML's account of guests where it names no function."""
+
+    MACHINE = 'l40sx4'
+
+    def setUp(self):
+        super().setUp()
+        self.functions = [vf.address for vf in self._gpu().vfs[:3]]
+        self.kind = next(item for item in self._gpu().vgpu_types
+                         if item.name == 'L40S-8Q')
+        for function in self.functions[:2]:
+            self._set(function, self.kind.type_id)
+
+    def _mix(self):
+        """The same vGPUs, in mixed-size mode."""
+        for function in self.functions[:2]:
+            self._set(function, 0)
+        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), True)
+        for function in self.functions[:2]:
+            self._set(function, self.kind.type_id)
+
+    def _gpu(self):
+        return self.reader.snapshot().gpu(self.first)
+
+    def _set(self, function, number):
+        self.platform.sysfs.write(
+            str(number), 'bus', 'pci', 'devices', str(function), 'nvidia',
+            'current_vgpu_type')
+
+    def _may_run(self, machine=None):
+        gpu = self._gpu()
+        return [usage.may_run(machine or self.platform, gpu, function)
+                for function in self.functions]
+
+    def _without_holders(self):
+        """The machine, with every VFIO device seemingly closed."""
+        return dataclasses.replace(self.platform,
+                                   vfio_holders=lambda address: ())
+
+    def test_told_apart_by_placement(self):
+        self._mix()
+        self.assertEqual([False] * 3, self._may_run())
+        self.machine.start_guest(str(self.functions[1]))
+        self.assertEqual([False, True, False], self._may_run())
+        # Whoever has which device open.
+        self.assertEqual([False, True, False],
+                         self._may_run(self._without_holders()))
+
+    def test_by_who_has_which_device_open(self):
+        self.machine.start_guest(str(self.functions[1]))
+        # The other function's open device accounts for the one guest.
+        self.assertEqual([False, True, False], self._may_run())
+        self.machine.start_guest(str(self.functions[0]))
+        self.assertEqual([True, True, False], self._may_run())
+
+    def test_a_guest_that_nothing_accounts_for_is_on_either(self):
+        self._mix()
+        # As drivers do that are older than mixed sizes.
+        self.machine.faults.fail('nvmlVgpuInstanceGetPlacementId',
+                                 pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+        self.machine.start_guest(str(self.functions[1]))
+        self.assertEqual([True, True, False],
+                         self._may_run(self._without_holders()))
+
+    def test_what_cannot_be_read_is_an_error(self):
+        self.machine.faults.fail('nvmlDeviceGetActiveVgpus',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.assertRaises(exception.NvmlError, self._may_run)
+
+
+class VendorInstanceTest(base.SimulatedTestCase):
+    """vGPUs of vendor VFIO on GPU instances."""
+
+    MACHINE = 'rtxpro6000x8'
+
+    def setUp(self):
+        super().setUp()
+        gpu = self._gpu()
+        self.kind = next(item for item in gpu.vgpu_types
+                         if item.name == 'DC-1-24Q')
+        self.made = self.cut(self.first, self.kind.gi_profile_id)
+        self.function = gpu.vfs[2].address
+        self.platform.sysfs.write(
+            str(self.kind.type_id), 'bus', 'pci', 'devices',
+            str(self.function), 'nvidia', 'current_vgpu_type')
+
+    def _gpu(self):
+        return self.reader.snapshot().gpu(self.first)
+
+    def test_named_by_the_function_with_and_without_a_guest(self):
+        expected = (usage.RunningVgpu(str(self.function),
+                                      self.made.instance_id),)
+        self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
+        self.machine.start_guest(str(self.function))
+        self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
+
+    def test_told_apart_by_instance(self):
+        self.cut(self.first, self.kind.gi_profile_id)
+        other = self._gpu().vfs[5].address
+        self.platform.sysfs.write(
+            str(self.kind.type_id), 'bus', 'pci', 'devices', str(other),
+            'nvidia', 'current_vgpu_type')
+        self.machine.start_guest(str(other))
+        machine = dataclasses.replace(self.platform,
+                                      vfio_holders=lambda address: ())
+        gpu = self._gpu()
+        self.assertEqual([False, True], [
+            usage.may_run(machine, gpu, function)
+            for function in (self.function, other)])
+
+    def test_where_the_file_does_not_tell_the_instance(self):
+        self.machine.start_guest(str(self.function))
+        self.machine.faults.fail_read('*/nvidia/gpu_instance_id',
+                                      errno.ENXIO, times=None)
+        gpu = self._gpu()
+        self.assertIsNone(gpu.vgpus[0].instance_id)
+        self.assertEqual((usage.RunningVgpu(str(self.function),
+                                            self.made.instance_id),),
+                         usage.vgpus(self.platform, gpu))
+
+    def test_who_holds_it_is_the_simulated_machines_to_say(self):
+        self.assertEqual((), usage.vfio_holders(self.platform,
+                                                self.function))
+        self.machine.start_guest(str(self.function))
+        self.assertEqual(1, len(usage.vfio_holders(self.platform,
+                                                   self.function)))

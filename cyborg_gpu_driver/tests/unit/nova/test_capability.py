@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Whether a Nova can be, and needs to be, extended."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import handles
+
+
+class Nova34:
+    """The methods of Nova 34 that are extended."""
+
+    def _allocate_cyborg_mdevs(self, accel_info):
+        """Nova's."""
+
+    def _get_guest_config(
+            self, instance, network_info, image_meta, disk_info,
+            rescue=None, block_device_info=None, context=None, mdevs=None,
+            accel_info=None, share_info=None, old_guest=None):
+        """Nova's."""
+
+    def _guest_add_accel_pci_devices(self, guest, accel_info):
+        """Attaches every accelerator as managed."""
+
+
+class Later(Nova34):
+    """A Nova that asks the handle whether it is managed."""
+
+    def _guest_add_accel_pci_devices(self, guest, accel_info):
+        for arq in accel_info:
+            guest.managed = arq['attach_handle_info'].get('managed')
+
+
+class CapabilityTest(base.BaseTestCase):
+
+    def test_the_tested_nova(self):
+        self.assertEqual('', capability.mismatch(Nova34, '34.0.1'))
+        self.assertFalse(capability.passes_managed_on(Nova34))
+
+    def test_another_nova(self):
+        for version in ('33.1.0', '35.0.0', '3', '', '340.0.0'):
+            self.assertIn('34', capability.mismatch(Nova34, version))
+
+    def test_parameters_that_changed(self):
+        class Changed(Nova34):
+            def _allocate_cyborg_mdevs(self, arqs):
+                """Another parameter."""
+        self.assertIn('takes self, arqs where self, accel_info',
+                      capability.mismatch(Changed, '34.0.0'))
+
+    def test_method_that_is_gone(self):
+        class Gone:
+            pass
+        self.assertIn('_allocate_cyborg_mdevs does not exist',
+                      capability.mismatch(Gone, '34.0.0'))
+        self.assertFalse(capability.passes_managed_on(Gone))
+
+    def test_nova_that_needs_nothing(self):
+        self.assertTrue(capability.passes_managed_on(Later))
+
+
+class ExtendTest(base.BaseTestCase):
+
+    def extend(self, driver_class, version):
+        return compute.extend(
+            driver_class, version, handles.HandleReader(sysfs.Sysfs()),
+            ValueError)
+
+    def test_nova_that_needs_nothing_is_left_alone(self):
+        methods = {name: getattr(Later, name) for name
+                   in capability.METHODS}
+        self.assertIn('nothing was added', self.extend(Later, '36.0.0'))
+        self.assertEqual(methods, {name: getattr(Later, name) for name
+                                   in capability.METHODS})
+
+    def test_unknown_nova_is_left_alone(self):
+        class Other(Nova34):
+            pass
+        self.assertRaises(exception.NovaMismatch, self.extend, Other,
+                          '35.0.0')
+        self.assertIs(Nova34._get_guest_config, Other._get_guest_config)
+
+    def test_extended_once(self):
+        class Nova(Nova34):
+            pass
+        self.extend(Nova, '34.0.0')
+        first = Nova._get_guest_config
+        self.assertIsNot(Nova34._get_guest_config, first)
+        self.extend(Nova, '34.0.0')
+        self.assertIs(first, Nova._get_guest_config)

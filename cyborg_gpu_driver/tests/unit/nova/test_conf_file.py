@@ -1,0 +1,74 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""nova.conf, as far as it concerns GPUs."""
+
+from __future__ import annotations
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import conf_file
+
+
+class ReadTest(base.BaseTestCase):
+
+    def read(self, *texts):
+        directory = self.useFixture(fixtures.TempDir()).path
+        paths = []
+        for number, text in enumerate(texts):
+            paths.append(f'{directory}/{number}.conf')
+            with open(paths[-1], 'w', encoding='utf-8') as stream:
+                stream.write(text)
+        return conf_file.read(paths)
+
+    def test_options(self):
+        found = self.read('[pci]\ndevice_spec = {"vendor_id": "10de"}\n'
+                          'device_spec = {"vendor_id": "8086"}\n'
+                          'report_in_placement = true\n'
+                          '[devices]\nenabled_mdev_types = nvidia-1,x\n')
+        self.assertEqual(['10de', '8086'],
+                         [entry.vendor_id for entry in found.device_spec])
+        self.assertTrue(found.report_in_placement)
+        self.assertEqual(('nvidia-1', 'x'), found.enabled_mdev_types)
+
+    def test_defaults(self):
+        found = self.read('')
+        self.assertEqual(((), False, ()), (
+            found.device_spec, found.report_in_placement,
+            found.enabled_mdev_types))
+
+    def test_former_names(self):
+        found = self.read('[DEFAULT]\npci_passthrough_whitelist = {}\n'
+                          '[devices]\nenabled_vgpu_types = nvidia-1\n')
+        self.assertEqual(1, len(found.device_spec))
+        self.assertEqual(('nvidia-1',), found.enabled_mdev_types)
+        self.assertEqual(1, len(self.read(
+            '[pci]\npassthrough_whitelist = {}\n').device_spec))
+
+    def test_a_later_file_counts(self):
+        found = self.read('[pci]\nreport_in_placement = true\n',
+                          '[pci]\nreport_in_placement = false\n')
+        self.assertFalse(found.report_in_placement)
+
+    def test_what_cannot_be_read_is_named(self):
+        for text, word in (('[pci\n', '0.conf'),
+                           ('[pci]\nreport_in_placement = 5\n', '5'),
+                           ('[pci]\ndevice_spec = {\n', 'device_spec')):
+            error = self.assertRaises(exception.InvalidValue, self.read,
+                                      text)
+            self.assertIn(word, str(error))
+        error = self.assertRaises(exception.InvalidValue, conf_file.read,
+                                  ['/nowhere/nova.conf'])
+        self.assertIn('/nowhere/nova.conf', str(error))

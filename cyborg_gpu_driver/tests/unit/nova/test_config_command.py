@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu nova config`` on simulated hosts."""
+
+from __future__ import annotations
+
+import json
+
+import fixtures
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+FIXED = '''
+[gpu]
+policies = fixed
+[gpu_policy:fixed]
+mode = vgpu
+fixed_vgpus = {}
+'''
+
+
+class ConfigNovaTest(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+
+    def config(self, *arguments, fixed='L40S-12Q:2', host='l40sx4',
+               more='', code=0):
+        text = (FIXED.format(fixed) + '[gpu]\n'
+                f'state_path = {self.directory}\n{more}')
+        return self.run_program(
+            '--config-file', self.configure(text, self.directory),
+            '--simulate', host, 'nova', 'config', *arguments, code=code)
+
+    def test_lines(self):
+        output, errors = self.config()
+        self.assertEqual(8, output.count('\ndevice_spec = '))
+        self.assertEqual(1, output.count('\nalias = '))
+        self.assertIn('"CUSTOM_NVIDIA_L40S_12Q"', output)
+        self.assertNotIn('OWNER_CYBORG', output)
+        self.assertEqual('', errors)
+
+    def test_for_programs(self):
+        found = json.loads(self.config('-f', 'json')[0])
+        self.assertEqual(
+            ['L40S-12Q'], [alias['name'] for alias
+                           in found['pci']['alias']])
+        traits = found['pci']['device_spec'][0]['traits'].split(',')
+        self.assertIn('CUSTOM_GPU_KIND_VGPU', traits)
+        self.assertIn('CUSTOM_NVIDIA_26B9_L40S_12Q', traits)
+        self.assertIn('CUSTOM_GPU_MEMORY_12GB', traits)
+
+    def test_functions_keep_what_they_had_before_a_reboot(self):
+        gpu = model.PciAddress.parse('0000:16:00.0')
+        function = model.PciAddress.parse('0000:16:01.0')
+        found = self.config('-f', 'json')[0]
+        self.assertNotIn(str(function), found)
+        number = next(kind.type_id for kind in
+                      simulator.Machine.load('l40sx4').gpus[0]
+                      .model.vgpu_types if kind.name == 'L40S-12Q')
+        fixed_journal.FixedJournal(self.directory).put(
+            gpu, fixed_journal.Record({function: f'nvidia-{number}'}))
+        found = json.loads(self.config('-f', 'json')[0])
+        self.assertIn(str(function), [
+            spec['address'] for spec in found['pci']['device_spec']])
+
+    def test_record_that_is_damaged(self):
+        with open(f'{self.directory}/fixed.json', 'w') as stream:
+            stream.write('x')
+        output, errors = self.config()
+        self.assertEqual(8, output.count('\ndevice_spec = '))
+        self.assertIn('fixed.json', errors)
+
+    def test_without_placement(self):
+        output, _ = self.config('--no-pci-in-placement')
+        self.assertNotIn('resource_class', output)
+        self.assertIn('"product_id": "26b9"', output)
+
+    def test_what_nova_cannot_tell_apart(self):
+        output, errors = self.config(
+            fixed='L40S-12Q:1,L40S-12A:1', code=1)
+        self.assertEqual('', output)
+        self.assertIn('one resource class a GPU', errors)
+
+    def test_gpus_that_cyborg_hands_out(self):
+        output, errors = self.config(
+            more='nova_vfio_handles = true\n')
+        self.assertEqual('', output)
+        self.assertIn('GPU 0000:16:00.0 is left out: [gpu] '
+                      'nova_vfio_handles is set', errors)
+        self.assertIn('No GPU of this host', errors)
+
+    def test_gpus_with_mdev(self):
+        output, errors = self.config(fixed='T4-2B:2', host='t4x4')
+        self.assertEqual('', output)
+        self.assertIn('by mdev-pf, not by vendor-vfio', errors)
+
+    def test_gpus_without_virtual_functions(self):
+        output, errors = self.config(host='mixed')
+        self.assertEqual('', output)
+        self.assertIn('no virtual functions that make vGPUs', errors)

@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What a ``[pci] device_spec`` matches."""
+
+from __future__ import annotations
+
+import json
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import device_spec
+
+GPU = device_spec.Function(
+    model.PciAddress.parse('0000:16:00.0'), '10de', '26b9')
+VF = device_spec.Function(
+    model.PciAddress.parse('0000:16:00.4'), '10de', '26b9', GPU.address)
+
+
+def spec(**entry):
+    """The one entry of an option."""
+    (found,) = device_spec.parse([json.dumps(entry)])
+    return found
+
+
+class MatchTest(base.BaseTestCase):
+
+    def check(self, wanted, **entry):
+        found = spec(**entry)
+        self.assertEqual(wanted, (found.matches(GPU), found.matches(VF)))
+
+    def test_address_of_one_function(self):
+        self.check((False, True), address='0000:16:00.4')
+
+    def test_address_of_the_gpu_means_its_functions_too(self):
+        self.check((True, True), address='0000:16:00.0')
+
+    def test_glob(self):
+        self.check((True, True), address='*:16:*.*')
+        self.check((False, True), address=':00.4')
+
+    def test_regular_expressions(self):
+        self.check((False, True), address={
+            'bus': '16', 'function': '[1-7]'})
+
+    def test_vendor_and_product(self):
+        self.check((True, True), vendor_id='10DE', product_id='26b9')
+        self.check((False, False), vendor_id='8086')
+
+    def test_nothing_said_is_everything(self):
+        self.check((True, True))
+
+    def test_network_interface_is_no_gpu(self):
+        self.check((False, False), devname='eth0')
+
+
+class ParseTest(base.BaseTestCase):
+
+    def test_a_line_may_hold_several(self):
+        found = device_spec.parse(['[{"address": "0000:16:00.4"}, {}]'])
+        self.assertEqual([False, True],
+                         [entry.matches(GPU) for entry in found])
+
+    def test_tags_are_kept(self):
+        found = spec(address='0000:16:00.4', managed='no',
+                     traits='A, B', resource_class='x')
+        self.assertEqual((False, {'A', 'B'}, 'x'),
+                         (found.managed, set(found.traits),
+                          found.tags['resource_class']))
+        self.assertTrue(spec().managed)
+
+    def test_what_nova_refuses_is_named(self):
+        for text in ('{', '3', '["a"]', '{"address": "1:2:3:4.5"}',
+                     '{"address": "0000:zz:00.0"}',
+                     '{"address": "0000:16:20.0"}',
+                     '{"address": {"bus": "["}}', '{"address": 5}'):
+            error = self.assertRaises(exception.InvalidValue,
+                                      device_spec.parse, [text])
+            self.assertIn(repr(text), str(error))

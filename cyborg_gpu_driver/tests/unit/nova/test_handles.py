@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Which handles are virtual functions, told from a simulated sysfs."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.simulator import machine as simulator
+
+FUNCTION = '0000:16:00.4'
+
+
+def request(function=FUNCTION, asked_type='nvidia-1155',
+            attach_type='MDEV', **more):
+    """A bound accelerator request."""
+    domain, bus, rest = function.split(':')
+    device, number = rest.split('.')
+    return {'uuid': 'arq', 'attach_handle_type': attach_type,
+            'attach_handle_info': {
+                'domain': domain, 'bus': bus, 'device': device,
+                'function': number, 'asked_type': asked_type, **more}}
+
+
+class FunctionTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.machine = simulator.Machine.load('l40sx4')
+        self.sysfs = sysfs.Sysfs('/sys', os_module=self.machine.os)
+        self.reader = handles.HandleReader(self.sysfs)
+        self.type_id = next(
+            kind.type_id for kind in self.machine.gpus[0].model.vgpu_types
+            if kind.name == 'L40S-12Q')
+        self.sysfs.write(str(self.type_id), 'bus', 'pci', 'devices',
+                         FUNCTION, 'nvidia', 'current_vgpu_type')
+
+    def test_function_with_the_vgpu_that_was_asked_for(self):
+        found = self.reader.function(
+            request(asked_type=f'nvidia-{self.type_id}'))
+        self.assertEqual(FUNCTION, str(found))
+
+    def test_another_vgpu_is_refused(self):
+        for function, asked in ((FUNCTION, 'nvidia-1'),
+                                ('0000:16:00.5', f'nvidia-{self.type_id}'),
+                                (FUNCTION, f'nvidia-{self.type_id}0')):
+            error = self.assertRaises(
+                exception.HandleRefused, self.reader.function,
+                request(function, asked))
+            self.assertIn(function, str(error))
+            self.assertIn('arq', str(error))
+
+    def test_what_is_no_type_is_refused(self):
+        for function in (FUNCTION, '0000:16:00.5'):
+            for asked in (None, '', 'nvidia-', 'nvidia-0', '0',
+                          f'nvidia-{self.type_id}\n', 'nvidia-\u0661',
+                          str(self.type_id), 'nvidia-../x', 7):
+                self.assertRaises(exception.HandleRefused,
+                                  self.reader.function,
+                                  request(function, asked))
+
+    def test_other_handles_are_novas(self):
+        for other in (request(attach_type='PCI'),
+                      request(attach_type='TEST_PCI'),
+                      request('0000:16:00.0'),
+                      {'uuid': 'x', 'attach_handle_type': 'MDEV'},
+                      {'uuid': 'x', 'attach_handle_type': 'MDEV',
+                       'attach_handle_info': 'x'}):
+            self.assertIsNone(self.reader.function(other))
+
+    def test_what_is_no_address_reaches_no_path(self):
+        class NoFiles:
+            def __getattr__(self, name):
+                raise AssertionError(name)
+        reader = handles.HandleReader(sysfs.Sysfs('/sys', NoFiles()))
+        for part in ('../..', '', '00 ', '\u0660\u0660', 'zz', None):
+            self.assertIsNone(reader.function(request(bus=part)))
+
+    def test_functions_with_mdev_types_are_novas(self):
+        machine = simulator.Machine.load('dgx-a100-40')
+        reader = handles.HandleReader(
+            sysfs.Sysfs('/sys', os_module=machine.os))
+        function = machine.gpus[0].vf_addresses[0]
+        self.assertIsNone(reader.function(request(function)))
+
+    def test_mdev_types_count_before_the_file(self):
+        root = self.useFixture(fixtures.TempDir()).path
+        place = f'{root}/bus/pci/devices/{FUNCTION}'
+        os.makedirs(f'{place}/nvidia')
+        with open(f'{place}/nvidia/current_vgpu_type', 'w') as stream:
+            stream.write('1155\n')
+        reader = handles.HandleReader(sysfs.Sysfs(root))
+        self.assertEqual(FUNCTION, str(reader.function(request())))
+        os.mkdir(f'{place}/mdev_supported_types')
+        self.assertIsNone(reader.function(request()))
+
+    def test_file_that_cannot_be_read_is_refused(self):
+        self.machine.faults.fail_read('*/current_vgpu_type', errno.EACCES)
+        self.assertRaises(exception.HandleRefused, self.reader.function,
+                          request(asked_type=f'nvidia-{self.type_id}'))

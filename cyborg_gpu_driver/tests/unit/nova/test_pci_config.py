@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The lines of nova.conf, from plain values."""
+
+from __future__ import annotations
+
+import json
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import pci_config
+
+
+def assigned(function, type_name='L40S-12Q', gpu='0000:16:00.0'):
+    """A function with its vGPU."""
+    return pci_config.Assigned(
+        model.PciAddress.parse(function), model.PciAddress.parse(gpu),
+        '10de', '26b9', type_name,
+        'CUSTOM_NVIDIA_' + type_name.replace('-', '_'),
+        ('CUSTOM_GPU_KIND_VGPU', 'CUSTOM_NVIDIA_26B9'))
+
+
+class BuildTest(base.BaseTestCase):
+
+    def test_a_line_for_each_function_in_order(self):
+        found = pci_config.build([assigned('0000:16:00.5'),
+                                  assigned('0000:16:00.4')])
+        self.assertEqual(
+            [{'address': '0000:16:00.4', 'managed': 'no',
+              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
+              'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'},
+             {'address': '0000:16:00.5', 'managed': 'no',
+              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
+              'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'}],
+            list(found.device_spec))
+
+    def test_one_alias_for_a_type(self):
+        found = pci_config.build([
+            assigned('0000:16:00.4'), assigned('0000:16:00.5'),
+            assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')])
+        self.assertEqual(
+            [{'name': 'L40S-12Q', 'device_type': 'type-VF',
+              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q'},
+             {'name': 'L40S-24Q', 'device_type': 'type-VF',
+              'resource_class': 'CUSTOM_NVIDIA_L40S_24Q'}],
+            list(found.alias))
+
+    def test_without_placement_ids_stand_in(self):
+        found = pci_config.build([assigned('0000:16:00.4')],
+                                 in_placement=False)
+        self.assertEqual(({'address': '0000:16:00.4', 'managed': 'no'},),
+                         found.device_spec)
+        self.assertEqual(
+            ({'name': 'L40S-12Q', 'device_type': 'type-VF',
+              'vendor_id': '10de', 'product_id': '26b9'},), found.alias)
+
+    def test_two_types_on_one_gpu_are_refused(self):
+        error = self.assertRaises(
+            exception.NovaConfigRefused, pci_config.build,
+            [assigned('0000:16:00.4'),
+             assigned('0000:16:00.5', 'L40S-24Q')])
+        self.assertIn('GPU 0000:16:00.0', str(error))
+        self.assertIn('L40S-12Q, L40S-24Q', str(error))
+
+    def test_two_types_of_one_product_need_placement(self):
+        items = [assigned('0000:16:00.4'),
+                 assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')]
+        error = self.assertRaises(
+            exception.NovaConfigRefused, pci_config.build, items,
+            in_placement=False)
+        self.assertIn('10de:26b9', str(error))
+        self.assertEqual('', pci_config.refusal(items, True))
+
+    def test_nothing_assigned(self):
+        found = pci_config.build([])
+        self.assertEqual(((), ()), (found.device_spec, found.alias))
+
+
+class OutputTest(base.BaseTestCase):
+
+    def test_text_has_each_line_of_the_data(self):
+        found = pci_config.build([
+            assigned('0000:16:00.4'),
+            assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')])
+        lines = found.dump().splitlines()
+        for option, values in (('device_spec', found.device_spec),
+                               ('alias', found.alias)):
+            self.assertEqual(
+                list(values),
+                [json.loads(line.partition(' = ')[2]) for line in lines
+                 if line.startswith(f'{option} = ')])
+        self.assertEqual(1, lines.count('[pci]'))
+        self.assertIn('# GPU 0000:38:00.0', lines)
+        self.assertIn('report_in_placement = true', found.dump())
+
+    def test_data_for_programs(self):
+        found = pci_config.build([assigned('0000:16:00.4')]).to_dict()
+        self.assertTrue(found['pci']['report_in_placement'])
+        self.assertTrue(found['filter_scheduler']['pci_in_placement'])
+        self.assertEqual('0000:16:00.4',
+                         found['pci']['device_spec'][0]['address'])
+
+    def test_without_placement_the_filter_is_named(self):
+        found = pci_config.build([assigned('0000:16:00.4')], False)
+        self.assertIn('PciPassthroughFilter', found.dump())
+        self.assertNotIn('report_in_placement', found.to_dict()['pci'])

@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What makes sick, what heals, and what is only noise."""
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+
+_CLEAN = health_facts.Facts(
+    answered=True, ecc_uncorrected=0, remap_pending=False,
+    remap_failed=False, retired_pending=False, temperature=40,
+    slowdown_temperature=89, shutdown_temperature=92,
+    thermal_slowdown=False, recovery_action=0)
+_OLD_DRIVER = dataclasses.replace(_CLEAN, recovery_action=None)
+_PLACE = model.Placement(2, 2)
+_NOW = 1000.0
+
+
+def _facts(**changes):
+    return dataclasses.replace(_CLEAN, **changes)
+
+
+def _after_checks(ailments, facts, number, needed=3, live=None):
+    for turn in range(number):
+        ailments = health.checked(ailments, facts, needed, _NOW + turn, live)
+    return ailments
+
+
+def _after(facts):
+    return health.judge(health.seen((), facts, _NOW))
+
+
+class CountingTest(base.BaseTestCase):
+
+    def test_errors_of_applications_never_count(self):
+        for xid in (13, 31, 43, 45, 68, 109):
+            self.assertFalse(health.counts(xid), xid)
+
+    def test_what_the_catalogue_ignores_does_not_count(self):
+        for xid in (63, 92, 154, 157):
+            self.assertFalse(health.counts(xid), xid)
+
+    def test_all_else_counts_also_what_is_not_known(self):
+        for xid in (48, 64, 74, 79, 94, 95, 119, 140, 999):
+            self.assertTrue(health.counts(xid), xid)
+
+    def test_an_operator_may_ignore_more(self):
+        self.assertFalse(health.counts(74, {74}))
+        self.assertTrue(health.counts(79, {74}))
+
+    def test_no_xid_is_in_two_classes(self):
+        self.assertFalse(health.APPLICATION_XIDS & health.IGNORED_XIDS)
+        self.assertFalse(set(health.RESET_XIDS) & (
+            health.APPLICATION_XIDS | health.IGNORED_XIDS))
+
+    def test_a_storm_is_counted_once_in_a_while(self):
+        once = health.noted((), 94, _NOW)
+        self.assertIs(once, health.noted(once, 94, _NOW + 5))
+        again = health.noted(once, 94, _NOW + 60)
+        self.assertEqual([(2, _NOW, _NOW + 60)], [
+            (item.count, item.first, item.last) for item in again])
+
+    def test_one_that_comes_again_heals_from_the_start(self):
+        ailments = _after_checks(health.noted((), 94, _NOW), _CLEAN, 2)
+        ailments = health.noted(ailments, 94, _NOW + 5)
+        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
+        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+
+
+class JudgingTest(base.BaseTestCase):
+
+    def test_nothing_is_wrong(self):
+        verdict = _after(_CLEAN)
+        self.assertEqual(health.WELL, verdict)
+        self.assertFalse(verdict.sick)
+
+    def test_each_answer_that_is_not_well(self):
+        for changes, trait in (
+                ({'lost': True}, 'LOST'),
+                ({'reset_required': True}, 'RESET_REQUIRED'),
+                ({'remap_pending': True}, 'REMAP_PENDING'),
+                ({'retired_pending': True}, 'RETIRED_PENDING'),
+                ({'ecc_uncorrected': 1}, 'ECC'),
+                ({'thermal_slowdown': True}, 'THERMAL'),
+                ({'temperature': 89}, 'THERMAL'),
+                ({'temperature': 92, 'slowdown_temperature': None},
+                 'THERMAL'),
+                ({'recovery_action': 1}, 'NEEDS_GPU_RESET'),
+                ({'recovery_action': 2}, 'NEEDS_NODE_REBOOT'),
+                ({'recovery_action': 99}, 'NEEDS_ACTION_99')):
+            verdict = _after(_facts(**changes))
+            self.assertEqual(
+                (health.State.TRANSIENT, f'CUSTOM_GPU_SICK_{trait}', 1),
+                (verdict.state, verdict.trait, len(verdict.reasons)),
+                changes)
+
+    def test_answers_that_are_well(self):
+        for changes in ({'temperature': 88}, {'recovery_action': 5},
+                        {'temperature': 200, 'slowdown_temperature': None,
+                         'shutdown_temperature': None},
+                        {'remapped_rows': 512}):
+            self.assertEqual(health.WELL, _after(_facts(**changes)), changes)
+
+    def test_a_row_that_cannot_be_remapped_is_for_good(self):
+        verdict = _after(_facts(remap_failed=True, lost=True))
+        self.assertEqual(
+            (health.State.PERMANENT, 'CUSTOM_GPU_SICK_REMAP_FAILED', 2),
+            (verdict.state, verdict.trait, len(verdict.reasons)))
+
+    def test_the_first_of_many_names_the_trait(self):
+        ailments = health.noted(health.noted((), 79, _NOW), 48, _NOW + 1)
+        verdict = health.judge(ailments)
+        self.assertEqual('CUSTOM_GPU_SICK_XID_79', verdict.trait)
+        self.assertEqual(_NOW, verdict.since)
+        self.assertEqual(('XID 79 (fell off the bus)',
+                          'XID 48 (uncorrected ECC error)'),
+                         verdict.reasons)
+
+    def test_an_xid_that_nobody_knows(self):
+        verdict = health.judge(health.noted((), 999, _NOW))
+        self.assertEqual(('XID 999',), verdict.reasons)
+
+    def test_an_instance_is_sick_alone(self):
+        ailments = health.noted((), 94, _NOW, _PLACE, 3)
+        self.assertEqual(health.WELL, health.judge(ailments))
+        self.assertEqual('CUSTOM_GPU_SICK_XID_94',
+                         health.judge(ailments, _PLACE).trait)
+        self.assertEqual({_PLACE}, health.sick_places(ailments))
+        self.assertEqual(2, len(health.noted(ailments, 94, _NOW)))
+
+
+class HealingTest(base.BaseTestCase):
+
+    def test_an_error_of_the_moment_heals_with_clean_checks(self):
+        ailments = health.noted((), 94, _NOW)
+        self.assertTrue(_after_checks(ailments, _OLD_DRIVER, 2))
+        self.assertFalse(_after_checks(ailments, _OLD_DRIVER, 3))
+
+    def test_one_that_needs_a_reset_waits_for_it(self):
+        ailments = _after_checks(health.noted((), 79, _NOW), _OLD_DRIVER, 99)
+        self.assertTrue(health.judge(ailments).sick)
+        self.assertEqual((), health.after_reset(ailments))
+
+    def test_unless_the_driver_says_that_it_needs_none(self):
+        ailments = health.noted((), 95, _NOW)
+        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
+        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+
+    def test_no_answer_is_no_clean_check(self):
+        ailments = health.noted((), 94, _NOW)
+        self.assertEqual(ailments, _after_checks(
+            ailments, health_facts.Facts(), 99))
+
+    def test_nor_is_one_that_finds_something_else(self):
+        ailments = health.noted((), 94, _NOW)
+        found = _after_checks(ailments, _facts(thermal_slowdown=True), 99)
+        self.assertEqual(['XID_94', 'THERMAL'],
+                         [item.code for item in found])
+
+    def test_an_answer_that_gets_well_heals_with_clean_checks(self):
+        ailments = _after_checks((), _facts(temperature=95), 1)
+        ailments = _after_checks(ailments, _CLEAN, 2)
+        self.assertTrue(ailments)
+        ailments = _after_checks(ailments, _facts(temperature=95), 1)
+        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
+        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+
+    def test_what_stays_wrong_changes_nothing(self):
+        ailments = _after_checks((), _facts(remap_pending=True), 1)
+        self.assertEqual(ailments, _after_checks(
+            ailments, _facts(remap_pending=True), 5))
+
+    def test_what_is_for_good_survives_all(self):
+        ailments = _after_checks((), _facts(remap_failed=True), 1)
+        self.assertTrue(_after_checks(ailments, _CLEAN, 99))
+        self.assertEqual(ailments, health.after_reset(ailments))
+
+    def test_an_instance_takes_what_it_had_with_it(self):
+        ailments = health.noted((), 95, _NOW, _PLACE, 3)
+        ailments = health.noted(ailments, 79, _NOW)
+        for live, left in (({(3, _PLACE)}, 2), (None, 2),
+                           ({(4, _PLACE)}, 1), (set(), 1)):
+            found = health.checked(ailments, _OLD_DRIVER, 3, _NOW, live)
+            self.assertEqual(left, len(found), live)
+        self.assertEqual(1, len(health.without_instance(ailments, _PLACE)))

@@ -1,0 +1,173 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import dataclasses
+import itertools
+
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+Step = readiness.Step
+BEST = model.SchedulerPolicy.BEST_EFFORT
+FIXED = model.SchedulerPolicy.FIXED_SHARE
+BOTH = (BEST, FIXED)
+
+
+def a100(enabled=False, vfs=0, **fields):
+    return boards.gpu(boards.A100_40, enabled=enabled, **{
+        'sriov_totalvfs': 16, 'sriov_numvfs': vfs, 'vfs': boards.vfs(vfs),
+        'mixed_sizes': None if enabled else False,
+        'scheduler': None if enabled else model.Scheduler(
+            BEST, 2_000_000, BOTH), **fields})
+
+
+def t4(**fields):
+    return boards.gpu((), **{'mig': None, **fields})
+
+
+def rules(mode, **fields):
+    return policy.Policy('p', policy.Mode(mode), **fields)
+
+
+def steps(gpu, governing):
+    return readiness.steps(gpu, readiness.wants(gpu, governing))
+
+
+def taken(gpu, step, wanted):
+    """The GPU as a step leaves it on real hardware."""
+    if step in (Step.ENABLE_MIG, Step.DISABLE_MIG):
+        assert not gpu.vfs, 'refused: virtual functions are enabled'
+        enabled = step is Step.ENABLE_MIG
+        return a100(enabled)
+    if step in (Step.ENABLE_FUNCTIONS, Step.DISABLE_FUNCTIONS):
+        return a100(gpu.mig.enabled,
+                    16 if step is Step.ENABLE_FUNCTIONS else 0)
+    if step is Step.SCHEDULER:
+        return dataclasses.replace(gpu, scheduler=model.Scheduler(
+            wanted.scheduler[0], wanted.scheduler[1] or 1, BOTH))
+    assert gpu.vfs and not gpu.mig.enabled
+    return dataclasses.replace(gpu, mixed_sizes=step is Step.MIXED_ON)
+
+
+class TestWants(base.BaseTestCase):
+
+    def test_each_mode(self):
+        for gpu, governing, expected in (
+                (a100(), rules('off'), ()),
+                (a100(), rules('passthrough'), (False, False)),
+                (a100(), rules('mig'), (True, True)),
+                (a100(), rules('vgpu'), (False, True, False)),
+                (a100(), rules('vgpu', mixed_sizes=True),
+                 (False, True, True)),
+                (a100(True), rules('vgpu'), (False, True)),
+                (a100(True), rules('vgpu', mixed_sizes=True),
+                 (False, True, True)),
+                (a100(), rules('vgpu', scheduler=FIXED, time_slice=5),
+                 (False, True, False, (FIXED, 5))),
+                (a100(), rules('vgpu', scheduler=BEST),
+                 (False, True, False, (BEST, None))),
+                (t4(), rules('vgpu'), ()), (t4(), rules('mig'), ()),
+                (t4(), rules('passthrough'), ()),
+                # It cannot mix sizes, so it is not asked to.
+                (a100(mixed_sizes=None), rules('vgpu', mixed_sizes=True),
+                 (False, True))):
+            self.assertEqual(readiness.Wants(*expected),
+                             readiness.wants(gpu, governing), governing)
+
+    def test_what_nvml_does_not_see_is_left_alone(self):
+        for fields in ({'visible_to_nvml': False},
+                       {'physfn': model.PciAddress(0, 1, 0, 0)}):
+            for mode in policy.Mode:
+                self.assertEqual(readiness.Wants(), readiness.wants(
+                    a100(**fields), rules(mode.value)))
+
+
+class TestSteps(base.BaseTestCase):
+
+    def test_nothing_wanted(self):
+        for gpu in (a100(), a100(True, 16), t4()):
+            self.assertEqual((), readiness.steps(gpu, readiness.Wants()))
+
+    def test_in_the_order_that_works(self):
+        mixed = rules('vgpu', mixed_sizes=True, scheduler=BEST)
+        for gpu, governing, expected in (
+                (a100(), rules('mig'),
+                 (Step.ENABLE_MIG, Step.ENABLE_FUNCTIONS)),
+                (a100(vfs=16), rules('mig'),
+                 (Step.DISABLE_FUNCTIONS, Step.ENABLE_MIG,
+                  Step.ENABLE_FUNCTIONS)),
+                (a100(True), rules('mig'), (Step.ENABLE_FUNCTIONS,)),
+                (a100(True, 16), rules('mig'), ()),
+                (a100(True, 16), rules('passthrough'),
+                 (Step.DISABLE_FUNCTIONS, Step.DISABLE_MIG)),
+                (a100(vfs=16), rules('passthrough'),
+                 (Step.DISABLE_FUNCTIONS,)),
+                (a100(True, 16), mixed,
+                 (Step.DISABLE_FUNCTIONS, Step.DISABLE_MIG,
+                  Step.ENABLE_FUNCTIONS, Step.MIXED_ON, Step.SCHEDULER)),
+                (a100(vfs=16), mixed, (Step.MIXED_ON,)),
+                (a100(vfs=16, mixed_sizes=True), rules('vgpu'),
+                 (Step.MIXED_OFF,)),
+                # And set the scheduler back.
+                (a100(scheduler=model.Scheduler(FIXED, 2, BOTH)),
+                 rules('vgpu', scheduler=FIXED),
+                 (Step.ENABLE_FUNCTIONS, Step.SCHEDULER)),
+                # Functions that are yet to come turn it off by themselves.
+                (a100(mixed_sizes=True), rules('vgpu'),
+                 (Step.ENABLE_FUNCTIONS,))):
+            self.assertEqual(expected, steps(gpu, governing), governing)
+
+    def test_functions_counted_but_not_listed_are_there(self):
+        self.assertEqual((), steps(a100(True, sriov_numvfs=16),
+                                   rules('mig')))
+
+    def test_functions_left_as_they_are_come_back(self):
+        self.assertEqual(
+            (Step.DISABLE_FUNCTIONS, Step.ENABLE_MIG,
+             Step.ENABLE_FUNCTIONS),
+            readiness.steps(a100(vfs=16), readiness.Wants(mig=True)))
+
+    def test_scheduler(self):
+        for now, wanted, needed in (
+                ((BEST, 2), (BEST, None), False),
+                ((BEST, 2), (BEST, 2), False),
+                ((BEST, 2), (BEST, 3), True),
+                ((BEST, None), (BEST, 3), True),
+                ((BEST, 2), (FIXED, None), True),
+                ((None, None), (BEST, None), True)):
+            gpu = a100(vfs=16, scheduler=model.Scheduler(*now, BOTH))
+            self.assertEqual(
+                (Step.SCHEDULER,) if needed else (), readiness.steps(
+                    gpu, readiness.Wants(scheduler=wanted)), (now, wanted))
+        self.assertEqual((Step.SCHEDULER,), readiness.steps(
+            t4(), readiness.Wants(scheduler=(BEST, None))))
+
+    def test_the_end_is_reached_from_anywhere(self):
+        starts = [a100(enabled, vfs) for enabled in (False, True)
+                  for vfs in (0, 16)]
+        starts.append(a100(vfs=16, mixed_sizes=True))
+        ends = [rules('mig'), rules('passthrough'), rules('vgpu'),
+                rules('vgpu', mixed_sizes=True, scheduler=BEST),
+                rules('vgpu', scheduler=FIXED, time_slice=3)]
+        for gpu, governing in itertools.product(starts, ends):
+            planned = steps(gpu, governing)
+            done = []
+            while left := steps(gpu, governing):
+                gpu = taken(gpu, left[0], readiness.wants(gpu, governing))
+                done.append(left[0])
+            # Beforehand it is not known what scheduler a reset brings.
+            self.assertIn(planned, (tuple(done), (*done, Step.SCHEDULER)),
+                          governing)

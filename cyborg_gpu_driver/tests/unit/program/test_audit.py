@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The audit record: whole lines, five files, and no harm to anybody."""
+
+import datetime
+import json
+import logging
+import os
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import journal
+
+_GPU = model.PciAddress.parse('0000:81:00.0')
+_HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+
+
+class AuditTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'gpu')
+        self.path = os.path.join(self.state_path, 'audit.jsonl')
+        self.audit = audit.Audit(self.state_path)
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.INFO))
+
+    def record(self, what='bound', **evidence):
+        self.audit.record(_GPU, what, _HANDLE, evidence)
+
+    def whats(self):
+        return [item.what for item in audit.read(self.state_path).records]
+
+    def append(self, data):
+        with open(self.path, 'ab') as stream:
+            stream.write(data)
+
+    def test_what_was_recorded_is_read(self):
+        self.assertEqual(audit.Reading(()), audit.read(self.state_path))
+        before = datetime.datetime.now(datetime.timezone.utc)
+        self.record(where={'start': 4}, uuid='ä')
+        self.record('unbound')
+        reading = audit.read(self.state_path)
+        self.assertEqual(0, reading.bad)
+        first, second = reading.records
+        self.assertLessEqual(before, first.time)
+        self.assertLessEqual(first.time, second.time)
+        self.assertEqual(
+            (_GPU, 'bound', _HANDLE, {'where': {'start': 4}, 'uuid': 'ä'}),
+            (first.gpu, first.what, first.subject, first.evidence))
+
+    def test_a_line_that_a_crash_cut_swallows_no_other(self):
+        self.record('one')
+        self.append(b'{"time": "2026-')
+        self.record('two')
+        self.assertEqual(['one', 'two'], self.whats())
+        self.assertEqual(1, audit.read(self.state_path).bad)
+
+    def test_what_is_no_record_is_left_out_and_counted(self):
+        self.record('one')
+        with open(self.path, encoding='utf-8') as stream:
+            good = json.loads(stream.read())
+        for line in (
+                'nonsense', '[]', '7', 'null', '"time"', '\udc80',
+                '[' * 20000,
+                json.dumps(dict(good, more=1)),
+                json.dumps(dict(good, time='yesterday')),
+                json.dumps(dict(good, time=7)),
+                json.dumps(dict(good, time='0001-01-01T00:00:00+23:59')),
+                json.dumps(dict(good, gpu='../x')),
+                json.dumps(dict(good, what=None)),
+                json.dumps(dict(good, evidence=[]))):
+            self.append(line.encode('utf-8', 'surrogateescape') + b'\n')
+        self.record('two')
+        reading = audit.read(self.state_path)
+        self.assertEqual(14, reading.bad)
+        self.assertEqual(['one', 'two'], self.whats())
+
+    def test_five_files_are_kept(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.audit._FILE_SIZE', 400))
+        for number in range(100):
+            self.record(str(number))
+        names = sorted(name for name in os.listdir(self.state_path))
+        self.assertEqual(['audit.jsonl.1', 'audit.jsonl.2', 'audit.jsonl.3',
+                          'audit.jsonl.4'], [
+                              name for name in names
+                              if name != 'audit.jsonl'])
+        found = [int(what) for what in self.whats()]
+        self.assertEqual(list(range(found[0], 100)), found)
+        self.assertLess(8, len(found))
+        for name in names:
+            self.assertGreater(700, os.path.getsize(
+                os.path.join(self.state_path, name)))
+
+    def test_many_writers_lose_nothing(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.audit._FILE_SIZE', 4000))
+
+        def write(name):
+            mine = audit.Audit(self.state_path)
+            for number in range(20):
+                mine.record(_GPU, f'{name}-{number}', '', {})
+
+        threads = [threading.Thread(target=write, args=(name,))
+                   for name in 'abcd']
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(
+            {f'{name}-{number}' for name in 'abcd' for number in range(20)},
+            set(self.whats()))
+        self.assertEqual(80, len(self.whats()))
+
+    def test_a_disk_that_cannot_be_written_stops_nobody(self):
+        self.record('one')
+        os.rename(self.state_path, self.state_path + '.away')
+        with open(self.state_path, 'w', encoding='utf-8'):
+            pass
+        for _ in range(3):
+            self.record('lost')
+        self.assertEqual(1, self.log.output.count('cannot be written'))
+        os.unlink(self.state_path)
+        os.rename(self.state_path + '.away', self.state_path)
+        self.record('two')
+        self.assertEqual(['one', 'two'], self.whats())
+        os.unlink(self.path)
+        os.mkdir(self.path)
+        self.record('lost')
+        self.assertEqual(2, self.log.output.count('cannot be written'))
+
+    def test_a_file_that_cannot_be_read(self):
+        os.makedirs(self.path)
+        self.assertRaises(exception.JournalUnreadable, audit.read,
+                          self.state_path)
+
+    def test_the_evidence_of_a_bind(self):
+        entry = journal.Entry(
+            handle=_HANDLE, gpu=_GPU, function=_GPU, mdev_type='nvidia-474',
+            profile='1g.10gb', phase=journal.Phase.BOUND,
+            placement=model.Placement(4, 1), instance_id=9)
+        self.audit.record(_GPU, 'bound', _HANDLE, audit.of_entry(entry))
+        (record,) = audit.read(self.state_path).records
+        self.assertEqual(
+            {'profile': '1g.10gb', 'type': 'nvidia-474',
+             'function': '0000:81:00.0', 'placement': '4:1',
+             'gpu_instance_id': 9, 'vgpu_placement': None}, record.evidence)

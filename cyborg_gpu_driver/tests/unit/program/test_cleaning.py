@@ -1,0 +1,454 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whole GPUs cleaned between tenants, on simulated hardware."""
+
+import dataclasses
+import errno
+import logging
+import os
+
+import fixtures
+import pynvml
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import cleaning as states
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+_STATE = states.State
+_H100 = model.PciAddress.parse('0000:81:00.0')
+_BLIND = model.PciAddress.parse('0000:c1:00.0')
+_RESET = '*/reset'
+
+
+class Ledger:
+    """Allocations of one inventory, by Placement's rules."""
+
+    def __init__(self):
+        self.tenants = set()
+        self.generation = 3
+        self.reserved = 0
+        self.ours = 0
+        self.answers = True
+
+    def seen(self, provider):
+        if not self.answers:
+            raise ConnectionError('no route')
+        return states.Seen(tuple(sorted(self.tenants)), self.generation,
+                           self.ours)
+
+    def close(self, provider, resource_class, seen):
+        if self.generation != seen.generation:
+            return None
+        self.reserve(1)
+        return self.seen(provider)
+
+    def reserve(self, number):
+        """As the report does after each look."""
+        if self.reserved != number:
+            self.reserved = number
+            self.generation += 1
+            self.ours += 1
+
+    def allocate(self, tenant):
+        self.tenants.add(tenant)
+        self.generation += 1
+
+    def delete(self, tenant):
+        self.tenants.remove(tenant)
+
+
+class CleaningCase(base.BaseTestCase):
+
+    address = _H100
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.INFO))
+        self.machine = simulator.Machine.load('mixed')
+        self.addCleanup(self.machine.uninstall)
+        self.ledger = Ledger()
+        self.now = 1000.0
+        self.healed = []
+        self.enabled = True
+        self.use(platform.open_platform(self.machine))
+        # The first report comes before Cyborg has made the provider.
+        self.ledger.seen, seen = lambda provider: None, self.ledger.seen
+        self.look()
+        self.ledger.seen = seen
+        self.look()
+
+    def use(self, machine):
+        self.platform = machine
+        privileged.run_here(machine)
+        self.start()
+
+    def start(self):
+        """Start an agent, which has written nothing yet."""
+        self.ledger.ours = 0
+        self.live = live.LiveHost(
+            reader.HostReader(self.platform), policies.Settings(
+                policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
+            journal.Journal(self.state_path).entries)
+        self.cleaner = cleaning.Cleaner(
+            self.platform, self.state_path, self.ledger,
+            audit.Audit(self.state_path), self.enabled, self.healed.append,
+            lambda: self.now)
+
+    def look(self):
+        """One report: whether the GPU is withheld after it."""
+        gpu = self.live.refresh().gpu(self.address)
+        self.cleaner.look([cleaning.Whole(gpu, 'provider', 'PGPU')])
+        withheld = self.withheld()
+        self.ledger.reserve(int(withheld))
+        return withheld
+
+    def withheld(self):
+        return self.cleaner.withholds(
+            self.live.offers(self.live.gpu(self.address)))
+
+    def use_up(self, tenant='server'):
+        """A server has the GPU over a report, and gives it back."""
+        self.ledger.allocate(tenant)
+        self.assertTrue(self.look())
+        self.ledger.delete(tenant)
+
+    def resets(self):
+        """How often the GPU was reset, as the simulator knows it."""
+        with self.machine.operation():
+            return self.machine.gpu(self.address).state.epoch
+
+    def whats(self):
+        return [record.what for record
+                in audit.read(self.state_path).records]
+
+    def evidence(self):
+        return audit.read(self.state_path).records[-1].evidence
+
+    def state(self):
+        """As it is on the disk."""
+        from_disk = cleaning.Cleaner(self.platform, self.state_path, None,
+                                     None)
+        return from_disk._known()[self.address].state
+
+
+class TenantsTest(CleaningCase):
+
+    def test_a_gpu_that_nobody_had_is_not_reset(self):
+        for _ in range(3):
+            self.assertFalse(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertEqual([], self.whats())
+
+    def test_it_is_withheld_while_used_and_until_it_was_reset(self):
+        self.ledger.allocate('server')
+        for _ in range(3):
+            self.assertTrue(self.look())
+        self.assertEqual(1, self.ledger.reserved)
+        self.assertEqual(0, self.resets())
+        self.ledger.delete('server')
+        self.assertTrue(self.withheld())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual([self.address], self.healed)
+        for _ in range(3):
+            self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
+
+    def test_the_evidence_of_a_reset(self):
+        self.machine.set_health(str(self.address), uncorrected=2)
+        self.use_up()
+        self.look()
+        record = audit.read(self.state_path).records[-1]
+        self.assertEqual('server', record.subject)
+        before, after = (record.evidence[name]
+                         for name in ('before', 'after'))
+        self.assertEqual((2, 0), (before['ecc_uncorrected'],
+                                  after['ecc_uncorrected']))
+        self.assertEqual(('nvidia', 0, 0, 81559), tuple(
+            after[name] for name in ('driver', 'processes',
+                                     'memory_used_mib', 'memory_mib')))
+        self.assertTrue(after['uuid'].startswith('GPU-'))
+
+    def test_who_came_and_went_between_two_reports_is_cleaned_up_after(self):
+        self.ledger.allocate('server')
+        self.ledger.delete('server')
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(['returned', 'cleaned'], self.whats())
+
+    def test_who_may_have_got_it_uncleaned_is_named(self):
+        self.ledger.allocate('first')
+        self.ledger.delete('first')
+        self.ledger.allocate('second')
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertIn('may not have been reset before second',
+                      self.log.output)
+        self.assertIn('in between', self.evidence()['doubt'])
+
+    def test_nobody_is_reset_who_comes_while_it_is_looked_at(self):
+        self.use_up()
+        seen = self.ledger.seen
+        self.ledger.reserved = 0
+
+        def late(provider):
+            found = seen(provider)
+            self.ledger.allocate('other')
+            return found
+
+        self.ledger.seen = late
+        self.assertTrue(self.look())
+        self.ledger.seen = seen
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertEqual(['given', 'returned', 'not-cleaned', 'given'],
+                         self.whats())
+
+    def test_what_placement_does_not_tell_changes_nothing(self):
+        self.use_up()
+        self.ledger.answers = False
+        for _ in range(3):
+            self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertEqual(1, self.log.output.count('does not tell who'))
+        self.ledger.answers = True
+        self.assertFalse(self.look())
+
+    def test_of_another_mode_it_does_not_matter(self):
+        self.use_up()
+        self.look()
+        self.use_up()
+        self.assertTrue(self.withheld())
+        (whole,) = self.live.offers(self.live.gpu(self.address))
+        self.assertFalse(self.cleaner.withholds(
+            [dataclasses.replace(whole, mode=policy.Mode.MIG)]))
+
+    def test_it_is_left_to_whoever_turns_it_off(self):
+        self.use_up()
+        self.enabled = False
+        self.start()
+        self.assertFalse(self.look())
+        self.assertEqual(0, self.resets())
+        self.enabled = True
+        self.start()
+        self.assertTrue(self.withheld())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+
+
+class ObstacleTest(CleaningCase):
+
+    def test_processes_and_a_busy_kernel_are_waited_for(self):
+        self.use_up()
+        self.machine.add_process(str(self.address), 4711)
+        for _ in range(3):
+            self.assertTrue(self.look())
+        self.machine.remove_process(4711)
+        self.machine.faults.fail_write(_RESET, errno.EBUSY)
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(['given', 'returned', 'not-cleaned', 'not-cleaned',
+                          'cleaned'], self.whats())
+        self.assertEqual(2, self.log.output.count('is not offered before'))
+        self.assertEqual(1, self.log.output.count('offered again'))
+
+    def test_a_reset_that_fails_is_tried_again_in_a_while(self):
+        self.use_up()
+        self.machine.faults.fail_write(_RESET, errno.EIO, times=2)
+        self.assertTrue(self.look())
+        self.assertIs(_STATE.STUCK, self.state())
+        self.now += 299
+        self.assertTrue(self.look())
+        self.assertIs(_STATE.STUCK, self.state())
+        self.now += 2
+        self.assertTrue(self.look())
+        self.now += 301
+        self.assertFalse(self.look())
+        self.assertEqual(['given', 'returned', 'not-cleaned', 'cleaned'],
+                         self.whats())
+
+    def test_a_gpu_that_does_not_come_back(self):
+        self.use_up()
+        self.machine.faults.fail('nvmlDeviceGetHandleByPciBusId*',
+                                 pynvml.NVML_ERROR_GPU_IS_LOST, times=None,
+                                 address=str(self.address))
+        self.assertTrue(self.look())
+        self.assertIs(_STATE.STUCK, self.state())
+        self.assertIn('GPU_IS_LOST', self.evidence()['reason'])
+
+    def test_nvml_needs_a_new_session_after_a_reset(self):
+        self.use_up()
+        self.machine.faults.fail('nvmlDeviceGetUUID',
+                                 pynvml.NVML_ERROR_GPU_IS_LOST, nth=2)
+        generation = self.platform.nvml.generation
+        self.assertFalse(self.look())
+        self.assertLess(generation, self.platform.nvml.generation)
+
+    def test_a_gpu_that_shows_what_was_on_it(self):
+        self.machine.set_health(str(self.address), uncorrected=2)
+        self.use_up()
+        # A reset that the kernel believes in and the GPU does not.
+        self.machine.gpu(str(self.address)).clear = lambda: None
+        self.assertTrue(self.look())
+        self.assertIs(_STATE.STUCK, self.state())
+        self.assertIn('memory errors', self.evidence()['reason'])
+
+    def test_a_gpu_that_the_kernel_cannot_reset(self):
+        self.hide_reset()
+        self.assertFalse(self.look())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.log.output.count('cannot be reset'))
+        self.use_up()
+        self.assertTrue(self.look())
+        self.assertIs(_STATE.STUCK, self.state())
+        self.assertIn('clean_whole_gpus', self.evidence()['reason'])
+
+    def hide_reset(self):
+        """Let the kernel have no way to reset any GPU."""
+        simulated = self.machine.os
+
+        class WithoutReset:
+            def __getattr__(self, name):
+                return getattr(simulated, name)
+
+            def stat(self, path):
+                if path.endswith('/reset'):
+                    raise FileNotFoundError(errno.ENOENT, 'no', path)
+                return simulated.stat(path)
+
+        self.platform.sysfs._os = WithoutReset()
+
+    def test_a_driver_that_tells_nothing_of_its_users(self):
+        self.use_up()
+        self.machine.bind_driver(str(self.address), 'nouveau')
+        before = self.resets()
+        self.assertTrue(self.look())
+        self.assertEqual(before, self.resets())
+        self.assertIn('nouveau', self.evidence()['reason'])
+
+    def test_what_cannot_be_found_out_is_an_obstacle(self):
+        self.use_up()
+        self.machine.faults.fail('nvmlDeviceGetComputeRunningProcesses*',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+
+
+class GuestTest(CleaningCase):
+    """A GPU that is bound to vfio-pci, where NVML does not see it."""
+
+    address = _BLIND
+
+    def hold(self, *pids):
+        def holders(function):
+            if None in pids:
+                raise exception.UsageUnknown(what=function, reason='why')
+            return pids if function == str(_BLIND) else ()
+
+        self.use(dataclasses.replace(self.platform, vfio_holders=holders))
+
+    def test_it_is_reset_when_its_guest_is_gone(self):
+        self.use_up()
+        self.hold(4711)
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.assertIn('process 4711', self.evidence()['reason'])
+        self.hold(None)
+        self.assertTrue(self.look())
+        self.assertEqual(0, self.resets())
+        self.hold()
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual('vfio-pci', self.evidence()['after']['driver'])
+
+
+class CrashTest(CleaningCase):
+
+    def test_a_restart_forgets_no_tenant(self):
+        self.ledger.allocate('server')
+        self.look()
+        self.start()
+        self.assertTrue(self.withheld())
+        self.ledger.delete('server')
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
+
+    def test_a_restart_takes_a_clean_gpu_for_clean(self):
+        self.use_up()
+        self.look()
+        self.look()
+        self.start()
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+
+    def test_a_crash_in_the_middle_cleans_again(self):
+        class Crash(BaseException):
+            pass
+
+        def crash(address):
+            raise Crash
+
+        self.use_up()
+        self.cleaner = cleaning.Cleaner(
+            self.platform, self.state_path, self.ledger,
+            audit.Audit(self.state_path), on_reset=crash)
+        self.assertRaises(Crash, self.look)
+        self.assertEqual(1, self.resets())
+        self.assertIs(_STATE.CLEANING, self.state())
+        self.start()
+        self.assertTrue(self.withheld())
+        self.assertFalse(self.look())
+        self.assertEqual(2, self.resets())
+
+    def test_a_record_that_is_lost_or_damaged_is_a_reset(self):
+        path = os.path.join(self.state_path, 'cleaning.json')
+        for number, text in enumerate((None, 'nonsense', '{}'), 1):
+            os.unlink(path)
+            if text is not None:
+                with open(path, 'w', encoding='utf-8') as stream:
+                    stream.write(text)
+            self.start()
+            self.assertFalse(self.look())
+            self.assertEqual(number, self.resets())
+
+    def test_a_record_that_cannot_be_written_keeps_nobody_waiting(self):
+        path = os.path.join(self.state_path, 'cleaning.json')
+        os.unlink(path)
+        os.mkdir(path)
+        self.use_up()
+        self.assertTrue(self.withheld())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+        self.assertEqual(1, self.log.output.count('cannot be written'))
+        os.rmdir(path)
+        self.use_up()
+        self.assertIs(_STATE.USED, self.state())

@@ -1,0 +1,301 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The keeper of health, on simulated machines and a real directory."""
+
+import dataclasses
+import errno
+import json
+import os
+import stat
+from unittest import mock
+
+import fixtures
+
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import health as keeper
+from cyborg_gpu_driver.tests.unit.host import base
+
+_NEEDED = 3
+
+
+class KeeperCase(base.SimulatedTestCase):
+
+    MACHINE = 'a30x4'
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.state_path, 'health.json')
+        self.now = 1000.0
+        self.changed = []
+        self.name = str(self.first)
+        self.second = self.addresses[1]
+        self.keeper = self.start()
+
+    def start(self, **changes):
+        """A keeper, as a new process has one."""
+        return keeper.HealthKeeper(**{
+            'machine': self.platform, 'state_path': self.state_path,
+            'on_change': self.changed.append, 'clean_checks': _NEEDED,
+            'boot_id': lambda: self.machine.boot_id,
+            'clock': lambda: self.now, **changes})
+
+    def check(self, times=1):
+        for _ in range(times):
+            self.now += 60
+            verdicts = self.keeper.check(self.reader.snapshot())
+        return verdicts
+
+    def event(self, xid, address=None, instance=None):
+        self.keeper.event(health_facts.Event(
+            address or self.first, xid, instance))
+
+    def trait(self, address=None):
+        """What the trait of a GPU ends with; None if it is well."""
+        verdict = self.keeper.sick(address or self.first)
+        return verdict and verdict.trait[len(health.TRAIT):]
+
+    def said(self, text=''):
+        return self.log.about(text or 'sick') + (
+            [] if text else self.log.about('well again'))
+
+
+class EventsTest(KeeperCase):
+
+    def test_an_error_makes_sick_at_once_and_is_told_once(self):
+        self.event(79)
+        self.assertEqual([self.first], self.changed)
+        self.assertEqual('XID_79', self.trait())
+        self.assertIsNone(self.keeper.sick(self.second))
+        self.now += 60
+        self.event(79)
+        self.assertEqual([self.first], self.changed)
+        self.event(119)
+        self.assertEqual([self.first] * 2, self.changed)
+        self.assertEqual(1, len(self.said()))
+
+    def test_what_does_not_count_is_not_even_written(self):
+        self.keeper = self.start(ignored_xids=[74])
+        for xid in (13, 31, 43, 45, 68, 109, 63, 74):
+            self.event(xid)
+        self.assertEqual([], self.changed)
+        self.assertIsNone(self.trait())
+        self.assertFalse(os.path.exists(self.path))
+
+    def test_an_instance_is_sick_alone_until_it_is_destroyed(self):
+        instance = self.cut(self.first, 5, 2, 2)
+        self.event(95, instance=instance.instance_id)
+        self.assertEqual([self.first], self.changed)
+        self.assertEqual({model.Placement(2, 2)},
+                         self.keeper.sick_instances(self.first))
+        self.assertFalse(self.check()[self.first].sick)
+        self.assertTrue(self.keeper.sick_instances(self.first))
+        self.nvml.destroy_gpu_instance(self.device(), instance.instance_id)
+        self.check()
+        self.assertFalse(self.keeper.sick_instances(self.first))
+        self.assertEqual(2, len(self.log.about('instance at 2:2')))
+
+    def test_an_instance_that_was_made_anew_between_two_checks(self):
+        instance = self.cut(self.first, 5, 2, 2)
+        self.event(95, instance=instance.instance_id)
+        self.keeper.instance_gone(self.first, model.Placement(0, 2))
+        self.assertTrue(self.keeper.sick_instances(self.first))
+        self.keeper.instance_gone(self.first, instance.placement)
+        self.assertFalse(self.keeper.sick_instances(self.first))
+
+    def test_an_instance_that_there_is_not_stands_for_the_gpu(self):
+        self.event(95, instance=42)
+        self.assertEqual('XID_95', self.trait())
+        self.assertFalse(self.keeper.sick_instances(self.first))
+
+    def test_it_is_written_before_it_is_told(self):
+        self.keeper = self.start(on_change=lambda address: (
+            self.changed.append(self.start().sick(address))))
+        self.event(79)
+        self.assertTrue(self.changed[0].sick)
+
+
+class ChecksTest(KeeperCase):
+
+    def test_healthy_gpus(self):
+        verdicts = self.check()
+        self.assertEqual(set(self.addresses), set(verdicts))
+        self.assertEqual({health.WELL}, set(verdicts.values()))
+        self.assertEqual([], self.said())
+        self.assertFalse(os.path.exists(self.path))
+
+    def test_sick_and_well_are_said_once_each(self):
+        self.machine.set_health(self.name, celsius=95)
+        self.assertEqual(health.State.TRANSIENT,
+                         self.check(4)[self.first].state)
+        self.machine.set_health(self.name, celsius=40)
+        self.assertTrue(self.check(_NEEDED - 1)[self.first].sick)
+        self.assertFalse(self.check(4)[self.first].sick)
+        self.assertEqual(2, len(self.said(self.name)))
+        self.assertFalse(self.said(str(self.second)))
+
+    def test_what_stays_wrong_is_written_once(self):
+        self.machine.set_remapped_rows(self.name, pending=True)
+        self.check()
+        before = os.stat(self.path)
+        self.check(3)
+        self.assertEqual(before, os.stat(self.path))
+
+    def test_a_lost_gpu_disturbs_no_other(self):
+        self.machine.lose_gpu(self.name)
+        verdicts = self.check()
+        self.assertEqual([self.first], [address for address in verdicts
+                                        if verdicts[address].sick])
+        self.assertEqual('LOST', self.trait())
+
+    def test_permanent_is_more_than_transient(self):
+        self.event(94)
+        self.machine.set_remapped_rows(self.name, failed=True)
+        self.assertEqual(health.State.PERMANENT,
+                         self.check()[self.first].state)
+        self.assertEqual('REMAP_FAILED', self.trait())
+        self.assertEqual(2, len(self.said()))
+        self.keeper.reset_done(self.first)
+        self.assertEqual('REMAP_FAILED', self.trait())
+
+    def test_a_reset_cures(self):
+        self.event(79)
+        self.check(9)
+        self.keeper.reset_done(self.second)
+        self.keeper.reset_done(self.first)
+        self.assertIsNone(self.trait())
+        self.assertTrue(self.said('well again'))
+
+    def test_a_restart_of_the_machine_cures(self):
+        self.event(79)
+        self.machine.reboot()
+        self.assertIsNone(self.trait())
+        self.keeper = self.start()
+        self.assertIsNone(self.trait())
+        self.assertFalse(self.check()[self.first].sick)
+        self.assertTrue(self.said('well again'))
+
+    def test_while_nvml_is_away_all_stays_as_it_was(self):
+        self.event(94)
+        self.machine.unload_library()
+        self.assertTrue(self.check(9)[self.first].sick)
+        self.assertFalse(self.keeper.sick(self.second))
+        self.machine.load_library()
+        self.assertFalse(self.check(_NEEDED)[self.first].sick)
+
+    def test_a_gpu_given_away_whole_is_not_asked(self):
+        self.event(94)
+        self.machine.sriov_manage(self.name, enable=False)
+        self.machine.bind_driver(self.name, 'vfio-pci')
+        self.check()
+        self.calls()
+        self.assertTrue(self.check(9)[self.first].sick)
+        self.assertNotIn('nvmlDeviceGetHandleByPciBusId_v2', self.calls())
+
+    def test_another_board_in_its_place(self):
+        self.event(79)
+        host = self.reader.snapshot()
+        self.keeper.check(host)
+        self.assertEqual('XID_79', self.trait())
+        other = dataclasses.replace(host.gpus[0], uuid='GPU-other')
+        self.keeper.check(dataclasses.replace(host, gpus=(other,)))
+        self.assertIsNone(self.trait())
+
+    def test_an_operator_says_that_it_is_well(self):
+        self.machine.set_remapped_rows(self.name, failed=True)
+        self.check()
+        self.start().replaced(self.first)
+        self.machine.set_remapped_rows(self.name)
+        self.assertFalse(self.check()[self.first].sick)
+
+    def test_statuses_change_nothing(self):
+        self.event(94)
+        before = os.stat(self.path)
+        self.machine.set_health(self.name, celsius=95)
+        instance = self.cut(self.second, 5, 2, 2)
+        self.event(95, self.second, instance.instance_id)
+        stored = open(self.path, encoding='utf-8').read()
+        self.assertNotEqual(before, os.stat(self.path))
+        first, second = self.start().statuses(self.reader.snapshot())[:2]
+        self.assertEqual(2, len(first.verdict.reasons))
+        self.assertEqual(95, first.facts.temperature)
+        self.assertFalse(second.verdict.sick)
+        self.assertEqual([instance.placement], list(second.instances))
+        self.assertEqual(stored, open(self.path, encoding='utf-8').read())
+
+
+class FileTest(KeeperCase):
+
+    def test_an_agent_that_starts_again_knows(self):
+        self.event(79)
+        instance = self.cut(self.second, 5, 2, 2)
+        self.event(94, self.second, instance.instance_id)
+        before = self.said()
+        self.keeper = self.start()
+        self.assertEqual('XID_79', self.trait())
+        self.assertEqual({instance.placement},
+                         self.keeper.sick_instances(self.second))
+        self.check()
+        self.assertEqual(before, self.said())
+
+    def test_a_damaged_file_is_set_aside(self):
+        self.event(79)
+        with open(self.path, encoding='utf-8') as stream:
+            whole = stream.read()
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write(whole[:-9])
+        self.keeper = self.start()
+        self.assertFalse(self.check()[self.first].sick)
+        self.assertEqual(1, len(self.log.about('was moved to')))
+        self.assertIn('health.json.unusable-1', os.listdir(self.state_path))
+        self.event(62)
+        self.assertEqual('XID_62', self.trait())
+
+    def test_without_a_disk_it_goes_on_in_memory(self):
+        self.state_path = os.path.join(self.state_path, 'file', 'below')
+        with open(os.path.dirname(self.state_path), 'w', encoding='utf-8'):
+            pass
+        self.keeper = self.start()
+        self.event(79)
+        self.check(2)
+        self.event(119)
+        self.assertEqual([self.first] * 2, self.changed)
+        self.assertEqual(2, len(self.keeper.sick(self.first).reasons))
+        self.assertEqual(1, len(self.log.about('kept in memory')))
+        os.unlink(os.path.dirname(self.state_path))
+        self.event(62)
+        self.assertEqual(3, len(self.start().sick(self.first).reasons))
+
+    def test_a_full_disk(self):
+        self.event(79)
+        with mock.patch('os.fsync', side_effect=OSError(
+                errno.ENOSPC, os.strerror(errno.ENOSPC))):
+            self.event(119)
+            self.check(2)
+        self.assertEqual(2, len(self.keeper.sick(self.first).reasons))
+        self.assertEqual(1, len(self.start().sick(self.first).reasons))
+        self.assertEqual(1, len(self.log.about('kept in memory')))
+        self.keeper.reset_done(self.second)
+        self.assertEqual(2, len(self.start().sick(self.first).reasons))
+
+    def test_it_reads_like_the_other_files(self):
+        self.event(79)
+        with open(self.path, encoding='utf-8') as stream:
+            document = json.load(stream)
+        self.assertEqual(('cyborg-gpu health', 1),
+                         (document['kind'], document['version']))
+        self.assertEqual(0, stat.S_IMODE(os.stat(self.path).st_mode)
+                         & 0o077)

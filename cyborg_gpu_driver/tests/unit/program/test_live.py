@@ -1,0 +1,61 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is known between two snapshots."""
+
+import dataclasses
+import uuid
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.program import binder_case
+
+
+class VfioTest(binder_case.BinderCase):
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG, vgpu_types=('DC-1-8Q',))
+
+    def test_what_was_made_is_known_and_what_it_changes_forgotten(self):
+        gpu = self.live.gpu(self.address)
+        self.assertIsNotNone(gpu.vfs[1].creatable_types)
+        instance = model.GpuInstance(model.Placement(0, 3), 47, 3)
+        vgpu = model.Vgpu(gpu.vfs[0].address, 'nvidia-1464', instance_id=3)
+        self.live.record(self.address, made=(instance, vgpu))
+        changed = self.live.gpu(self.address)
+        self.assertEqual((instance,), changed.mig.instances)
+        self.assertEqual((vgpu,), changed.vgpus)
+        self.assertEqual({None},
+                         {vf.creatable_types for vf in changed.vfs})
+        self.live.record(self.address, gone=(
+            dataclasses.replace(instance, mig_uuids=('MIG-x',)), vgpu))
+        self.assertEqual(
+            dataclasses.replace(gpu, vfs=tuple(
+                dataclasses.replace(vf, creatable_types=None)
+                for vf in gpu.vfs)), self.live.gpu(self.address))
+
+    def test_offers_follow_the_journal(self):
+        # As where another process moves an entry to another instance.
+        self.stranger(47, 0, 3)
+        self.live.refresh()
+        self.assertEqual({'DC-1-8Q': 9}, self.creatable())
+        gpu = self.live.gpu(self.address)
+        (instance,) = gpu.mig.instances
+        self.journal.put(journal.Entry(
+            handle=str(uuid.UUID(int=1)), gpu=self.address,
+            function=gpu.vfs[0].address, mdev_type='nvidia-1464',
+            profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
+            placement=instance.placement,
+            instance_id=instance.instance_id))
+        self.assertEqual({'DC-1-8Q': 11}, self.creatable())

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition import test_offer_mig
+from cyborg_gpu_driver.tests.unit.report import samples
+
+HOST = 'compute1'
+
+
+class TestInventories(base.BaseTestCase):
+
+    def reserved(self, found, owned=None):
+        return {item.resource_class: (item.total, item.reserved)
+                for item in capacity.inventories(found, owned or {}, HOST)}
+
+    def test_of_the_providers_that_are_reported(self):
+        host, found = samples.host()
+        for device in build.build(host, found, HOST):
+            self.assertEqual(
+                {(item.provider_uuid, item.resource_class,
+                  item.num_accelerators) for item in device.deployables},
+                {(item.provider, item.resource_class, item.total)
+                 for item in capacity.inventories(
+                     found[device.address], {}, HOST)})
+
+    def test_what_cannot_be_reported_has_none(self):
+        self.assertEqual({}, self.reserved(
+            [samples.t4_offer(problem='MIG mode is on')]))
+
+    def test_a_whole_gpu_is_reserved_while_it_is_busy(self):
+        whole = policy.Policy('p', policy.Mode.PASSTHROUGH)
+        for processes, reserved in ((0, 0), (2, 1)):
+            gpu = boards.gpu((), mig=None, processes=processes)
+            self.assertEqual({'PGPU': (1, reserved)},
+                             self.reserved(offers.offers(gpu, whole)))
+        # A guest has it: NVML sees neither the GPU nor its processes.
+        gpu = boards.gpu((), mig=None, visible_to_nvml=False,
+                         driver='vfio-pci')
+        self.assertEqual({'PGPU': (1, 0)},
+                         self.reserved(offers.offers(gpu, whole)))
+
+    def test_what_is_withheld_is_promised_to_nobody(self):
+        for found in samples.host()[1].values():
+            for item in capacity.inventories(found, {}, HOST, withheld=True):
+                self.assertEqual(item.total, item.reserved)
+        # What is bound counts in Placement as it is.
+        offer = samples.t4_offer()
+        (item,) = capacity.inventories([offer], {offer.profile: 1}, HOST,
+                                       withheld=True)
+        self.assertEqual(item.total - 1, item.reserved)
+
+    def test_shared_instances(self):
+        """What Placement has left is what can be made."""
+        board = test_offer_mig.gpu(('1g.24gb+gfx', 9),
+                                   used=['nvidia-13', 'nvidia-13'])
+        held = test_offer_mig.held(board, 'nvidia-13', 'nvidia-13')
+        found = offers.offers(board, test_offer_mig.rules(
+            'DC-1-8Q', 'DC-1-12Q', 'DC-1-24Q'), held)
+        self.assertEqual(
+            {'CUSTOM_NVIDIA_DC_1_8Q': (12, 0),
+             'CUSTOM_NVIDIA_DC_1_12Q': (8, 2),
+             'CUSTOM_NVIDIA_1G_24GB_GFX': (4, 1)},
+            self.reserved(found, {'DC-1-8Q': 2}))
+        # Somebody else's instance is reserved in full.
+        foreign = dataclasses.replace(board, vfs=boards.vfs(48))
+        self.assertEqual(3, self.reserved(offers.offers(
+            foreign, test_offer_mig.rules('DC-1-8Q')))[
+                'CUSTOM_NVIDIA_DC_1_8Q'][1])

@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Placement as it is, asked for as seldom as possible."""
+
+import collections
+import json
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offer
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import drift
+from cyborg_gpu_driver.report import names
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_VF = model.PciAddress.parse('0000:07:00.4')
+
+
+def _offer(profile='1g.5gb', mode=policy.Mode.MIG, creatable=6):
+    return offer.Offer(_GPU, 'p', mode, profile, 7, creatable=creatable,
+                       vgpu_type_id='nvidia-474', parents=(_VF,))
+
+
+_UUIDS = {profile: names.provider_uuid(names.provider_name(
+    'here', _offer(profile))) for profile in ('1g.5gb', '3g.20gb')}
+
+
+class Answer:
+    """Of the shape of a response of requests."""
+
+    def __init__(self, status_code, body):
+        self.status_code = status_code
+        self.text = json.dumps(body)
+
+    def json(self):
+        return json.loads(self.text)
+
+
+class Placement:
+    """A Placement of one tree, on the far side of a client."""
+
+    def __init__(self):
+        self.known = {uuid: [1, 1, 0] for uuid in _UUIDS.values()}
+        """Generation, used and reserved of each provider."""
+        self.asked = collections.Counter()
+        self.status = 200
+
+    def get(self, url, version):
+        path, _, query = url.partition('?')
+        parts = path.strip('/').split('/')
+        self.asked[parts[-1] if len(parts) == 3 else parts[2]
+                   if len(parts) > 3 else 'tree'] += 1
+        if self.status != 200:
+            return Answer(self.status, {})
+        if query:
+            member = query.partition('=')[2]
+            return Answer(200, {'resource_providers': [
+                {'uuid': uuid, 'root_provider_uuid': 'root',
+                 'generation': known[0]}
+                for uuid, known in self.known.items()]
+                if member in (*self.known, 'root') else []})
+        _, used, reserved = self.known.get(parts[1], (0, None, None))
+        if used is None:
+            return Answer(404, {})
+        return Answer(200, {'reserved': reserved, 'usages': {
+            'CUSTOM_NVIDIA_1G_5GB': used, 'CUSTOM_NVIDIA_3G_20GB': used}})
+
+
+class DriftTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.placement = Placement()
+        self.offers = [_offer(), _offer('3g.20gb')]
+        self.drift = drift.Drift(lambda: self.placement, 'here')
+        self.log = self.useFixture(fixtures.FakeLogger())
+
+    def read(self, **owned):
+        return self.drift.read({_GPU: (self.offers, {
+            '1g.5gb': 1, '3g.20gb': 1, **owned})})
+
+    def changed(self, profile='1g.5gb', used=1, reserved=0):
+        known = self.placement.known[_UUIDS[profile]]
+        known[:] = known[0] + 1, used, reserved
+
+    def usages(self):
+        return {item.profile: (item.used, item.reserved, item.wanted)
+                for item in self.read()[_GPU]}
+
+    def test_what_is_used(self):
+        self.assertEqual({'1g.5gb': (1, 0, 0), '3g.20gb': (1, 0, 0)},
+                         self.usages())
+        self.changed(used=3)
+        self.assertEqual((3, 0, 0), self.usages()['1g.5gb'])
+        (usage, _) = self.read()[_GPU]
+        self.assertEqual((_UUIDS['1g.5gb'], 'nvidia-474'),
+                         (usage.provider, usage.type_id))
+
+    def test_one_request_while_nothing_changes(self):
+        self.read()
+        self.placement.asked.clear()
+        self.read()
+        self.assertEqual({'tree': 1}, dict(self.placement.asked))
+        self.changed()
+        self.placement.asked.clear()
+        self.read()
+        self.assertEqual({'tree': 1, 'inventories': 1, 'usages': 1},
+                         dict(self.placement.asked))
+
+    def test_reserved_that_somebody_else_changed(self):
+        self.changed(reserved=2)
+        self.assertEqual((1, 0, 0), self.usages()['1g.5gb'])
+        self.assertEqual((1, 2, 0), self.usages()['1g.5gb'])
+
+    def test_reserved_that_is_to_change_is_no_drift(self):
+        self.read()
+        self.offers[0] = _offer(creatable=3)
+        self.assertEqual((1, 3, 3), self.usages()['1g.5gb'])
+        self.assertEqual((1, 0, 3), self.usages()['1g.5gb'])
+
+    def test_without_history_all_counts(self):
+        self.drift = drift.Drift(lambda: self.placement, 'here', False)
+        self.changed(reserved=2)
+        self.assertEqual((1, 2, 0), self.usages()['1g.5gb'])
+
+    def test_what_placement_has_not(self):
+        self.placement.known.pop(_UUIDS['1g.5gb'])
+        self.assertEqual({'3g.20gb'}, set(self.usages()))
+        self.placement.known.clear()
+        self.assertEqual({}, self.usages())
+
+    def test_a_whole_gpu_is_left_out(self):
+        self.offers.append(_offer('whole', policy.Mode.PASSTHROUGH))
+        self.placement.known[names.provider_uuid(names.provider_name(
+            'here', self.offers[-1]))] = [1, 1, 0]
+        self.assertNotIn('whole', self.usages())
+
+    def test_a_placement_that_does_not_answer_is_said_once(self):
+        self.read()
+        self.placement.status = 503
+        self.assertIsNone(self.read())
+        self.assertIsNone(self.read())
+        self.assertEqual(1, self.log.output.count('cannot be compared'))
+        self.placement.status = 200
+        self.assertIsNotNone(self.read())
+        self.placement.status = 503
+        self.assertIsNone(self.read())
+        self.assertEqual(2, self.log.output.count('cannot be compared'))

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What simulated GPUs say of their health."""
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+A100 = '0000:07:00.0'
+THERMAL = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+RECOVERY = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+
+
+class TestHealth(base.MachineTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.machine.sriov_manage(A100, enable=False)
+
+    def uncorrected(self, counter=pynvml.NVML_VOLATILE_ECC):
+        return pynvml.nvmlDeviceGetTotalEccErrors(
+            self.at(A100), pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            counter)
+
+    def recovery(self):
+        return pynvml.nvmlDeviceGetFieldValues(self.at(A100), [RECOVERY])[0]
+
+    def test_heat(self):
+        device = self.at(A100)
+        sensor = pynvml.NVML_TEMPERATURE_GPU
+        limit = pynvml.nvmlDeviceGetTemperatureThreshold(
+            device, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        self.assertFalse(THERMAL & self.reasons())
+        self.machine.set_health(A100, celsius=limit)
+        self.assertEqual(limit, pynvml.nvmlDeviceGetTemperature(
+            device, sensor))
+        self.assertEqual(limit, pynvml.nvmlDeviceGetTemperatureV(
+            device, sensor))
+        self.assertTrue(THERMAL & self.reasons())
+
+    def reasons(self):
+        return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.at(A100))
+
+    def test_a_reset_heals_what_it_can(self):
+        self.machine.set_health(A100, uncorrected=2, recovery=1)
+        self.machine.set_remapped_rows(A100, 0, 1, pending=True, failed=True)
+        self.assertEqual(2, self.uncorrected())
+        self.assertEqual(1, self.uncorrected(pynvml.NVML_AGGREGATE_ECC))
+        self.assertEqual((0, 1), (self.recovery().nvmlReturn,
+                                  self.recovery().value.uiVal))
+        self.machine.reset_gpu(A100)
+        self.assertEqual(0, self.uncorrected())
+        self.assertEqual(1, self.uncorrected(pynvml.NVML_AGGREGATE_ECC))
+        self.assertEqual((0, 1, 0, 1), pynvml.nvmlDeviceGetRemappedRows(
+            self.at(A100)))
+        self.assertEqual(0, self.recovery().value.uiVal)
+
+    def test_a_field_that_there_is_not(self):
+        self.assertEqual(
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.nvmlDeviceGetFieldValues(self.at(A100), [1])[0].nvmlReturn)
+
+    def test_a_fact_that_there_is_not(self):
+        self.assertRaises(exception.SimulationError,
+                          self.machine.set_health, A100, kelvin=300)
+
+    def test_only_a_restart_changes_the_boot_id(self):
+        before = self.machine.boot_id
+        self.machine.reset_gpu(A100)
+        self.machine.unload_library()
+        self.machine.load_library()
+        self.assertEqual(before, self.machine.boot_id)
+        self.machine.reboot()
+        self.assertNotEqual(before, self.machine.boot_id)

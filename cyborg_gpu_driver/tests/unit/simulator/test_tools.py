@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""sriov-manage and mdevctl of a simulated machine."""
+
+import errno
+
+import pynvml
+from oslo_concurrency import processutils
+
+from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+
+class ToolsTestCase(base.MachineTestCase):
+    def refused(self, tool, *arguments):
+        """What a run that fails says on stderr, and its exit status."""
+        error = self.assertRaises(processutils.ProcessExecutionError, tool,
+                                  *arguments)
+        return error.stderr, error.exit_code
+
+
+class TestSriovManage(ToolsTestCase):
+    host = 'mixed'
+    gpu = '0000:41:00.0'
+    other = '0000:81:00.0'
+
+    def setUp(self):
+        super().setUp()
+        self.run_tool = tools.sriov_manage(self.machine)
+
+    def vfs(self, address):
+        return len(self.machine.gpu(address).vfs())
+
+    def test_both_ways(self):
+        self.assertIn(f'Enabling VFs on {self.other}',
+                      self.run_tool(self.other, True))
+        self.assertEqual(20, self.vfs(self.other))
+        self.run_tool(self.other, False)
+        self.assertEqual(0, self.vfs(self.other))
+        self.assertEqual(2, self.machine.calls['sriov-manage'])
+
+    def test_it_wipes_instances(self):
+        self.create(self.at(self.gpu), 19)
+        self.run_tool(self.gpu, True)
+        self.assertEqual([13], self.instances(self.at(self.gpu), 19))
+        self.run_tool(self.gpu, False)
+        self.assertEqual([], self.instances(self.at(self.gpu), 19))
+        self.create(self.at(self.gpu), 19)
+        self.run_tool(self.gpu, True)
+        self.assertEqual([], self.instances(self.at(self.gpu), 19))
+
+    def test_in_use(self):
+        self.create(self.at(self.gpu), 19)
+        self.create_mdev('0000:41:00.4', 710)
+        self.machine.add_process(self.other, 1)
+        for address, enable in ((self.gpu, False), (self.other, True)):
+            self.assertEqual(
+                (f'Cannot obtain unbindLock for {address}\n', 1),
+                self.refused(self.run_tool, address, enable))
+        self.assertEqual([13], self.instances(self.at(self.gpu), 19))
+        self.assertEqual(0, self.vfs(self.other))
+
+    def test_no_lock_now_and_then(self):
+        self.machine.faults.fail('sriov-manage', errno.EBUSY, times=2)
+        for _ in range(2):
+            self.assertIn('unbindLock', self.refused(
+                self.run_tool, self.other, True)[0])
+        self.run_tool(self.other, True)
+
+    def test_another_kernel_driver(self):
+        said, status = self.refused(self.run_tool, '0000:c1:00.0', True)
+        self.assertIn('No such device', said)
+        self.assertNotIn('unbindLock', said)
+        self.assertEqual(1, status)
+
+    def test_not_installed(self):
+        self.machine.faults.fail('sriov-manage', errno.ENOENT, times=None)
+        self.assertRaises(FileNotFoundError, self.run_tool, self.other, True)
+
+    def test_it_may_fail_after_its_work(self):
+        self.machine.faults.fail('sriov-manage', errno.EIO, after=True)
+        self.refused(self.run_tool, self.other, True)
+        self.assertEqual(20, self.vfs(self.other))
+
+    def test_handles_of_the_gpu_die(self):
+        device = self.at(self.other)
+        self.run_tool(self.other, True)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceGetName, device)
+
+
+class TestMdevctl(ToolsTestCase):
+    host = 't4x4'
+
+    def setUp(self):
+        super().setUp()
+        self.run_tool = tools.mdevctl(self.machine)
+
+    def test_definitions_outlive_mdevs_and_reboots(self):
+        self.create_mdev('0000:3b:00.0', 231)
+        self.machine.define_mdev(base.UUID)
+        self.machine.define_mdev(base.UUID)
+        self.remove_mdev()
+        self.machine.reboot()
+        self.assertEqual((base.UUID,), self.machine.defined_mdevs)
+
+    def test_undefine(self):
+        for option in ('--uuid', '-u'):
+            self.machine.define_mdev(base.UUID)
+            self.machine.define_mdev(base.OTHER_UUID)
+            self.run_tool('undefine', option, base.UUID)
+            self.assertEqual((base.OTHER_UUID,), self.machine.defined_mdevs)
+        self.assertEqual(2, self.machine.calls['mdevctl'])
+
+    def test_unknown(self):
+        self.machine.define_mdev(base.UUID)
+        self.assertEqual(
+            ('Error: No devices match the specified uuid\n', 1),
+            self.refused(self.run_tool, 'undefine', '-u', base.OTHER_UUID))
+
+    def test_other_arguments(self):
+        for arguments in ((), ('undefine',), ('undefine', base.UUID),
+                          ('start', '-u', base.UUID)):
+            self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
+
+    def test_not_installed(self):
+        self.machine.faults.fail('mdevctl', errno.ENOENT, times=None)
+        self.assertRaises(FileNotFoundError, self.run_tool, 'undefine',
+                          '--uuid', base.UUID)
+
+    def test_it_fails(self):
+        self.machine.define_mdev(base.UUID)
+        self.machine.faults.fail('mdevctl', errno.EACCES)
+        self.assertEqual(
+            ('Error: Permission denied\n', 1),
+            self.refused(self.run_tool, 'undefine', '-u', base.UUID))
+        self.assertEqual((base.UUID,), self.machine.defined_mdevs)
