@@ -27,7 +27,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import events
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -38,15 +40,19 @@ from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
 
@@ -82,13 +88,26 @@ class Agent:
         self._keeper = reserved.ReservedKeeper(placement)
         self._withdrawal = withdrawal.Withdrawal(
             self._state_path, self._keeper.in_use)
+        self._health = health.HealthKeeper(
+            machine, self._state_path, self._sickened,
+            conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
+        self._watcher = events.Watcher(machine.nvml, self._health.event)
+        self._watches = conf.gpu.health_events
         self._cleaner = cleaning.Cleaner(
             machine, self._state_path, self._keeper,
-            audit.Audit(self._state_path), conf.gpu.clean_whole_gpus)
+            audit.Audit(self._state_path), conf.gpu.clean_whole_gpus,
+            self._health.reset_done, self._watcher.paused)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
-            self._state_path, self._publish)
-        taker = prepare.StepTaker(machine, host_reader)
+            self._state_path, self._publish, self._health.instance_gone)
+        self._reconciler = reconcile.Reconciler(
+            machine, self._host, self._journal, settings, self._state_path,
+            self._binder.recover, self._publish,
+            usages=drift.Drift(placement, hostname).read,
+            requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
+            grace=conf.gpu.orphan_grace)
+        taker = prepare.StepTaker(machine, host_reader,
+                                  self._watcher.paused)
         self._preparer = prepare.Preparer(
             machine, taker, self._state_path, settings,
             claims.Claims(placement, hostname).of)
@@ -113,17 +132,26 @@ class Agent:
 
     def report(self) -> tuple[values.ReportedDevice, ...]:
         """Everything to tell Cyborg, with ``reserved`` put right before."""
-        self._journal.check()
+        lost = self._journal.check()
         self._binder.recover()
-        host = self._host.refresh()
+        self._host.refresh()
+        self._reconciler.look(lost)
+        host = self._host.host()
         self._say_empty(host)
         host = self._make_ready(host)
+        verdicts = self._examine(host)
         decided = self._withdrawal.decide(
             host, self._build, self._settings.ignores,
-            {entry.gpu for entry in self._journal.entries()})
+            {entry.gpu for entry in self._journal.entries()},
+            {address for address, verdict in verdicts.items()
+             if verdict.sick})
         self._clean(decided)
         self._enforce(decided)
-        return decided.devices
+        return sickness.marked(decided.devices, verdicts, self._is_used)
+
+    def stop(self) -> None:
+        """End what goes on between two reports."""
+        self._watcher.stop()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
         """Stubs of all that was ever reported: "leave all as it is"."""
@@ -158,6 +186,23 @@ class Agent:
         device = build.device(gpu, offers, self._hostname)
         return device if device.deployables else None
 
+    def _examine(self, host):
+        """How every GPU is; from now on its errors are heard of."""
+        if self._watches:
+            self._watcher.watch(gpu.address for gpu in host.gpus
+                                if gpu.visible_to_nvml)
+        return self._health.check(host)
+
+    def _sickened(self, address):
+        """Promise nothing more on a GPU; called by the events' thread."""
+        with locks.gpu(self._state_path, address):
+            self._publish(address)
+
+    def _is_used(self, device):
+        return (bool(self._journal.entries(device.address))
+                or any(self._keeper.in_use(deployable.provider_uuid)
+                       for deployable in device.deployables))
+
     def _clean(self, decided):
         """Clean whole GPUs that were given back."""
         self._cleaner.look(
@@ -171,8 +216,10 @@ class Agent:
     def _inventories(self, address):
         owned = journal.owned(self._journal.entries(address))
         offers = self._host.offers(self._host.gpu(address))
-        return capacity.inventories(offers, owned, self._hostname,
-                                    self._cleaner.withholds(offers))
+        return capacity.inventories(
+            offers, owned, self._hostname,
+            self._health.sick(address) is not None
+            or self._cleaner.withholds(offers))
 
     def _publish(self, address):
         """Write what a bind has changed; the GPU's lock is held."""

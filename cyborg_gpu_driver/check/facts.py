@@ -83,5 +83,7 @@ class Facts:
         return dataclasses.replace(self, placement=answer)
 
     def programs(self, name: str) -> bool | None:
-        """Whether a program can be run; None if that is not known."""
-        return self.machine.programs.get(name) if self.machine else None
+        """Whether a program of the machine can be run; None if that was
+        not looked at.
+        """
+        return self.machine.programs.get(name)

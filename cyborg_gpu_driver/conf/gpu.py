@@ -56,6 +56,20 @@ GPU_OPTS = [
              'had it, and offer it again only once it was reset and found '
              'clean. False offers it again at once, as it was left; needed '
              'for a GPU that the kernel cannot reset.'),
+    cfg.BoolOpt(
+        'health_events', default=True,
+        help='Listen to the errors that NVML tells of (XIDs), so that '
+             'nothing is offered on a GPU from the moment that it is sick '
+             'on. False leaves health to what each report finds.'),
+    cfg.IntOpt(
+        'health_clean_checks', default=5, min=1,
+        help='How many reports in a row must find nothing wrong with a GPU '
+             'before it counts as well again.'),
+    cfg.ListOpt(
+        'health_ignored_xids', default=[],
+        item_type=cfg.types.Integer(min=1),
+        help='XIDs that never make a GPU sick, beside those of applications '
+             "and those that NVIDIA's catalogue ignores."),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="NVIDIA's script that makes virtual functions."),
@@ -63,6 +77,17 @@ GPU_OPTS = [
         'mdevctl', default='mdevctl',
         help='mdevctl, which is asked to forget a mediated device that is '
              'removed. Nothing is asked where there is none.'),
+    cfg.StrOpt(
+        'os_cloud',
+        help='Cloud of clouds.yaml, with an administrator, whose accelerator '
+             'requests are compared with what is bound on this host. Unset: '
+             'they are not asked for, and nothing is removed for the lack '
+             'of one.'),
+    cfg.IntOpt(
+        'orphan_grace', default=300, min=0,
+        help='Seconds that a bound handle has to be without an accelerator '
+             'request before what it has is returned, and a difference that '
+             'may be a bind or unbind under way before it is named.'),
     cfg.StrOpt(
         'simulate',
         help='Drive a simulated host instead of real GPUs: the name of one '

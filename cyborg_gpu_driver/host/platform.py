@@ -20,6 +20,7 @@ from collections.abc import Callable
 from oslo_config import cfg
 from stevedore import driver
 
+from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import sysfs
 
@@ -45,6 +46,8 @@ class Platform:
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """A simulated machine's answer to who has the VFIO device of a function
     (by address) open: process ids. None looks through ``/proc``."""
+    boot_id: Callable[[], str] = health.boot_id
+    """Tells one start of the machine from another."""
 
 
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,

@@ -69,17 +69,22 @@ class Binder:
     :param state_path: where the locks are.
     :param publish: called with a GPU's address, under its lock, when what
         can still be made on it has changed. It must not raise.
+    :param destroyed: called with a GPU's address and the placement of an
+        instance that was destroyed. It must not raise.
     """
 
     def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
                  records: journal.Journal, state_path: str,
-                 publish: Callable[[model.PciAddress], None]):
+                 publish: Callable[[model.PciAddress], None],
+                 destroyed: Callable[[model.PciAddress, model.Placement],
+                                     None] = lambda gpu, placement: None):
         self._host = host
         self._tools = tools
         self._journal = records
         self._shared = shared.SharedInstances(tools, records)
         self._state_path = state_path
         self._publish = publish
+        self._destroyed = destroyed
         self._audit = audit.Audit(state_path)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
@@ -302,6 +307,8 @@ class Binder:
         if entry.phase is journal.Phase.UNBINDING and not entry.vfio:
             self._tools.undefine_mdev(entry.handle)
         instance = self._shared.remove(entry)
+        if instance is not None:
+            self._destroyed(entry.gpu, instance.placement)
         self._journal.remove(entry.handle)
         self._audit.record(
             entry.gpu, 'unbound' if entry.phase is journal.Phase.UNBINDING

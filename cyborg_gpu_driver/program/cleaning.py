@@ -20,6 +20,7 @@ is found without allocations and closed to new ones in one step before.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -82,14 +83,17 @@ class Cleaner:
     :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
         remembered or withheld.
     :param on_reset: called with the address of a GPU that was reset.
+    :param quiet: makes the block in which a GPU is reset.
     :param clock: seconds that only grow.
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
                  tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
                  on_reset: Callable[[model.PciAddress], None] | None = None,
+                 quiet: Callable[[], contextlib.AbstractContextManager]
+                 = contextlib.nullcontext,
                  clock: Callable[[], float] = time.monotonic):
-        self._resetter = reset.Resetter(machine, on_reset)
+        self._resetter = reset.Resetter(machine, on_reset, quiet)
         self._state_path = state_path
         self._path = os.path.join(state_path, _FILE)
         self._tenancy = tenancy

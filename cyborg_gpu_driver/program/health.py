@@ -63,7 +63,6 @@ class HealthKeeper:
     :param clean_checks: how many clean checks in a row heal.
     :param ignored_xids: XIDs that are not counted, beside those that never
         are.
-    :param boot_id: tells one start of the machine from another.
     :param clock: seconds of the epoch.
     """
 
@@ -71,7 +70,6 @@ class HealthKeeper:
                  on_change: Callable[[model.PciAddress], object]
                  = lambda address: None, clean_checks: int = 5,
                  ignored_xids: Collection[int] = (),
-                 boot_id: Callable[[], str] = host_health.boot_id,
                  clock: Callable[[], float] = time.time):
         self._nvml = machine.nvml
         self._reader = host_health.HealthReader(machine.nvml)
@@ -79,7 +77,7 @@ class HealthKeeper:
         self._on_change = on_change
         self._needed = clean_checks
         self._ignored = frozenset(ignored_xids)
-        self._boot_id = boot_id
+        self._boot_id = machine.boot_id
         self._clock = clock
         self._mutex = threading.Lock()
         self._records: health_file.Records | None = None

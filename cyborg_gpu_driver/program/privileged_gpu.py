@@ -97,10 +97,9 @@ def _manage(address, enable):
         raise exception.SriovError(
             address=parsed, reason='sriov-manage would destroy the GPU '
             'instances that are there')
-    try:
-        sriov.manage(str(parsed), enable, machine.sriov_manage)
-    finally:
-        machine.nvml.forget(parsed)
+    # The lock that sriov-manage needs is refused while NVML is open.
+    machine.nvml.reset()
+    sriov.manage(str(parsed), enable, machine.sriov_manage)
 
 
 def _has_instances(nvml, address):

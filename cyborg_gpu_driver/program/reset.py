@@ -18,6 +18,7 @@ it is asked before who does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import time
@@ -50,11 +51,16 @@ class Resetter:
     """Resets GPUs of one machine that nobody uses.
 
     :param on_reset: called with the address of a GPU that was reset.
+    :param quiet: makes the block in which a GPU is reset; nothing else of
+        this process may have it open meanwhile.
     """
 
     def __init__(self, machine: platform.Platform,
-                 on_reset: Callable[[model.PciAddress], None] | None = None):
+                 on_reset: Callable[[model.PciAddress], None] | None = None,
+                 quiet: Callable[[], contextlib.AbstractContextManager]
+                 = contextlib.nullcontext):
         self._machine = machine
+        self._quiet = quiet
         self._on_reset = on_reset or (lambda address: None)
 
     def can_reset(self, address: model.PciAddress) -> bool:
@@ -110,7 +116,8 @@ class Resetter:
     def _write(self, address):
         LOG.info('Resetting GPU %s for its next tenant', address)
         try:
-            privileged.reset_gpu(str(address))
+            with self._quiet():
+                privileged.reset_gpu(str(address))
         except exception.SysfsError as error:
             if error.errno in _BUSY:
                 raise exception.GpuInUse(

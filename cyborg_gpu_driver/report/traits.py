@@ -25,6 +25,7 @@ CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_AMPERE             architecture
 CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
 CUSTOM_GPU_MEMORY_10GB             memory that the server gets
+CUSTOM_GPU_SICK_XID_79             what ails it (:mod:`.sickness`)
 ================================== =======================================
 
 What is not known gives no trait. Memory of a slice or vGPU is the figure in

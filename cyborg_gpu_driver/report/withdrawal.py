@@ -66,12 +66,15 @@ class Withdrawal:
     def decide(self, host: model.Host,
                make: Callable[[model.Gpu], values.ReportedDevice | None],
                ignored: Callable[[model.Gpu], bool],
-               claimed: Collection[model.PciAddress]) -> Decision:
+               claimed: Collection[model.PciAddress],
+               sick: Collection[model.PciAddress] = ()) -> Decision:
         """Make the report of ``host``.
 
         :param make: builds one GPU's device.
         :param ignored: whether the operator excluded a GPU.
         :param claimed: GPUs with entries in the journal.
+        :param sick: GPUs on which nothing more may be promised, also where
+            they cannot be read any more.
         """
         known = self._known()
         kept, devices, trusted, draining = {}, [], [], []
@@ -100,6 +103,8 @@ class Withdrawal:
                 devices.append(build.stub_device(address))
                 if before is not None:
                     kept[address] = before
+                    if address in sick:
+                        draining.extend(_drained(before, before.providers))
             elif device is not None:
                 devices.append(device)
                 trusted.append(address)

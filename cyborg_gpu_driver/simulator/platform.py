@@ -42,7 +42,8 @@ def open_platform(machine: str | machine_module.Machine,
         sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
         nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
         simulated=True, sriov_manage=tools.sriov_manage(machine),
-        mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders)
+        mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
+        boot_id=lambda: machine.boot_id)
 
 
 def _no_library(path):

@@ -68,8 +68,10 @@ class CloudFixture(fixtures.Fixture):
 
     def _setUp(self):
         self.directory = self.useFixture(fixtures.TempDir()).path
-        self._overrides.setdefault('gpu', {}).setdefault(
-            'state_path', self.directory)
+        gpu = self._overrides.setdefault('gpu', {})
+        gpu.setdefault('state_path', self.directory)
+        # Its thread would outlive the test, and hear of the next one's GPUs.
+        gpu.setdefault('health_events', False)
         self.cloud = cloud.Cloud(self.directory, _templates(), self._host,
                                  self._drivers, self._overrides)
         self.addCleanup(self.cloud.stop)

@@ -150,6 +150,14 @@ class MachineTest(CheckCase):
         self.assertNotIn('not checked: the machine is simulated',
                          [row['Details'] for row in rows])
 
+    def test_cyborg_conf_that_is_malformed(self):
+        rows = self.real(
+            1, '[cyborg_gpu_privileged]\nhelper_command = $nosuch')
+        for check in ('agent privileges', 'host name', 'Placement'):
+            ((code, details),) = self.of(rows, check)
+            self.assertEqual('warning', code)
+            self.assertIn('not checked: ', details)
+
     def test_placement_is_asked_unless_told_otherwise(self):
         self.addCleanup(conf.CONF.reset)
         rows = self.real(2, 'auth_type = nosuch')
@@ -193,3 +201,7 @@ class RunTest(base.CommandCase):
                 (policy.Policy('p', mode),)))
             self.assertEqual((offered, carrying), (
                 len(list(found.governed())), len(list(found.with_vgpus()))))
+        elsewhere = policy.Policy('p', policy.Mode.MIG, match_model=('X',))
+        found = facts.Facts(model.Host((gpu,)),
+                            policies.Settings((elsewhere,)))
+        self.assertEqual([], list(found.governed()))

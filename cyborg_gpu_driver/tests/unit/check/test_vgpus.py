@@ -172,6 +172,7 @@ class StartCommandTest(CheckCase):
         self.check(result.Code.SUCCESS, 'cyborg-gpu-nova-compute',
                    self.command(True, 'cyborg-gpu-nova-compute'))
         self.assertEqual([], list(self.command(False, 'nova-compute')))
+        self.assertEqual([], list(self.command(False, unknown=True)))
 
     def test_stock_command_with_our_handles(self):
         for running in (('nova-compute',),

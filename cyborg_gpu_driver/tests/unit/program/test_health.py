@@ -50,7 +50,6 @@ class KeeperCase(base.SimulatedTestCase):
         return keeper.HealthKeeper(**{
             'machine': self.platform, 'state_path': self.state_path,
             'on_change': self.changed.append, 'clean_checks': _NEEDED,
-            'boot_id': lambda: self.machine.boot_id,
             'clock': lambda: self.now, **changes})
 
     def check(self, times=1):

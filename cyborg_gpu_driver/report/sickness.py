@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Cyborg is told of a GPU that is sick. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.report import values
+
+
+def marked(devices: Iterable[values.ReportedDevice],
+           verdicts: Mapping[model.PciAddress, health.Verdict],
+           in_use: Callable[[values.ReportedDevice], bool]
+           ) -> tuple[values.ReportedDevice, ...]:
+    """The devices, with those that are sick told as such.
+
+    A sick GPU that servers use is a stub: nothing of it is touched. Another
+    gets a trait that names the reason. That nothing more is promised on
+    either is the business of ``reserved``.
+
+    :param in_use: whether servers use a device; asked of sick ones only.
+    """
+    return tuple(_marked(device, verdicts.get(device.address), in_use)
+                 for device in devices)
+
+
+def _marked(device, verdict, in_use):
+    if device.stub or verdict is None or not verdict.sick:
+        return device
+    if in_use(device):
+        return dataclasses.replace(device, stub=True)
+    return dataclasses.replace(device, deployables=tuple(
+        dataclasses.replace(deployable, traits=tuple(sorted(
+            {*deployable.traits, *filter(None, [verdict.trait])})))
+        for deployable in device.deployables))

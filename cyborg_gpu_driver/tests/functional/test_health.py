@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A GPU that falls sick under the released Cyborg and Placement."""
+
+import threading
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+GPU = '0000:07:00.0'
+OTHER = '0000:0f:00.0'
+FATAL = 79
+"""The XID of a GPU that has fallen off the bus."""
+APPLICATION = 31
+"""The XID of a program that touched memory which is not its own."""
+
+
+class SicknessTest(gpu_cloud.GpuTestCase):
+
+    overrides = {'gpu': {'policies': 'slices', 'health_clean_checks': 2},
+                 'gpu_policy:slices': {'mode': 'mig',
+                                       'profiles': '3g.40gb'}}
+
+    def world(self):
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
+    def everything_reserved(self, gpu=GPU):
+        return all(total == reserved for total, reserved
+                   in self.reserved(gpu).values())
+
+    def traits(self, gpu=GPU):
+        return [trait for trait in self.cloud.placement.traits(
+            self.cloud.provider(self.name('3g.40gb', gpu))['uuid'])
+            if trait.startswith('CUSTOM_GPU_SICK')]
+
+    def test_a_lost_gpu_disturbs_no_other_and_comes_back(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        self.world().lose_gpu(OTHER)
+        self.report()
+        self.assertTrue(self.everything_reserved(OTHER))
+        self.assertFalse(self.everything_reserved(GPU))
+        self.assertEqual(8, len(self.cloud.cyborg.devices()))
+        self.world().find_gpu(OTHER)
+        for _ in range(3):
+            self.report()
+        self.assertFalse(self.everything_reserved(OTHER))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+    def test_memory_that_waits_for_a_reset(self):
+        self.world().set_remapped_rows(GPU, uncorrected=1, pending=True)
+        self.report()
+        self.assertTrue(self.everything_reserved())
+        self.assertFalse(self.everything_reserved(OTHER))
+        (trait,) = self.traits()
+        self.assertTrue(trait.startswith('CUSTOM_GPU_SICK_REMAP'), trait)
+        self.assertEqual([], self.traits(OTHER))
+
+    def test_a_sick_gpu_in_use_is_left_alone(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        where = server.providers[0]
+        gpu = next(name.rpartition('_gpu_')[2][:len(GPU)]
+                   for name, provider
+                   in self.cloud.placement.providers().items()
+                   if provider['uuid'] == where)
+        before = self.mdevs(gpu)
+        self.world().set_remapped_rows(gpu, uncorrected=1, failed=True)
+        self.report()
+        # One of the two is the server's own.
+        self.assertEqual({'3g.40gb': (2, 1)}, self.reserved(gpu))
+        self.assertEqual(before, self.mdevs(gpu))
+        self.assertEqual([], self.traits(gpu))
+        self.cloud.unbind(server)
+        self.assertEqual({}, self.mdevs(gpu))
+        self.report()
+        self.assertEqual(1, len(self.traits(gpu)))
+        self.assertTrue(self.everything_reserved(gpu))
+
+
+class EventTest(gpu_cloud.GpuTestCase):
+    """What NVML tells of between two reports."""
+
+    overrides = {'gpu': {'policies': 'slices', 'health_events': True},
+                 'gpu_policy:slices': {'mode': 'mig',
+                                       'match_address': GPU,
+                                       'profiles': '3g.40gb'}}
+
+    def setUp(self):
+        super().setUp()
+        agent = self.driver._running()
+        self.addCleanup(agent.stop)
+        # Whoever waits for the write: the keeper's own is what is seen.
+        self.written = threading.Event()
+        publish = agent._publish
+
+        def publish_and_tell(address):
+            publish(address)
+            self.written.set()
+
+        agent._publish = publish_and_tell
+
+    def test_reserved_at_once(self):
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        profile = self.profile('CUSTOM_NVIDIA_3G_40GB')
+        world.raise_xid(GPU, APPLICATION)
+        world.raise_xid(GPU, FATAL)
+        self.assertTrue(self.written.wait(30), 'no event was heard of')
+        self.assertEqual({'3g.40gb': (2, 2)}, self.reserved())
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, profile)
