@@ -19,7 +19,6 @@ makes its drivers in its master process and works in a forked one.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +77,7 @@ class Agent:
         self._mdev_problem = mdev_problem
         self._said: set[str] = set()
         machine = platform.from_conf(conf)
-        if machine.simulated or os.geteuid() == 0:
+        if machine.is_root():
             privileged.run_here(machine)
         host_reader = reader.HostReader(machine)
         self._journal = journal.Journal(self._state_path)

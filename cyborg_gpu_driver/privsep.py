@@ -12,11 +12,21 @@
 
 """The one privileged context of this library (oslo.privsep).
 
-CAP_SYS_ADMIN is what the NVIDIA driver asks of who creates GPU instances,
-CAP_DAC_OVERRIDE what writing sysfs control files that belong to root needs,
-and CAP_SYS_PTRACE what looking up who has a VFIO device open needs (the
-kernel guards ``/proc/<pid>/fd`` so), without which no virtual function that
-a guest may hold is ever cleared.
+Its daemon keeps the user id 0, which owns the control files of sysfs and
+lets the programs that it runs (sriov-manage, mdevctl) be root again, and of
+root's capabilities these:
+
+* CAP_SYS_ADMIN, by which NVIDIA's driver knows who may change MIG mode,
+  mixed-size mode and the scheduler. It gives all of the driver's own
+  capabilities, that to make GPU instances among them (MIG User Guide, Device
+  Nodes and Capabilities).
+* CAP_DAC_READ_SEARCH, to list ``/proc/<pid>/fd`` of a guest's process, which
+  belongs to another user and is closed to others.
+* CAP_SYS_PTRACE, to follow the links there (proc_pid_fd(5)). Without these
+  two it is not known who has a VFIO device open, and no virtual function is
+  cleared.
+
+It does not need CAP_DAC_OVERRIDE, which writes to files of other users.
 """
 
 from oslo_privsep import capabilities
@@ -26,5 +36,6 @@ gpu_context = priv_context.PrivContext(
     'cyborg_gpu_driver',
     cfg_section='cyborg_gpu_privileged',
     pypath=__name__ + '.gpu_context',
-    capabilities=[capabilities.CAP_SYS_ADMIN, capabilities.CAP_DAC_OVERRIDE,
+    capabilities=[capabilities.CAP_SYS_ADMIN,
+                  capabilities.CAP_DAC_READ_SEARCH,
                   capabilities.CAP_SYS_PTRACE])

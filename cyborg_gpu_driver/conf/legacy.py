@@ -34,6 +34,9 @@ from cyborg_gpu_driver.host import model
 
 _TYPE = re.compile(r'nvidia-\d+', re.ASCII)
 _UNSET = '(unset)'
+_UNREADABLE = (cfg.Error, ValueError, RecursionError)
+"""What oslo.config raises for a value: of another type, or with a ``$NAME``
+of what does not exist or of itself."""
 _MDEV_CLASS = r'^(VGPU|CUSTOM_[A-Z0-9_]+)$'
 
 
@@ -210,7 +213,7 @@ class _Reader:
     def value(self, group, option):
         try:
             return self._conf[group][option]
-        except (cfg.Error, ValueError) as problem:
+        except _UNREADABLE as problem:
             raise self._error(group, option, '(see reason)',
                               str(problem)) from problem
 
@@ -219,7 +222,7 @@ class _Reader:
         # files are named.
         try:
             location = self._conf.get_location(option, group)
-        except (cfg.Error, ValueError):
+        except _UNREADABLE:
             location = None
         if location is not None and location.detail in self._paths:
             return location.detail

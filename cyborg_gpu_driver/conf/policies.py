@@ -69,18 +69,19 @@ def read(conf: cfg.ConfigOpts) -> Settings:
     :raises InvalidConfiguration: naming group, option and what is right.
     """
     gpu_conf.register_opts(conf)
-    names = conf.gpu.policies
+    names = _value(conf.gpu, 'gpu', 'policies')
     for name in names:
         if not _NAME.fullmatch(name):
             raise _invalid('gpu', 'policies', name,
                            'expected letters, digits, "_", "-" or "."')
         if names.count(name) > 1:
             raise _invalid('gpu', 'policies', name, 'named twice')
-    addresses, uuids = _ignored(conf.gpu.ignored_devices)
+    addresses, uuids = _ignored(_value(conf.gpu, 'gpu', 'ignored_devices'))
     return Settings(
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
-        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare)
+        vfio_handles=_value(conf.gpu, 'gpu', 'nova_vfio_handles'),
+        prepare=_value(conf.gpu, 'gpu', 'prepare'))
 
 
 def _ignored(devices):
@@ -107,7 +108,8 @@ def _policy(conf, name):
         raise _invalid(group, 'mode', '(unset)', 'required: one of ' +
                        ', '.join(item.value for item in policy.Mode))
     if mode == policy.Mode.VGPU.value and not (
-            values.vgpu_types or _value(values, group, 'fixed_vgpus')):
+            _value(values, group, 'vgpu_types')
+            or _value(values, group, 'fixed_vgpus')):
         raise _invalid(group, 'vgpu_types', '(unset)',
                        'mode vgpu needs at least one type, such as T4-2B')
     _check_modes(values, group, mode)
@@ -118,8 +120,8 @@ def _policy(conf, name):
         match_uuid=tuple(_value(values, group, 'match_uuid')),
         match_model=tuple(_value(values, group, 'match_model')),
         match_numa_node=tuple(_value(values, group, 'match_numa_node')),
-        profiles=tuple(values.profiles),
-        vgpu_types=tuple(values.vgpu_types),
+        profiles=tuple(_value(values, group, 'profiles')),
+        vgpu_types=tuple(_value(values, group, 'vgpu_types')),
         max_instances=_counts(values, group, 'max_instances'),
         fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
         mixed_sizes=_value(values, group, 'mixed_sizes'),
@@ -174,7 +176,7 @@ def _counts(values, group, option):
 
 
 def _addresses(values, group):
-    for text in values.match_address:
+    for text in _value(values, group, 'match_address'):
         try:
             yield model.PciAddress.parse(text)
         except exception.InvalidPciAddress:
@@ -186,7 +188,9 @@ def _addresses(values, group):
 def _value(values, group, option):
     try:
         return values[option]
-    except (cfg.ConfigFileValueError, ValueError) as error:
+    except (cfg.Error, ValueError, RecursionError) as error:
+        # Beside what is of another type, $NAME of what does not exist, or
+        # of the option itself.
         raise _invalid(group, option, '(see reason)', str(error)) from error
 
 

@@ -32,10 +32,11 @@ from cyborg_gpu_driver.host import sysfs as sysfs_module
 
 _MDEVS = ('bus', 'mdev', 'devices')
 _TYPES = 'mdev_supported_types'
-_MAX_INSTANCE = re.compile(r'\bmax_instance=(\d+)')
-_FRAMEBUFFER = re.compile(r'\bframebuffer=(\d+)M\b')
+_MAX_INSTANCE = re.compile(r'\bmax_instance=(\d{1,9})\b', re.ASCII)
+_FRAMEBUFFER = re.compile(r'\bframebuffer=(\d{1,9})M\b', re.ASCII)
 _CREATABLE_HEAD = re.compile(r'ID\s*:\s*vGPU Name')
-_CREATABLE = re.compile(r'(\d+)\s*:\s*\S.*')
+_CREATABLE = re.compile(r'(\d{1,9})\s*:\s*\S.*', re.ASCII)
+_NUMBER = re.compile(r'\d{1,10}', re.ASCII)
 _NONE = frozenset({0xffff, 0xffffffff})
 """NVML's numbers for no placement and for no GPU instance (nvml.h)."""
 
@@ -163,9 +164,10 @@ class MdevTree:
         """
         text = self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', name)
-        if text is None or not text.isdecimal() or int(text) in _NONE:
+        if text is None or not _NUMBER.fullmatch(text):
             return None
-        return int(text)
+        value = int(text)
+        return None if value in _NONE else value
 
     def _describe(self, function, type_id):
         place = (*pci.DEVICES, str(function), _TYPES, type_id)
@@ -186,4 +188,4 @@ def _find(pattern, text):
 def _type_number(type_id):
     """Sort ``nvidia-63`` before ``nvidia-222``."""
     number = type_id.rpartition('-')[2]
-    return (int(number) if number.isdigit() else 0, type_id)
+    return (int(number) if _NUMBER.fullmatch(number) else 0, type_id)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from oslo_config import cfg
@@ -48,6 +49,8 @@ class Platform:
     (by address) open: process ids. None looks through ``/proc``."""
     boot_id: Callable[[], str] = health.boot_id
     """Tells one start of the machine from another."""
+    is_root: Callable[[], bool] = lambda: os.geteuid() == 0
+    """Whether this process may change the machine itself."""
 
 
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,

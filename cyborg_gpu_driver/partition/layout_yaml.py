@@ -29,9 +29,15 @@ import yaml
 from cyborg_gpu_driver import exception
 
 VERSION = 'v1'
+"""The only version of either format there is."""
 ROOTS = ('mig-configs', 'vgpu-configs')
 """Keys of the two kinds of layout files."""
-"""The only version of either format there is."""
+_BITS = 63
+"""Of the greatest number; Python does not even print one of thousands."""
+_NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError,
+             TypeError, AttributeError, OverflowError)
+"""What PyYAML raises; all but the first for values that are not what their
+tag says (``!!int ''``, ``!!bool x``, ``!!timestamp x``)."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,6 +61,15 @@ def _mapping(loader, node):
     return loader.construct_mapping(node, deep=True)
 
 
+def _integer(loader, node):
+    value = loader.construct_yaml_int(node)
+    if value.bit_length() > _BITS:
+        raise yaml.constructor.ConstructorError(
+            None, None, 'a number is out of all bounds', node.start_mark)
+    return value
+
+
+_Loader.add_constructor('tag:yaml.org,2002:int', _integer)
 _Loader.add_constructor(
     yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
@@ -131,7 +146,7 @@ def load(text: str, where: Where, root: str) -> dict[str, Any]:
     try:
         # A subclass of SafeLoader: plain values only.
         content = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except _NOT_YAML as error:
         raise where.error(f'not YAML: {error}'.replace('\n', ' '),
                           'correct it there') from error
     if isinstance(content, dict) and root not in content:

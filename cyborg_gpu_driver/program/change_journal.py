@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from typing import Any
 
 from cyborg_gpu_driver import durable
@@ -33,7 +32,6 @@ _KIND = 'cyborg-gpu layout change'
 _VERSION = 1
 _DIRECTORY = 'changes'
 _SUFFIX = '.json'
-_NAME = re.compile(r'(?P<address>[0-9a-f:.]+)\.json', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +103,8 @@ class ChangeJournal:
             raise exception.JournalError(
                 path=self._directory,
                 reason=f'cannot be read: {error}') from error
-        return tuple(sorted(
-            model.PciAddress.parse(match['address'])
-            for match in map(_NAME.fullmatch, names) if match))
+        return tuple(sorted(gpu for gpu in map(_gpu, names)
+                            if gpu is not None))
 
     def put(self, record: Record) -> None:
         """Write a record.
@@ -157,6 +154,15 @@ class ChangeJournal:
         return os.path.join(self._directory, f'{gpu}{_SUFFIX}')
 
 
+def _gpu(name):
+    """The GPU whose record a file is; None if it is another file."""
+    try:
+        gpu = model.PciAddress.parse(name.removesuffix(_SUFFIX))
+    except exception.InvalidPciAddress:
+        return None
+    return gpu if name == f'{gpu}{_SUFFIX}' else None
+
+
 def _content(record: Record) -> dict[str, Any]:
     return {
         'gpu': str(record.gpu),
@@ -172,8 +178,22 @@ def _record(content):
     return Record(
         gpu=model.PciAddress.parse(content['gpu']),
         before=arrangement.from_record(content['before']),
-        steps=tuple(map(str, content['steps'])), at=int(content['at']),
-        touched=tuple((int(item['profile_id']), model.Placement(
-            int(item['start']), int(item['size'])))
+        steps=tuple(map(_text, content['steps'])),
+        at=_number(content['at']),
+        touched=tuple((_number(item['profile_id']), model.Placement(
+            _number(item['start']), _number(item['size'])))
             for item in content['touched']),
-        problem=content['problem'])
+        problem=None if content['problem'] is None
+        else _text(content['problem']))
+
+
+def _number(value):
+    if type(value) is not int or value < 0:
+        raise ValueError(f'{value!r} is not a number from 0')
+    return value
+
+
+def _text(value):
+    if type(value) is not str:
+        raise ValueError(f'{value!r} is not text')
+    return value

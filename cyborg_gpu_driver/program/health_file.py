@@ -35,6 +35,8 @@ LOG = logging.getLogger(__name__)
 
 _KIND = 'cyborg-gpu health'
 _VERSION = 1
+_LAST = 253402300800
+"""Seconds of the epoch at which the year 10000 begins."""
 _CODE = re.compile('XID_[0-9]{1,9}|(?!XID_)[A-Z][A-Z0-9_]{,99}', re.ASCII)
 
 
@@ -132,7 +134,8 @@ def _to_json(ailment):
 
 def _record(item: dict[str, Any]) -> tuple[model.PciAddress, Record]:
     return model.PciAddress.parse(item['gpu']), Record(
-        _text(item['boot']), item['uuid'] and _text(item['uuid']),
+        _text(item['boot']),
+        None if item['uuid'] is None else _text(item['uuid']),
         tuple(map(_ailment, item['ailments'])))
 
 
@@ -140,10 +143,10 @@ def _ailment(item):
     place = item['placement']
     return health.Ailment(**dict(
         item, code=_code(item['code']),
-        first=float(item['first']), last=float(item['last']),
+        first=_time(item['first']), last=_time(item['last']),
         count=_number(item['count']), clean=_number(item['clean']),
-        placement=place and model.Placement(_number(place['start']),
-                                            _number(place['size'])),
+        placement=None if place is None else model.Placement(
+            _number(place['start']), _number(place['size'])),
         instance_id=None if item['instance_id'] is None
         else _number(item['instance_id'])))
 
@@ -153,6 +156,13 @@ def _code(value):
     if not _CODE.fullmatch(_text(value)):
         raise ValueError(f'{value!r} is no code')
     return value
+
+
+def _time(value):
+    """Seconds of the epoch that people can be shown as a date."""
+    if type(value) not in (int, float) or not 0 <= value < _LAST:
+        raise ValueError(f'{value!r} is no time')
+    return float(value)
 
 
 def _text(value):

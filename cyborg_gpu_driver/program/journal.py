@@ -195,26 +195,42 @@ def _record(entry):
 
 
 def _entry(record):
-    placement = record['placement']
     return Entry(**dict(
         record, handle=request.handle(record['handle']),
         gpu=model.PciAddress.parse(record['gpu']),
         function=model.PciAddress.parse(record['function']),
         mdev_type=request.mdev_type(record['mdev_type']),
+        profile=_text(record['profile']),
         phase=Phase(record['phase']),
         profile_id=_number(record['profile_id']),
-        placement=placement and model.Placement(
-            _number(placement['start']), _number(placement['size'])),
+        placement=_placement(record['placement']),
         instance_id=_number(record['instance_id']),
-        foreign_ids=tuple(map(_number, record['foreign_ids'])),
+        foreign_ids=tuple(map(_known_number, record['foreign_ids'])),
         # Records of the first release have neither, and are of mdevs.
         vfio=_truth(record.get('vfio', False)),
         vgpu_placement=_number(record.get('vgpu_placement'))))
 
 
+def _placement(value):
+    if value is None:
+        return None
+    return model.Placement(_known_number(value['start']),
+                           _known_number(value['size']))
+
+
 def _number(value):
-    if value is not None and (type(value) is not int or value < 0):
+    return None if value is None else _known_number(value)
+
+
+def _known_number(value):
+    if type(value) is not int or value < 0:
         raise ValueError(f'{value!r} is not a number from 0')
+    return value
+
+
+def _text(value):
+    if type(value) is not str:
+        raise ValueError(f'{value!r} is not text')
     return value
 
 

@@ -22,6 +22,8 @@ Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
 
 from __future__ import annotations
 
+import threading
+
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
@@ -34,6 +36,7 @@ from cyborg_gpu_driver.host import platform
 _GRID_LIMIT = 64
 
 _platform = None
+_making = threading.Lock()
 _compute_reader = None
 
 
@@ -48,14 +51,16 @@ def run_here(machine: platform.Platform) -> None:
 
 
 def machine() -> platform.Platform:
-    """The machine of this process; in the daemon that of its options."""
+    """The machine of this process; in the daemon that of its options.
+
+    :raises SimulationError: if ``[gpu] simulate`` names none.
+    """
     global _platform
-    if _platform is None:
-        gpu_conf.register_opts(cfg.CONF)
-        _platform = platform.real(
-            cfg.CONF.gpu.sysfs_root, cfg.CONF.gpu.sriov_manage,
-            cfg.CONF.gpu.mdevctl)
-    return _platform
+    with _making:
+        if _platform is None:
+            gpu_conf.register_opts(cfg.CONF)
+            _platform = platform.from_conf(cfg.CONF)
+        return _platform
 
 
 @privsep.gpu_context.entrypoint

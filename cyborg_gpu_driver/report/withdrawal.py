@@ -97,14 +97,14 @@ class Withdrawal:
                     draining.extend(_drained(before, dropped))
             if reason:
                 self._say(address, reason, _LEFT)
+                draining.extend(_drained(before, before.providers)
+                                if before and address in sick else ())
             elif waiting or device is not None:
                 self._say(address, waiting, _WAITING)
             if reason:
                 devices.append(build.stub_device(address))
                 if before is not None:
                     kept[address] = before
-                    if address in sick:
-                        draining.extend(_drained(before, before.providers))
             elif device is not None:
                 devices.append(device)
                 trusted.append(address)

@@ -85,7 +85,7 @@ class Library:
                     name, self._address(name, arguments))
                 if fault and not fault.after:
                     return fault.code
-                self._check(name, symbol)
+                self._check(name, symbol, arguments)
                 answer = symbol.function(self, *arguments)
             except Refused as refused:
                 answer = refused.code
@@ -104,13 +104,25 @@ class Library:
                 return key[1]
         return None
 
-    def _check(self, name, symbol):
+    def _check(self, name, symbol, arguments):
         if name in _WITHOUT_SESSION:
             return
         if not self.open:
             raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
-        if symbol.privileged and not self.machine.privileged:
+        if (symbol.privileged and not self.machine.privileged
+                and not self._shows_instances(symbol, arguments)):
             raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _shows_instances(self, symbol, arguments):
+        """Whether ``mig/config`` is enough, which it is in MIG mode.
+
+        What needs root and changes nothing reads GPU instances.
+        """
+        if symbol.writes or not self.machine.reads_instances:
+            return False
+        address = self._address('', arguments)
+        return (address is not None
+                and self.machine.gpu(address).state.mig)
 
     @property
     def open(self) -> bool:

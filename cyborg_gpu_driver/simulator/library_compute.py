@@ -97,7 +97,8 @@ def possible_placements(library, handle, number, placements, count):
         profile.slices, pynvml.c_nvmlComputeInstancePlacement_t)
 
 
-@symbols.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True)
+@symbols.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True,
+                privileged=True)
 def create(library, handle, number, compute):
     gpu, instance_id, _ = library.instance(handle)
     memory.target(compute)
@@ -118,7 +119,8 @@ def create_with_placement(library, handle, number, placement, compute):
             (placement.start, placement.size))))
 
 
-@symbols.symbol('nvmlComputeInstanceDestroy', writes=True)
+@symbols.symbol('nvmlComputeInstanceDestroy', writes=True,
+                privileged=True)
 def destroy(library, handle):
     rules.destroy_compute(*library.compute(handle))
 

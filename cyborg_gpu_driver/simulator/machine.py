@@ -54,14 +54,14 @@ class Machine:
         keeps it in memory.
 
     ``calls`` counts calls by C symbol and ``faults`` makes things fail,
-    both in this process alone. ``privileged`` False takes root away.
+    both in this process alone.
     """
 
     def __init__(self, host: spec.Host, state: str | None = None):
         self.host = host
         self.faults = faults.Faults()
         self.calls: collections.Counter[str] = collections.Counter()
-        self.privileged = True
+        self._allowed = True
         self._store = store.Store(host, state)
         self.gpus = tuple(gpu_module.Gpu(self, gpu) for gpu in host.gpus)
         self._by_address = {gpu.address: gpu for gpu in self.gpus}
@@ -80,6 +80,26 @@ class Machine:
         # Makes the state file, so that a bad place for it shows here.
         with machine.operation(write=True):
             return machine
+
+    @property
+    def privileged(self) -> bool:
+        """Whether this process is root: who may write the state file is.
+
+        Setting it False takes root away, and :attr:`reads_instances`.
+        """
+        return self._allowed and self._store.writable
+
+    @privileged.setter
+    def privileged(self, allowed: bool) -> None:
+        self._allowed = allowed
+
+    @property
+    def reads_instances(self) -> bool:
+        """Whether NVIDIA's capability ``mig/config`` can be read here.
+
+        It shows GPU instances; that it lets them be made too is left out.
+        """
+        return self._allowed
 
     @property
     def state(self) -> state_module.State:

@@ -43,7 +43,8 @@ def open_platform(machine: str | machine_module.Machine,
         nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
         simulated=True, sriov_manage=tools.sriov_manage(machine),
         mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
-        boot_id=lambda: machine.boot_id)
+        boot_id=lambda: machine.boot_id,
+        is_root=lambda: machine.privileged)
 
 
 def _no_library(path):

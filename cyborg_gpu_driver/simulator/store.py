@@ -52,6 +52,15 @@ class Store:
         os.register_at_fork(
             after_in_child=lambda: _renew_lock(reference()))
 
+    @property
+    def writable(self) -> bool:
+        """Whether this process may change the state.
+
+        Each change puts a new file in the place of the old one.
+        """
+        return self._path is None or os.access(
+            os.path.dirname(self._path), os.W_OK, effective_ids=True)
+
     @contextlib.contextmanager
     def operation(self, write: bool = False
                   ) -> Iterator[state_module.State]:
@@ -82,10 +91,10 @@ class Store:
     def _file_lock(self):
         # Opened each time: a descriptor kept over a fork would share its
         # lock with the child.
+        flags = os.O_RDWR | os.O_CREAT if self.writable else os.O_RDONLY
         try:
             descriptor = os.open(self._path + '.lock',
-                                 os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
-                                 0o644)
+                                 flags | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._refusal(f'cannot be locked: {error.strerror}'
                                 ) from error

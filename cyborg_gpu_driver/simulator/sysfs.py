@@ -48,9 +48,10 @@ class SimulatedOs:
         with self._machine.operation():
             place, node = self._find(path)
             if isinstance(node, nodes.Directory):
-                if flags & (os.O_WRONLY | os.O_RDWR):
+                if _writes(flags):
                     _fail(errno.EISDIR, path)
-            elif _wants(flags, node):
+            elif (_wants(flags, node)
+                    or _writes(flags) and not self._machine.privileged):
                 _fail(errno.EACCES, path)
             descriptor = self._next
             self._next += 1
@@ -162,6 +163,10 @@ class _OpenFile:
         self.place = place
         self.node: Any = node
         self.data: bytes | None = None
+
+
+def _writes(flags):
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def _wants(flags, file):

@@ -35,6 +35,7 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
         verb = 'Enabling' if enable else 'Disabling'
         said = f'{verb} VFs on {address}\n'
         try:
+            _need_root(machine)
             machine.sriov_manage(address, enable)
         except FileNotFoundError as error:
             raise _not_installed(_SRIOV_MANAGE) from error
@@ -69,6 +70,7 @@ def mdevctl(machine) -> Callable[..., str]:
                     stderr='error: unexpected argument\n', exit_code=2,
                     cmd=command)
         try:
+            _need_root(machine)
             machine.undefine_mdev(uuid)
         except FileNotFoundError as error:
             raise _not_installed('mdevctl') from error
@@ -80,6 +82,11 @@ def mdevctl(machine) -> Callable[..., str]:
             ) from error
         return ''
     return run
+
+
+def _need_root(machine):
+    if not machine.privileged:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _not_installed(program):

@@ -32,7 +32,8 @@ _TEMPORARY = tempfile.gettempdir()
 
 
 @functools.cache
-def _templates() -> database.Templates:
+def make_templates() -> database.Templates:
+    """Databases to copy, made once in a process."""
     directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
                                  dir=_TEMPORARY)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -72,8 +73,8 @@ class CloudFixture(fixtures.Fixture):
         gpu.setdefault('state_path', self.directory)
         # Its thread would outlive the test, and hear of the next one's GPUs.
         gpu.setdefault('health_events', False)
-        self.cloud = cloud.Cloud(self.directory, _templates(), self._host,
-                                 self._drivers, self._overrides)
+        self.cloud = cloud.Cloud(self.directory, make_templates(),
+                                 self._host, self._drivers, self._overrides)
         self.addCleanup(self.cloud.stop)
         self.addCleanup(seam.remove)
         self.placement = self.cloud.placement

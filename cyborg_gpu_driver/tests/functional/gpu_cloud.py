@@ -38,6 +38,8 @@ class GpuTestCase(base.TestCase):
     machine = 'dgx-a100-80'
     gpu = '0000:07:00.0'
     overrides: dict = {}
+    hardware_directory: str | None = None
+    """Where the simulator's state file is; state_path unless given."""
 
     def setUp(self):
         super().setUp()
@@ -50,7 +52,8 @@ class GpuTestCase(base.TestCase):
     def start(self, **overrides):
         """Start the cloud, with more of cyborg.conf."""
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.hardware_path = os.path.join(self.state_path, 'hardware.json')
+        self.hardware_path = os.path.join(
+            self.hardware_directory or self.state_path, 'hardware.json')
         merged = {group: dict(options) for group, options
                   in {**self.overrides, **overrides}.items()}
         merged.setdefault('gpu', {}).update(

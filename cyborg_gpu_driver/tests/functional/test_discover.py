@@ -28,6 +28,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 
     machine = 'mixed'
     gpu = test_modes.A100
+    overrides = {'gpu': {'health_clean_checks': 1}}
 
     def world(self):
         """The simulated machine, for what happens to it from outside."""
@@ -67,8 +68,20 @@ class TroubleTest(gpu_cloud.GpuTestCase):
     def test_a_gpu_falls_off_the_bus(self):
         world = self.world()
         world.lose_gpu(self.gpu)
-        self.assert_nothing_lost()
+        others = {address: self.reserved(address)
+                  for address in (test_modes.T4, test_modes.H100)}
+        providers = set(self.cloud.placement.providers())
+        for _ in range(2):
+            self.cloud.report()
+            self.assertEqual(providers, set(self.cloud.placement.providers()))
+            self.assertEqual(self.devices, self.cyborgs_devices())
+            self.assertEqual([], [
+                label for label, (total, reserved)
+                in self.reserved().items() if reserved < total])
+            for address, found in others.items():
+                self.assertEqual(found, self.reserved(address))
         world.find_gpu(self.gpu)
+        self.cloud.report()
         self.assert_nothing_lost()
 
     def test_a_lost_gpu_disturbs_no_other(self):
@@ -84,7 +97,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.cloud.report()
         for symbol in sorted(world.calls):
             for code in (pynvml.NVML_ERROR_UNKNOWN,
-                         pynvml.NVML_ERROR_GPU_IS_LOST,
                          pynvml.NVML_ERROR_TIMEOUT):
                 world.faults.fail(symbol, code, times=None)
                 self.cloud.report()

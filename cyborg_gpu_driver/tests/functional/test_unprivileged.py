@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An agent without privileges, with the daemon of oslo.privsep."""
+
+import os
+import subprocess
+import sys
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import unprivileged
+
+_TESTS = 'cyborg_gpu_driver.tests.functional.'
+_A_MINUTE = 60
+
+
+class UnprivilegedTest(base.BaseTestCase):
+    """Functional tests once more, all of the cloud as another user.
+
+    Those of one machine follow each other on it; none changes it otherwise
+    than through the driver.
+    """
+
+    def setUp(self):
+        super().setUp()
+        if os.geteuid() != 0:
+            self.skipTest('only root can fork off a privileged daemon')
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        os.chmod(self.directory, 0o755)
+        self.own = os.path.join(self.directory, 'user')
+        os.mkdir(self.own)
+
+    def run_tests(self, machine, *names):
+        """Run tests as ``unprivileged.USER``.
+
+        :param names: below this package.
+        """
+        world = simulator.Machine.load(
+            machine, os.path.join(self.directory, 'hardware.json'))
+        self.assertTrue(world.privileged)
+        done = subprocess.run(
+            [sys.executable, '-m', unprivileged.__name__, self.directory,
+             machine, *(_TESTS + name for name in names)],
+            env={**os.environ, 'TMPDIR': self.own, 'OS_LOG_CAPTURE': '1'},
+            capture_output=True, text=True, check=False,
+            timeout=10 * _A_MINUTE)
+        self.assertEqual(0, done.returncode, done.stderr)
+
+    def test_nothing_goes_past_the_daemon(self):
+        self.run_tests('dgx-a100-80', 'unprivileged.ClosedTest')
+
+    def test_slices(self):
+        self.run_tests(
+            'dgx-a100-80',
+            'test_mig.BindTest.test_every_profile_is_cut_where_planned_and_'
+            'given_back',
+            'test_mig.BindTest.test_two_in_one_server',
+            'test_mig.BindTest.test_an_agent_started_again_knows_what_is_'
+            'bound',
+            'test_refusals.RefusalTest.test_a_repeated_unbind_changes_'
+            'nothing')
+
+    def test_modes(self):
+        self.run_tests('mixed', 'test_modes.MixedTest')
+
+    def test_vendor_vfio(self):
+        self.run_tests(
+            'a100x4-vfio',
+            'test_vfio.BindTest.test_a_slice_is_cut_and_given_back',
+            'test_vfio.BindTest.test_a_time_slice_is_made_and_given_back')
+
+    def test_a_gpu_is_made_ready(self):
+        self.run_tests(
+            'dgx-a100-80', 'test_prepare.WholeTest.test_a_gpu_that_was_'
+            'carved_up_is_whole_again')

@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Runs functional tests as a user without privileges.
+
+usage: python -m cyborg_gpu_driver.tests.functional.unprivileged
+           DIRECTORY MACHINE TEST...
+
+Started by root: oslo.privsep's daemon is forked off with root's privileges,
+then this process gives up its own for good and runs the tests. It keeps
+CAP_DAC_READ_SEARCH, because Python may lie where root alone can read; that
+opens nothing for writing. DIRECTORY has the simulated machine's state file,
+which root alone may write, and a directory ``user``, which becomes
+:data:`USER`'s and has to be TMPDIR.
+"""
+
+import errno
+import os
+import sys
+import unittest
+
+from oslo_concurrency import processutils
+from oslo_config import cfg
+from oslo_privsep import capabilities
+from oslo_privsep import priv_context
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.tests.functional import base as functional
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+USER = 65534
+"""``nobody`` where there is such a user, and nobody elsewhere."""
+_GPU = model.PciAddress.parse('0000:07:00.0')
+
+
+class ClosedTest(base.BaseTestCase):
+    """What this process cannot do to the machine without the daemon."""
+
+    def setUp(self):
+        super().setUp()
+        self.machine = platform.simulated(
+            'dgx-a100-80', os.path.join(
+                gpu_cloud.GpuTestCase.hardware_directory, 'hardware.json'))
+
+    def test_it_is_not_root(self):
+        self.assertFalse(self.machine.is_root())
+
+    def test_instances_are_read_and_not_made(self):
+        nvml = self.machine.nvml
+        device = nvml.device(_GPU)
+        self.assertEqual((), nvml.gpu_instances(device, 9))
+        for change in (lambda: nvml.create_gpu_instance(device, 9),
+                       lambda: nvml.set_mig_mode(device, False)):
+            error = self.assertRaises(exception.NvmlError, change)
+            self.assertEqual('NO_PERMISSION', error.symbol)
+
+    def test_control_files_do_not_open(self):
+        error = self.assertRaises(
+            exception.SysfsError, self.machine.sysfs.write, '1', 'bus',
+            'pci', 'devices', str(_GPU), 'reset')
+        self.assertEqual(errno.EACCES, error.errno)
+
+    def test_programs_fail(self):
+        for run in (lambda: self.machine.sriov_manage(str(_GPU), False),
+                    lambda: self.machine.mdevctl(
+                        'undefine', '--uuid', 'any')):
+            error = self.assertRaises(
+                processutils.ProcessExecutionError, run)
+            self.assertIn('Permission denied', error.stderr)
+
+
+def main(directory: str, machine: str, *names: str) -> bool:
+    """Whether the tests of these names passed."""
+    own = os.path.join(directory, 'user')
+    options = os.path.join(own, 'helper.conf')
+    with open(options, 'w', encoding='utf-8') as stream:
+        stream.write(f'[gpu]\nsimulate = {machine}\n'
+                     f'simulate_state = {directory}/hardware.json\n')
+    cfg.CONF(['--config-file', options])
+    privsep.gpu_context.start(priv_context.Method.FORK)
+    functional.make_templates()
+    _give_up(own)
+    gpu_cloud.GpuTestCase.hardware_directory = directory
+    result = unittest.TextTestRunner().run(
+        unittest.defaultTestLoader.loadTestsFromNames(names))
+    return (result.wasSuccessful() and result.testsRun > 0
+            and privsep.gpu_context.client_mode
+            and privsep.gpu_context.channel.running)
+
+
+def _give_up(own):
+    """Become :data:`USER`, whom ``own`` is given."""
+    for place, _, files in os.walk(own):
+        for path in (place, *(os.path.join(place, name) for name in files)):
+            os.chown(path, USER, USER)
+    os.setgroups([])
+    os.setgid(USER)
+    capabilities.set_keepcaps(True)
+    os.setuid(USER)
+    capabilities.set_keepcaps(False)
+    kept = [capabilities.CAP_DAC_READ_SEARCH]
+    capabilities.drop_all_caps_except(kept, kept, [])
+
+
+if __name__ == '__main__':
+    sys.exit(not main(*sys.argv[1:]))

@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the fuzz tests share: how much, with what, and what may come of it.
+
+CYBORG_GPU_FUZZ (1 unless set) multiplies the number of examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+
+import fixtures
+import hypothesis
+from hypothesis import strategies
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+
+_SCALE = float(os.environ.get('CYBORG_GPU_FUZZ', '1'))
+
+TEXTS = strategies.one_of(
+    strategies.text(max_size=12),
+    strategies.sampled_from((
+        '', '.', '..', '../../x', '/etc/passwd', '\0', '\ud800', 'nvidia-474',
+        'nvidia-474/../..', '0000:07:00.0', '0000:07:00.4', '::.', '1g.5gb',
+        '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b', '1' * 5000, '\u0663', '\xb2',
+        '0xffff', '-1', 'x' * 5000, 'true', 'nan', '%s{x}')))
+NUMBERS = strategies.one_of(
+    strategies.integers(-2, 99), strategies.floats(), strategies.sampled_from(
+        (1 << 31, 1 << 64, 10 ** 400, -1e308, 1e18, True, False)))
+PLAIN = strategies.recursive(
+    strategies.one_of(strategies.none(), NUMBERS, TEXTS),
+    lambda inner: strategies.one_of(
+        strategies.lists(inner, max_size=3),
+        strategies.dictionaries(TEXTS, inner, max_size=3)), max_leaves=4)
+"""Whatever JSON can hold."""
+
+
+def examples(number):
+    """Settings of a test: so many examples, or more if asked for."""
+    return hypothesis.settings(
+        max_examples=max(1, math.ceil(number * _SCALE)), deadline=None,
+        database=None, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+@strategies.composite
+def mutated(draw, document):
+    """A document that was right, with something wrong in a few places."""
+    root = [copy.deepcopy(document)]
+    for _ in range(draw(strategies.integers(1, 3))):
+        places = list(_places(root))
+        container, key = draw(strategies.sampled_from(places))
+        what = draw(strategies.sampled_from(
+            ('replace', 'replace', 'remove', 'repeat', 'add', 'move')))
+        if what == 'remove' and container is not root:
+            del container[key]
+        elif what == 'repeat' and isinstance(container, list):
+            container.append(copy.deepcopy(container[key]))
+        elif what == 'add' and isinstance(container, dict):
+            container[draw(TEXTS)] = draw(PLAIN)
+        elif what == 'move':
+            there, name = draw(strategies.sampled_from(places))
+            container[key] = copy.deepcopy(there[name])
+        else:
+            container[key] = draw(PLAIN)
+    return root[0]
+
+
+def _places(container):
+    for key in (container if isinstance(container, dict)
+                else range(len(container))):
+        yield container, key
+        if isinstance(container[key], (dict, list)):
+            yield from _places(container[key])
+
+
+@strategies.composite
+def damaged(draw, data):
+    """Bytes of a file that was right, changed, cut short or others."""
+    if draw(strategies.booleans()):
+        return draw(strategies.binary(max_size=64))
+    start = draw(strategies.integers(0, len(data)))
+    end = draw(strategies.integers(start, min(len(data), start + 20)))
+    return data[:start] + draw(strategies.binary(max_size=4)) + data[end:]
+
+
+class FuzzCase(base.BaseTestCase):
+    """Has a directory of its own, and logs nothing."""
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.addCleanup(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+
+    def attempt(self, action, *args):
+        """What comes of it; None if that is one of our own errors.
+
+        Any other error fails the test. That ours is one that people can
+        read is part of it.
+        """
+        try:
+            return action(*args)
+        except exception.GpuDriverError as error:
+            self.assertNotEqual('', str(error))
+            return None

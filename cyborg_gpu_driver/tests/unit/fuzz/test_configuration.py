@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Whatever stands in cyborg.conf or nova.conf, our own errors name it."""
+
+import os
+
+import hypothesis
+from hypothesis import strategies
+from oslo_config import cfg
+
+from cyborg_gpu_driver.cmd import legacy_notes
+from cyborg_gpu_driver.cmd import legacy_policies
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import legacy
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.fuzz import base
+
+_WORDS = strategies.one_of(
+    strategies.text(max_size=8), strategies.sampled_from((
+        '', 'a', 'b', 'a,a', 'a,b', 'mig', 'vgpu', 'off', 'passthrough',
+        'true', 'maybe', '0', '-1', '1' * 5000, '1e3', 'nan', '[', '[a-',
+        '0000:07:00.0', '0000:41:00.4', '../../x', 'GPU-', '1g.5gb',
+        'nvidia-474', 'nvidia-231', 'nvidia-0', 'T4-2B', 'T4-2B:2',
+        'T4-2B:0', 'x:y:z', ':', 'fixed-share', 'best-effort', 'VGPU',
+        'CUSTOM_A', '$', '${', '$nowhere', '${gpu.policies}', '$gpu',
+        '$gpu.policies', '$gpu_devices.enabled_vgpu_types', '${a.b.c}',
+        '$$', '%(x)s', '"a', "'", '\\', 'a\n b', '\n[gpu]\n')))
+_VALUES = strategies.one_of(
+    _WORDS, strategies.lists(_WORDS, max_size=3).map(','.join))
+_OPTIONS = {'gpu': [opt.name for opt in gpu_conf.GPU_OPTS],
+            'gpu_policy:a': [opt.name for opt in gpu_conf.POLICY_OPTS],
+            'gpu_policy:b': [opt.name for opt in gpu_conf.POLICY_OPTS]}
+_LEGACY = {'gpu_devices': ['enabled_vgpu_types', 'filter_sriov_vfs'],
+           'devices': ['enabled_mdev_types', 'enabled_vgpu_types'],
+           'gpu': ['policies'], **dict.fromkeys(
+               ('vgpu_nvidia-474', 'mdev_nvidia-474', 'vgpu_nvidia-231',
+                'mdev_nvidia-231'),
+               ['device_addresses', 'max_instances', 'mdev_class'])}
+
+
+@strategies.composite
+def _files(draw, options, **right):
+    """A configuration file; what is right about it stays or is changed.
+
+    :param right: lines by group, which most files have.
+    """
+    lines = []
+    for group, names in options.items():
+        chosen = {name: draw(_VALUES) for name in draw(strategies.lists(
+            strategies.sampled_from(names), max_size=3))}
+        if draw(strategies.integers(0, 3)):
+            chosen = {**chosen, **right.get(group, {})}
+        lines += [f'[{group}]', *(f'{name} = {value}'
+                                  for name, value in chosen.items())]
+    return '\n'.join(lines)
+
+
+class ConfigurationTest(base.FuzzCase):
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load('mixed')
+        self.addCleanup(machine.uninstall)
+        self.host = reader.HostReader(
+            platform.open_platform(machine)).snapshot()
+        self.path = os.path.join(self.state_path, 'cyborg.conf')
+
+    def put(self, data):
+        with open(self.path, 'wb') as stream:
+            stream.write(data)
+
+    def read(self):
+        """The settings; None where oslo.config cannot read the file."""
+        conf = cfg.ConfigOpts()
+        try:
+            conf([], project='cyborg', default_config_files=[self.path],
+                 default_config_dirs=[])
+        except (cfg.Error, UnicodeDecodeError):
+            # Cyborg's agent does not come as far as to load us.
+            return None
+        return policies.read(conf)
+
+    @base.examples(250)
+    @hypothesis.given(_files(_OPTIONS, **{
+        'gpu': {'policies': 'a,b'}, 'gpu_policy:a': {'mode': 'mig'},
+        'gpu_policy:b': {'mode': 'vgpu', 'vgpu_types': 'T4-2B'}}))
+    @hypothesis.example('[gpu]\npolicies = ${gpu.policies}\n')
+    @hypothesis.example('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = mig\n'
+                        'profiles = $nowhere\n')
+    def test_policies(self, text):
+        self.put(text.encode('utf-8', 'replace'))
+        settings = self.attempt(self.read)
+        if settings is None:
+            return
+        for gpu in self.host.gpus:
+            governs = settings.policy_for(gpu)
+            if governs is not None:
+                self.attempt(offers.offers, gpu, governs)
+
+    @base.examples(250)
+    @hypothesis.given(_files(_LEGACY, **{
+        'gpu_devices': {'enabled_vgpu_types': 'nvidia-474'},
+        'devices': {'enabled_mdev_types': 'nvidia-231'},
+        'vgpu_nvidia-474': {'device_addresses': '0000:41:00.4'},
+        'mdev_nvidia-231': {'device_addresses': '0000:07:00.0'}}))
+    @hypothesis.example('[gpu_devices]\nenabled_vgpu_types = '
+                        '$gpu_devices.enabled_vgpu_types\n')
+    def test_options_of_cyborgs_driver_and_of_nova(self, text):
+        self.put(text.encode('utf-8', 'replace'))
+        self._import()
+
+    @base.examples(100)
+    @hypothesis.given(base.damaged(
+        b'[gpu_devices]\nenabled_vgpu_types = nvidia-474\n'
+        b'[vgpu_nvidia-474]\ndevice_addresses = 0000:41:00.4\n'))
+    def test_any_bytes(self, data):
+        self.put(data)
+        self.attempt(self.read)
+        self._import()
+
+    def _import(self):
+        """As ``cyborg-gpu config import`` does."""
+        before = self.attempt(legacy.read, [self.path])
+        if before is None:
+            return
+        plan = self.attempt(legacy_policies.plan, before, self.host)
+        if plan is not None:
+            self.assertIsInstance(legacy_policies.render(plan), str)
+            list(legacy_notes.notes(before, plan, self.host, 'host'))

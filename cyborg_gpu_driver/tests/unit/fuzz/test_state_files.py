@@ -1,0 +1,218 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Every file of the state directory, damaged behind a right checksum."""
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import uuid
+
+import hypothesis
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import arrangement
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import change_journal
+from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.program import health_file
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.fuzz import base
+
+_GPU = '0000:07:00.0'
+_ADDRESS = model.PciAddress.parse(_GPU)
+_PLACE = {'start': 4, 'size': 2}
+_ENTRIES = [{
+    'handle': str(uuid.UUID(int=number)), 'gpu': _GPU,
+    'function': '0000:07:00.4', 'mdev_type': 'nvidia-474',
+    'profile': '1g.5gb', 'phase': phase.value, 'profile_id': 19,
+    'placement': dict(_PLACE), 'instance_id': 7, 'foreign_ids': [8, 9],
+    'vfio': bool(number % 2), 'vgpu_placement': None}
+    for number, phase in enumerate(journal.Phase)]
+_ARRANGED = {'enabled': True, 'pending': False, 'instances': [
+    {'profile_id': 19, **_PLACE, 'compute': [[0, 1], [1, 1]]}]}
+_CHECKPOINT = [{'gpu': _GPU, 'device_id': '20b0', 'vfs': True, **_ARRANGED},
+               {'gpu': '0000:0f:00.0', 'device_id': '20b0', 'vfs': False,
+                **_ARRANGED}]
+_CHANGE = {'gpu': _GPU, 'before': _ARRANGED, 'steps': ['a', 'b'], 'at': 1,
+           'touched': [{'profile_id': 19, **_PLACE}], 'problem': None}
+_FIXED = [{'gpu': _GPU, 'types': {'0000:07:00.4': 'nvidia-1145'},
+           'instances': [{'profile_id': 19, **_PLACE}]}]
+_AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
+            'clean': 0, 'placement': _PLACE, 'instance_id': 7}
+_HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
+    _AILMENT, {**_AILMENT, 'code': 'ECC', 'placement': None,
+               'instance_id': None}]}]
+_RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
+           'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
+
+
+class StateFileTest(base.FuzzCase):
+    """What is read is written again and is the same, or it is refused."""
+
+    def put(self, name, kind, content, version=1):
+        durable.write(os.path.join(self.state_path, name), kind, version,
+                      content)
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_ENTRIES))
+    def test_journal(self, content):
+        self.put('journal.json', 'cyborg-gpu journal', content)
+        records = journal.Journal(self.state_path)
+        entries = self.attempt(records.entries)
+        if entries is None:
+            self.assertRaises(exception.JournalError, records.get, 'x')
+            return
+        records.put()
+        self.assertEqual(
+            entries, journal.Journal(self.state_path).entries())
+        journal.owned(entries)
+        for entry in entries:
+            self.assertIsInstance(entry.profile, str)
+            self.assertIsInstance(
+                entry.placement, (model.Placement, type(None)))
+            self.assertNotIn(None, entry.foreign_ids)
+            audit.Audit(self.state_path).record(
+                entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated(_CHECKPOINT))
+    def test_checkpoint(self, content):
+        self.put('checkpoint.json', 'cyborg-gpu checkpoint', content)
+        path = checkpoint.path(self.state_path)
+        saved = self.attempt(checkpoint.read, path)
+        if saved is not None:
+            checkpoint.write(path, saved)
+            self.assertEqual(
+                sorted(saved, key=lambda item: item.gpu),
+                list(checkpoint.read(path)))
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_CHANGE))
+    @hypothesis.example({**_CHANGE, 'at': math.inf})
+    @hypothesis.example({**_CHANGE, 'touched': [
+        {'profile_id': 19, 'start': -1, 'size': 2}]})
+    def test_change_record(self, content):
+        records = change_journal.ChangeJournal(self.state_path)
+        self.put(f'changes/{_GPU}.json', 'cyborg-gpu layout change', content)
+        record = self.attempt(records.get, _ADDRESS)
+        if record is not None:
+            records.put(record)
+            self.assertEqual(record, records.get(_ADDRESS))
+            self.assertIsInstance(str(record), str)
+            for _, place in record.touched:
+                self.assertGreaterEqual(place, model.Placement(0, 0))
+
+    @base.examples(100)
+    @hypothesis.given(base.TEXTS)
+    def test_names_of_change_records(self, name):
+        records = change_journal.ChangeJournal(self.state_path)
+        directory = os.path.dirname(records.path(_ADDRESS))
+        durable.make_directory(directory)
+        for stranger in (name, name + '.json'):
+            with contextlib.suppress(OSError, ValueError):
+                open(os.path.join(
+                    directory, stranger.replace('/', '_')), 'wb').close()
+        for found in records.gpus():
+            self.assertIn(f'{found}.json', os.listdir(directory))
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated(_FIXED))
+    def test_fixed_vgpus(self, content):
+        self.put('fixed.json', 'cyborg-gpu fixed vGPUs', content)
+        records = fixed_journal.FixedJournal(self.state_path)
+        record = self.attempt(records.get, _ADDRESS)
+        if record is not None:
+            other = model.PciAddress.parse('0000:0f:00.0')
+            records.put(other, fixed_journal.Record(
+                instances=frozenset({(1, model.Placement(0, 1))})))
+            records.put(other, fixed_journal.Record())
+            self.assertEqual(record, records.get(_ADDRESS))
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_HEALTH))
+    @hypothesis.example([{**_HEALTH[0], 'ailments': [
+        {**_AILMENT, 'first': 10 ** 400}]}])
+    @hypothesis.example([{**_HEALTH[0], 'ailments': [
+        {**_AILMENT, 'first': math.nan}]}])
+    def test_health(self, content):
+        self.put('health.json', 'cyborg-gpu health', content)
+        file = health_file.HealthFile(self.state_path)
+        records = self.attempt(file.read)
+        if records is None:
+            self.assertEqual({}, file.read_or_set_aside())
+            return
+        file.write(records)
+        self.assertEqual(records, file.read())
+        for record in records.values():
+            self.assertIsInstance(record.uuid, (str, type(None)))
+            health.sick_places(record.ailments)
+            verdict = health.judge(record.ailments)
+            for item in record.ailments:
+                self.assertIsInstance(
+                    item.placement, (model.Placement, type(None)))
+                # As people are shown it.
+                self.assertIsInstance(item.text, str)
+                datetime.datetime.fromtimestamp(
+                    item.first, datetime.timezone.utc)
+            self.assertIsInstance(verdict.reasons, tuple)
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_RECORD), base.damaged(
+        json.dumps(_RECORD).encode()))
+    def test_audit(self, record, line):
+        """What is no record is counted, and costs no other."""
+        with open(os.path.join(self.state_path, 'audit.jsonl'),
+                  'wb') as stream:
+            for item in (json.dumps(record).encode(),
+                         line.replace(b'\n', b' ') or b' ',
+                         json.dumps(_RECORD).encode()):
+                stream.write(item + b'\n')
+        found = audit.read(self.state_path)
+        self.assertEqual(3, len(found.records) + found.bad)
+        self.assertEqual('bound', found.records[-1].what)
+        for item in found.records:
+            self.assertEqual(item.time.utcoffset(), datetime.timedelta())
+
+    @base.examples(100)
+    @hypothesis.given(base.damaged(json.dumps(_ENTRIES).encode()))
+    def test_any_bytes(self, data):
+        for name in ('journal.json', 'checkpoint.json', 'fixed.json',
+                     'health.json'):
+            with open(os.path.join(self.state_path, name), 'wb') as stream:
+                stream.write(data)
+        for read in (
+                journal.Journal(self.state_path).entries,
+                lambda: checkpoint.read(checkpoint.path(self.state_path)),
+                lambda: fixed_journal.FixedJournal(
+                    self.state_path).get(_ADDRESS),
+                health_file.HealthFile(self.state_path).read):
+            self.assertRaises(exception.JournalError, read)
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated(_ARRANGED))
+    def test_arrangement(self, record):
+        if not isinstance(record, dict):
+            return
+        try:
+            found = arrangement.from_record(record)
+        except (KeyError, TypeError, ValueError):
+            return
+        self.assertEqual(found, arrangement.from_record(
+            arrangement.to_record(found)))

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Whatever files, names and links sysfs has, the snapshot comes about.
+
+Every path that is opened is kept: none leaves the tree.
+"""
+
+import posixpath
+import uuid
+
+import hypothesis
+from hypothesis import strategies
+
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import vfio
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.fuzz import base
+
+_UUID = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
+_BYTES = strategies.one_of(
+    strategies.binary(max_size=12), strategies.sampled_from((
+        b'', b'\n', b'0x10de', b'0x030200', b'0x', b'-1', b'0', b'1', b'99',
+        b'1' * 5000, b'1_0', '\u0663'.encode(), '\xb2'.encode(), b'nvidia',
+        b'none', b'\xff\xff', b'65535', b'4294967295', b'..', b'../../x',
+        b'ID : vGPU Name\n' + b'1' * 5000 + b' : x', b'ID : vGPU Name\n1 2',
+        b'ID : vGPU Name', b'max_instance=' + b'9' * 5000,
+        b'framebuffer=' + b'9' * 5000 + b'M', b'0x' + b'f' * 5000)))
+_NAMES = strategies.one_of(
+    base.TEXTS.map(lambda text: text.replace('/', '_').replace('\0', '_')),
+    strategies.sampled_from((
+        '0000:99:00.0', '0000:07:00.0', '0000:07:00.7', 'nvidia-\xb2',
+        'nvidia-' + '1' * 5000, 'nvidia-', 'x', _UUID, '...'))
+    ).filter(lambda name: name not in ('', '.', '..'))
+_TARGETS = strategies.one_of(
+    base.TEXTS, strategies.lists(_NAMES, max_size=3).map('/'.join),
+    strategies.sampled_from((
+        '..', '../..', '/', '', '../../../etc', '../0000:07:00.4',
+        f'0000:07:00.4/{_UUID}', '../../x/nvidia', '../nvidia-474')))
+
+
+class FuzzedOs:
+    """A simulated machine's sysfs, some of it other than it should be.
+
+    ``files``, ``names`` and ``links`` are what is different, by path; each
+    of those sets what there is to choose from is in ``seen``. A changed
+    link changes what it tells, not where it leads.
+    """
+
+    def __init__(self, machine):
+        self._os = machine.os
+        self._data = {}
+        self.files = {}
+        self.names = {}
+        self.links = {}
+        self.seen = {'files': set(), 'names': set(), 'links': set()}
+        self.outside = set()
+
+    def _note(self, kind, path):
+        if (posixpath.normpath(path) != path or '\0' in path
+                or not path.startswith(simulated.simulated.ROOT + '/')):
+            self.outside.add(path)
+        self.seen[kind].add(path)
+
+    def open(self, path, flags, mode=0o777):
+        self._note('files', path)
+        descriptor = self._os.open(path, flags, mode)
+        if path in self.files:
+            self._data[descriptor] = self.files[path]
+        return descriptor
+
+    def read(self, descriptor, length):
+        if descriptor in self._data:
+            return self._data[descriptor][:length]
+        return self._os.read(descriptor, length)
+
+    def write(self, descriptor, data):
+        return self._os.write(descriptor, data)
+
+    def close(self, descriptor):
+        self._data.pop(descriptor, None)
+        self._os.close(descriptor)
+
+    def listdir(self, path):
+        self._note('names', path)
+        return [*self._os.listdir(path), *self.names.get(path, ())]
+
+    def readlink(self, path):
+        self._note('links', path)
+        if path in self.links:
+            return self.links[path]
+        return self._os.readlink(path)
+
+    def stat(self, path):
+        self._note('links', path)
+        return self._os.stat(path)
+
+
+class SysfsCase(base.FuzzCase):
+    """A machine with vGPUs, and what is read of it."""
+
+    machine = ''
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load(self.machine)
+        self.addCleanup(machine.install().uninstall)
+        self.os = FuzzedOs(machine)
+        self.platform = platform.Platform(
+            sysfs=sysfs.Sysfs('/sys', os_module=self.os),
+            nvml=nvml.NvmlSession(), simulated=True,
+            vfio_holders=machine.vfio_holders)
+        self.make_vgpus()
+        self.look()
+        self.seen = {kind: sorted(paths)
+                     for kind, paths in self.os.seen.items()}
+
+    def make_vgpus(self):
+        """One on each GPU that takes one, of whatever type."""
+        made = 0
+        for gpu in reader.HostReader(self.platform).snapshot().gpus:
+            for function in (gpu, *gpu.vfs):
+                place = ('bus', 'pci', 'devices', str(function.address))
+                types = [item.type_id for item in function.mdev_types
+                         if item.available]
+                if types:
+                    self.platform.sysfs.write(
+                        str(uuid.UUID(int=made)), *place,
+                        'mdev_supported_types', types[0], 'create')
+                elif getattr(function, 'creatable_types', None):
+                    self.platform.sysfs.write(
+                        str(function.creatable_types[0]), *place, 'nvidia',
+                        'current_vgpu_type')
+                else:
+                    continue
+                made += 1
+                break
+        self.assertGreater(made, 0)
+
+    def look(self):
+        """Two snapshots, the second of what the first has not kept."""
+        read = reader.HostReader(self.platform)
+        for _ in range(2):
+            host = read.snapshot(detail=True)
+            for gpu in host.gpus:
+                self.assertIsInstance(str(gpu.problems), str)
+                for mode in policy.Mode:
+                    self.attempt(offers.offers, gpu, policy.Policy(
+                        'a', mode))
+                for function in gpu.vfs[:2]:
+                    self.attempt(vfio.type_on, self.platform,
+                                 function.address)
+                    self.attempt(vfio.instance_under, self.platform,
+                                 function.address)
+        self.assertEqual(set(), self.os.outside)
+
+    def fuzz(self, data):
+        """Change a few things of what is read."""
+        for kind, values in (('files', _BYTES), ('links', _TARGETS), (
+                'names', strategies.lists(_NAMES, max_size=3))):
+            paths = data.draw(strategies.lists(
+                strategies.sampled_from(self.seen[kind]), max_size=4))
+            setattr(self.os, kind, {path: data.draw(values)
+                                    for path in paths})
+        self.look()
+
+
+class MdevsOnFunctionsTest(SysfsCase):
+
+    machine = 'mixed'
+
+    @base.examples(40)
+    @hypothesis.given(strategies.data())
+    def test_snapshot(self, data):
+        self.fuzz(data)
+
+
+class MdevsOnGpusTest(SysfsCase):
+
+    machine = 't4x4'
+
+    @base.examples(40)
+    @hypothesis.given(strategies.data())
+    def test_snapshot(self, data):
+        self.fuzz(data)
+
+
+class VendorVfioTest(SysfsCase):
+
+    machine = 'a100x4-vfio'
+
+    @base.examples(40)
+    @hypothesis.given(strategies.data())
+    def test_snapshot(self, data):
+        self.fuzz(data)
