@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 
@@ -28,6 +29,7 @@ from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.report import objects
 
@@ -51,7 +53,9 @@ class GPUDriver(base.GPUDriver):
     def __init__(self):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
-        self._settings = policies.read(self._conf)
+        self._settings = dataclasses.replace(
+            policies.read(self._conf),
+            managed_handles=capability.installed_passes_managed_on())
         self._mutex = threading.Lock()
         self._agent = None
         self._process = None

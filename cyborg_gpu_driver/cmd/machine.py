@@ -86,7 +86,8 @@ class Machine:
             return ()
         return offers.offers(gpu, governing,
                              plan.held(gpu, self.entries(gpu)),
-                             self.settings.vfio_handles)
+                             self.settings.vfio_handles,
+                             self.settings.managed_handles)
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""

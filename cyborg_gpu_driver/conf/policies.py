@@ -48,6 +48,9 @@ class Settings:
     ignored_uuids: frozenset[str] = frozenset()
     vfio_handles: bool = False
     """``[gpu] nova_vfio_handles``."""
+    managed_handles: bool = False
+    """Whether the installed Nova leaves it to a handle whether libvirt
+    manages its function; the driver finds that out."""
     prepare: bool = True
     """``[gpu] prepare``."""
 

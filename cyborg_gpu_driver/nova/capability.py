@@ -15,8 +15,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import importlib.util
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +38,10 @@ METHODS = {
 (nova/virt/libvirt/driver.py)."""
 
 
+_ATTACH = '_guest_add_accel_pci_devices'
+_DRIVER = os.path.join('virt', 'libvirt', 'driver.py')
+
+
 def nova_version() -> str:
     """The installed Nova's version; ``''`` where there is none."""
     try:
@@ -50,9 +57,38 @@ def passes_managed_on(driver_class: Any) -> bool:
     leaves it to the handle must look ``managed`` up in it, so the word is
     among the constants of the method that attaches.
     """
-    method = getattr(driver_class, '_guest_add_accel_pci_devices', None)
+    method = getattr(driver_class, _ATTACH, None)
     code = getattr(_plain(method), '__code__', None)
     return code is not None and 'managed' in code.co_consts
+
+
+def installed_passes_managed_on() -> bool:
+    """The same of the Nova that is installed here, read and not imported.
+
+    Importing Nova's libvirt driver would do a lot in an agent. A host whose
+    Nova lives elsewhere (in a container, say) answers no.
+    """
+    found = importlib.util.find_spec('nova')
+    if found is None or not found.submodule_search_locations:
+        return False
+    path = os.path.join(found.submodule_search_locations[0], _DRIVER)
+    try:
+        with open(path, encoding='utf-8') as stream:
+            return source_passes_managed_on(stream.read())
+    except (OSError, SyntaxError, ValueError):
+        return False
+
+
+def source_passes_managed_on(source: str) -> bool:
+    """The same of the source of Nova's libvirt driver.
+
+    :raises SyntaxError: if it is not Python.
+    """
+    return any(
+        isinstance(node, ast.Constant) and node.value == 'managed'
+        for method in ast.walk(ast.parse(source))
+        if isinstance(method, ast.FunctionDef) and method.name == _ATTACH
+        for node in ast.walk(method))
 
 
 def mismatch(driver_class: Any, version: str) -> str:

@@ -35,7 +35,8 @@ def is_left(gpu: model.Gpu, policy: policies_module.Policy,
             settings: policies.Settings) -> bool:
     """Whether Nova, not Cyborg, hands out the GPU's virtual functions."""
     return (gpu.framework is model.Framework.VENDOR_VFIO
-            and policy.mode in _MODES and not settings.vfio_handles)
+            and policy.mode in _MODES and not settings.vfio_handles
+            and not settings.managed_handles)
 
 
 def assigned(gpu: model.Gpu, policy: policies_module.Policy,

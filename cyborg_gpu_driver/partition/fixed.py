@@ -223,8 +223,7 @@ def _said(others):
 
 
 def _places(gpu, given, refuse):
-    """Placement ids by function: what is there has its own, then the
-    largest are placed first."""
+    """Placement ids by function; of what is not there the largest first."""
     known = {entry.mdev_type_id: entry for entry in gpu.vgpu_types}
     places, taken = {}, []
     for function in _functions(gpu):

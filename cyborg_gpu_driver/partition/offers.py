@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offer
+from cyborg_gpu_driver.partition import offer_fixed
 from cyborg_gpu_driver.partition import offer_mig
 from cyborg_gpu_driver.partition import offer_vgpu
 from cyborg_gpu_driver.partition import offer_whole
@@ -30,8 +31,8 @@ WHOLE = offer.WHOLE
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
-           held: Sequence[Held] = (), vfio_handles: bool = False
-           ) -> tuple[Offer, ...]:
+           held: Sequence[Held] = (), vfio_handles: bool = False,
+           managed_handles: bool = False) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
     Whatever the policy asks for and the GPU cannot give is there too, with
@@ -41,9 +42,15 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         that is known; each once.
     :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
         bound to virtual functions of vendor VFIO.
+    :param managed_handles: whether Nova leaves it to a handle who manages
+        its function, so that fixed vGPUs are Cyborg's to hand out.
     """
     if policy.mode is policies.Mode.PASSTHROUGH:
         return tuple(offer_whole.offers(gpu, policy))
+    if (managed_handles and not vfio_handles
+            and gpu.framework is model.Framework.VENDOR_VFIO
+            and policy.mode is not policies.Mode.OFF):
+        return tuple(offer_fixed.offers(gpu, policy))
     if policy.mode is policies.Mode.VGPU:
         return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
     if policy.mode is policies.Mode.MIG:

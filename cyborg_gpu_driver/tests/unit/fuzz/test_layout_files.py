@@ -77,6 +77,9 @@ class LayoutFileTest(base.FuzzCase):
         self.assertEqual(file.to_dict(),
                          kind.parse(file.dump(), 'again').to_dict())
         for entry in file.entries:
+            for section in entry.sections:
+                self.assertIsInstance(
+                    section.to_dict().get('mig-enabled', True), bool)
             self.attempt(file.entry, entry.name)
             for index, gpu in enumerate(self.gpus):
                 wanted = self.attempt(entry.for_gpu, index, gpu)
@@ -87,11 +90,14 @@ class LayoutFileTest(base.FuzzCase):
 
     @base.examples(150)
     @hypothesis.given(_texts(_MIG))
+    @hypothesis.example('{version: v1, mig-configs: {a: [{devices: all, '
+                        'mig-enabled: 1, mig-devices: {}}]}}')
     def test_mig(self, text):
         self.check(layout_file.LayoutFile, text)
 
     @base.examples(100)
     @hypothesis.given(_texts(_VGPU))
+    @hypothesis.example('{version: v1, vgpu-configs: [1]}')
     def test_vgpus(self, text):
         self.check(layout_vgpu.LayoutFile, text)
 

@@ -49,6 +49,9 @@ class RequestTest(base.FuzzCase):
 
     @base.examples(300)
     @hypothesis.given(_ARGUMENTS)
+    @hypothesis.example(('0000:07:00.4', 'nvidia-474', _HANDLE + '/..'))
+    @hypothesis.example(('0000:07:00.4', 'nvidia-474/..', _HANDLE))
+    @hypothesis.example(('0000:07:00.4/..', 'nvidia-474', _HANDLE))
     def test_parse(self, arguments):
         try:
             asked = request.parse(*arguments)
@@ -77,6 +80,8 @@ class DriverTest(base.FuzzCase):
         logging.disable(logging.WARNING)
         logger = logging.getLogger(driver.__name__)
         logger.addHandler(self.crashes)
+        self.addCleanup(setattr, logger, 'propagate', logger.propagate)
+        logger.propagate = False
         self.addCleanup(logger.removeHandler, self.crashes)
 
     @base.examples(150)

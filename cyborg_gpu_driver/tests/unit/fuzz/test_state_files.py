@@ -121,6 +121,7 @@ class StateFileTest(base.FuzzCase):
 
     @base.examples(100)
     @hypothesis.given(base.TEXTS)
+    @hypothesis.example('00000000:07:00.0')
     def test_names_of_change_records(self, name):
         records = change_journal.ChangeJournal(self.state_path)
         directory = os.path.dirname(records.path(_ADDRESS))
@@ -207,6 +208,8 @@ class StateFileTest(base.FuzzCase):
 
     @base.examples(150)
     @hypothesis.given(base.mutated(_ARRANGED))
+    @hypothesis.example({**_ARRANGED, 'instances': [
+        {**_ARRANGED['instances'][0], 'profile_id': -1}]})
     def test_arrangement(self, record):
         if not isinstance(record, dict):
             return
@@ -216,3 +219,7 @@ class StateFileTest(base.FuzzCase):
             return
         self.assertEqual(found, arrangement.from_record(
             arrangement.to_record(found)))
+        for cut in found.cuts:
+            self.assertGreaterEqual(
+                (cut.profile_id, cut.placement.start, cut.placement.size),
+                (0, 0, 0))

@@ -16,7 +16,9 @@
 Every path that is opened is kept: none leaves the tree.
 """
 
+import collections
 import posixpath
+import re
 import uuid
 
 import hypothesis
@@ -35,7 +37,9 @@ from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _UUID = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 _BYTES = strategies.one_of(
-    strategies.binary(max_size=12), strategies.sampled_from((
+    strategies.binary(max_size=12),
+    base.TEXTS.map(lambda line: f'ID : vGPU Name\n{line}'.encode(
+        'utf-8', 'replace')), strategies.sampled_from((
         b'', b'\n', b'0x10de', b'0x030200', b'0x', b'-1', b'0', b'1', b'99',
         b'1' * 5000, b'1_0', '\u0663'.encode(), '\xb2'.encode(), b'nvidia',
         b'none', b'\xff\xff', b'65535', b'4294967295', b'..', b'../../x',
@@ -43,11 +47,9 @@ _BYTES = strategies.one_of(
         b'ID : vGPU Name', b'max_instance=' + b'9' * 5000,
         b'framebuffer=' + b'9' * 5000 + b'M', b'0x' + b'f' * 5000)))
 _NAMES = strategies.one_of(
-    base.TEXTS.map(lambda text: text.replace('/', '_').replace('\0', '_')),
-    strategies.sampled_from((
+    base.TEXTS, strategies.sampled_from((
         '0000:99:00.0', '0000:07:00.0', '0000:07:00.7', 'nvidia-\xb2',
-        'nvidia-' + '1' * 5000, 'nvidia-', 'x', _UUID, '...'))
-    ).filter(lambda name: name not in ('', '.', '..'))
+        'nvidia-' + '1' * 5000, 'nvidia-', 'x', _UUID, '...')))
 _TARGETS = strategies.one_of(
     base.TEXTS, strategies.lists(_NAMES, max_size=3).map('/'.join),
     strategies.sampled_from((
@@ -128,8 +130,8 @@ class SysfsCase(base.FuzzCase):
             vfio_holders=machine.vfio_holders)
         self.make_vgpus()
         self.look()
-        self.seen = {kind: sorted(paths)
-                     for kind, paths in self.os.seen.items()}
+        self.paths = {kind: _alike(paths)
+                      for kind, paths in self.os.seen.items()}
 
     def make_vgpus(self):
         """One on each GPU that takes one, of whatever type."""
@@ -175,7 +177,8 @@ class SysfsCase(base.FuzzCase):
         for kind, values in (('files', _BYTES), ('links', _TARGETS), (
                 'names', strategies.lists(_NAMES, max_size=3))):
             paths = data.draw(strategies.lists(
-                strategies.sampled_from(self.seen[kind]), max_size=4))
+                strategies.sampled_from(self.paths[kind]).flatmap(
+                    strategies.sampled_from), max_size=4))
             setattr(self.os, kind, {path: data.draw(values)
                                     for path in paths})
         self.look()
@@ -209,3 +212,14 @@ class VendorVfioTest(SysfsCase):
     @hypothesis.given(strategies.data())
     def test_snapshot(self, data):
         self.fuzz(data)
+
+
+def _alike(paths):
+    """Lists of paths whose last components differ in numbers alone.
+
+    Each kind of file is to be met as often, however many there are of it.
+    """
+    found = collections.defaultdict(list)
+    for path in sorted(paths):
+        found[re.sub('[0-9]+', '', path.rpartition('/')[2])].append(path)
+    return list(found.values())

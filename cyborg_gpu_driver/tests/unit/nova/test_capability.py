@@ -15,6 +15,9 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
+
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -74,6 +77,14 @@ class CapabilityTest(base.BaseTestCase):
 
     def test_nova_that_needs_nothing(self):
         self.assertTrue(capability.passes_managed_on(Later))
+
+    def test_the_source_says_the_same(self):
+        for driver_class, expected in ((Nova34, False), (Later, True)):
+            source = textwrap.dedent(inspect.getsource(driver_class))
+            self.assertIs(expected,
+                          capability.source_passes_managed_on(source))
+        self.assertRaises(SyntaxError, capability.source_passes_managed_on,
+                          'def')
 
 
 class ExtendTest(base.BaseTestCase):

@@ -280,7 +280,7 @@ class FileTest(KeeperCase):
 
     def test_a_full_disk(self):
         self.event(79)
-        with mock.patch('os.fsync', side_effect=OSError(
+        with mock.patch('os.fsync', autospec=True, side_effect=OSError(
                 errno.ENOSPC, os.strerror(errno.ENOSPC))):
             self.event(119)
             self.check(2)

@@ -14,6 +14,7 @@
 
 import errno
 import os
+import tempfile
 
 import fixtures
 import pynvml
@@ -26,6 +27,9 @@ from cyborg_gpu_driver.tests.unit.simulator import base
 _GPU = '0000:07:00.0'
 _RESET = ('bus', 'pci', 'devices', _GPU, 'reset')
 _USER = 65534
+_DONE, _REFUSED, _FAILED = range(3)
+# Asked now, because a test's own is closed to other users.
+_TEMPORARY = tempfile.gettempdir()
 
 
 class TestWithoutRoot(base.MachineTestCase):
@@ -65,37 +69,42 @@ class TestSharedState(base.MachineTestCase):
         super().setUp()
         if os.geteuid() != 0:
             self.skipTest('only root can become another user')
-        directory = self.useFixture(fixtures.TempDir()).path
+        directory = self.useFixture(fixtures.TempDir(rootdir=_TEMPORARY)).path
         os.chmod(directory, 0o755)
         self.use(machine_module.Machine.load(
             self.host, os.path.join(directory, 'state.json')))
 
     def as_user(self, action):
-        """Whether ``action`` succeeds for another user."""
+        """What ``action`` ends with for another user."""
         child = os.fork()
         if child == 0:
+            code = _FAILED
             try:
                 os.setuid(_USER)
                 pynvml.nvmlInit()
-                action()
-            except Exception:
-                os._exit(1)
-            os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                code = _DONE if action() else _FAILED
+            except pynvml.NVMLError_NoPermission:
+                code = _REFUSED
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def test_it_is_not_root(self):
+    def test_root_is_who_may_write_it(self):
         self.assertTrue(self.machine.privileged)
-        self.assertFalse(self.as_user(self._need_root))
+        self.assertEqual(
+            _DONE, self.as_user(lambda: not self.machine.privileged))
 
-    def test_it_reads_instances_and_makes_none(self):
+    def test_others_read_instances_and_make_none(self):
         self.create(self.at(_GPU), 9, 4, 4)
-        self.assertTrue(self.as_user(
-            lambda: self.assertEqual(
-                1, len(self.instances(self.at(_GPU), 9)))))
-        self.assertFalse(self.as_user(
+        self.assertEqual(_DONE, self.as_user(
+            lambda: len(self.instances(self.at(_GPU), 9)) == 1))
+        self.assertEqual(_REFUSED, self.as_user(
             lambda: self.create(self.at(_GPU), 9, 0, 4)))
         self.assertEqual(1, len(self.instances(self.at(_GPU), 9)))
 
-    def _need_root(self):
-        if not self.machine.privileged:
-            raise PermissionError
+    def test_without_mig_mode_others_read_no_capacity(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(_GPU).state.mig = False
+        self.assertEqual(_REFUSED, self.as_user(
+            lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
+                self.at(_GPU), 9)))

@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Privileged operations take any arguments, and only open control files."""
+
+import inspect
+import os
+import re
+
+import fixtures
+import hypothesis
+from hypothesis import strategies
+
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.fuzz import base
+
+_OPERATIONS = sorted(
+    (function.args[0]
+     for module in (privileged, privileged_gpu, privileged_vgpu)
+     for function in vars(module).values()
+     if privsep.gpu_context.is_entrypoint(function)),
+    key=lambda function: function.__name__)
+_HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
+_GOOD = {
+    'address': ('0000:07:00.0', '0000:0f:00.0', '0000:07:00.4'),
+    'parent': ('0000:07:00.4', '0000:07:00.5'),
+    'function': ('0000:07:00.4', '0000:07:00.0'),
+    'mdev_type': ('nvidia-474', 'nvidia-476', 'nvidia-999999999'),
+    'uuid': (_HANDLE,), 'vgpu': (_HANDLE, '0000:07:00.4'),
+    'enable': (True, False), 'policy': ('best-effort', 'fixed-share'),
+    'profile_id': (0, 9, 19), 'start': (0, 4), 'size': (4, 8)}
+_WRITTEN = re.compile(
+    r'/sys/(bus/pci/devices/[0-9a-f:.]+/'
+    r'(reset|nvidia/(current_vgpu_type|vgpu_params))'
+    r'|bus/mdev/devices/[0-9a-f-]+/(remove|nvidia/vgpu_params)'
+    r'|class/mdev_bus/[0-9a-f:.]+/mdev_supported_types/nvidia-[0-9]+/create'
+    ')', re.ASCII)
+_VALUES = strategies.one_of(base.PLAIN, strategies.binary(max_size=20))
+
+
+@strategies.composite
+def _calls(draw):
+    """An operation with arguments, some of which may be right."""
+    operation = draw(strategies.sampled_from(_OPERATIONS))
+    return operation, tuple(
+        draw(strategies.one_of(
+            _VALUES, strategies.sampled_from(_GOOD.get(name, (1,)))))
+        for name in inspect.signature(operation).parameters)
+
+
+class PrivilegedTest(base.FuzzCase):
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load('dgx-a100-80')
+        self.addCleanup(machine.uninstall)
+        self.written = []
+        opened = machine.os.open
+
+        def record(path, flags, *mode):
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                self.written.append(path)
+            return opened(path, flags, *mode)
+
+        machine.os.open = record
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged._platform', None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.sriov._PAUSE', 0))
+        self.addCleanup(privsep.gpu_context.set_client_mode,
+                        privsep.gpu_context.client_mode)
+        privileged.run_here(simulated.open_platform(machine))
+
+    def test_there_are_operations_of_each_module(self):
+        self.assertEqual(3, len({operation.__module__
+                                 for operation in _OPERATIONS}))
+
+    @base.examples(600)
+    @hypothesis.given(_calls())
+    def test_arguments(self, call):
+        operation, arguments = call
+        del self.written[:]
+        self.attempt(operation, *arguments)
+        for path in self.written:
+            self.assertIsNotNone(_WRITTEN.fullmatch(path), path)
