@@ -95,7 +95,7 @@ class Agent:
         self._cleaner = cleaning.Cleaner(
             machine, self._state_path, self._keeper,
             audit.Audit(self._state_path), conf.gpu.clean_whole_gpus,
-            self._health.reset_done, self._watcher.paused)
+            self._health.reset_done, quiet=self._watcher.paused)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
             self._state_path, self._publish, self._health.instance_gone)

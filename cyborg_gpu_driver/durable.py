@@ -75,7 +75,7 @@ def read(path: str, kind: str, version: int) -> Any:
     except OSError as error:
         raise exception.JournalUnreadable(
             path=path, reason=f'cannot be read: {error}') from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be read: {error}') from error
     if not isinstance(document, dict) or document.get('kind') != kind:

@@ -25,6 +25,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 
 _MEMORY_SHARE = 64
@@ -172,9 +173,9 @@ def from_content(content: Mapping[str, Any]
     """
     return {model.PciAddress.parse(address): Known(
         state=State(item['state']),
-        tenants=tuple(_text(tenant) for tenant in item['tenants']),
+        tenants=tuple(fields.text(tenant) for tenant in item['tenants']),
         generation=_generation(item['generation']),
-        reason=_text(item['reason']))
+        reason=fields.text(item['reason']))
         for address, item in content.items()}
 
 
@@ -183,12 +184,6 @@ def _uses(known, seen):
     if known.generation is None:
         return 0
     return (seen.generation - seen.ours) - (known.generation - known.ours)
-
-
-def _text(value):
-    if type(value) is not str:
-        raise ValueError(f'{value!r} is no text')
-    return value
 
 
 def _generation(value):

@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 
 
@@ -86,22 +87,11 @@ def from_record(record: Mapping[str, Any]) -> Arrangement:
     :raises KeyError, TypeError, ValueError: if it was something else.
     """
     return Arrangement(
-        _flag(record['enabled']), _flag(record['pending']),
+        fields.truth(record['enabled']), fields.truth(record['pending']),
         tuple(sorted(Cut(
-            model.Placement(_number(item['start']), _number(item['size'])),
-            _number(item['profile_id']),
-            tuple(sorted((_number(start), _number(size))
+            model.Placement(fields.number(item['start']),
+                            fields.number(item['size'])),
+            fields.number(item['profile_id']),
+            tuple(sorted((fields.number(start), fields.number(size))
                          for start, size in item['compute'])))
             for item in record['instances'])))
-
-
-def _flag(value):
-    if type(value) is not bool:
-        raise ValueError(f'{value!r} is not true or false')
-    return value
-
-
-def _number(value):
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{value!r} is not a number from 0')
-    return value

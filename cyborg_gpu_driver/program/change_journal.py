@@ -25,6 +25,7 @@ from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import arrangement
 
@@ -178,22 +179,10 @@ def _record(content):
     return Record(
         gpu=model.PciAddress.parse(content['gpu']),
         before=arrangement.from_record(content['before']),
-        steps=tuple(map(_text, content['steps'])),
-        at=_number(content['at']),
-        touched=tuple((_number(item['profile_id']), model.Placement(
-            _number(item['start']), _number(item['size'])))
+        steps=tuple(map(fields.text, content['steps'])),
+        at=fields.number(content['at']),
+        touched=tuple((fields.number(item['profile_id']), model.Placement(
+            fields.number(item['start']), fields.number(item['size'])))
             for item in content['touched']),
         problem=None if content['problem'] is None
-        else _text(content['problem']))
-
-
-def _number(value):
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{value!r} is not a number from 0')
-    return value
-
-
-def _text(value):
-    if type(value) is not str:
-        raise ValueError(f'{value!r} is not text')
-    return value
+        else fields.text(content['problem']))

@@ -83,16 +83,16 @@ class Cleaner:
     :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
         remembered or withheld.
     :param on_reset: called with the address of a GPU that was reset.
-    :param quiet: makes the block in which a GPU is reset.
     :param clock: seconds that only grow.
+    :param quiet: makes the block in which a GPU is reset.
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
                  tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
                  on_reset: Callable[[model.PciAddress], None] | None = None,
+                 clock: Callable[[], float] = time.monotonic,
                  quiet: Callable[[], contextlib.AbstractContextManager]
-                 = contextlib.nullcontext,
-                 clock: Callable[[], float] = time.monotonic):
+                 = contextlib.nullcontext):
         self._resetter = reset.Resetter(machine, on_reset, quiet)
         self._state_path = state_path
         self._path = os.path.join(state_path, _FILE)

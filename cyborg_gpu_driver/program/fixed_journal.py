@@ -27,6 +27,7 @@ from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import locks
 
@@ -110,12 +111,6 @@ def _parsed(content):
         if not _TYPE.fullmatch(type_id):
             raise ValueError(f'{type_id!r} is not a vGPU type')
     return model.PciAddress.parse(content['gpu']), Record(types, frozenset(
-        (_number(item['profile_id']), model.Placement(
-            _number(item['start']), _number(item['size'])))
+        (fields.number(item['profile_id']), model.Placement(
+            fields.number(item['start']), fields.number(item['size'])))
         for item in content['instances']))
-
-
-def _number(value):
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{value!r} is not a number from 0')
-    return value

@@ -28,6 +28,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
 
@@ -134,8 +135,8 @@ def _to_json(ailment):
 
 def _record(item: dict[str, Any]) -> tuple[model.PciAddress, Record]:
     return model.PciAddress.parse(item['gpu']), Record(
-        _text(item['boot']),
-        None if item['uuid'] is None else _text(item['uuid']),
+        fields.text(item['boot']),
+        None if item['uuid'] is None else fields.text(item['uuid']),
         tuple(map(_ailment, item['ailments'])))
 
 
@@ -144,16 +145,16 @@ def _ailment(item):
     return health.Ailment(**dict(
         item, code=_code(item['code']),
         first=_time(item['first']), last=_time(item['last']),
-        count=_number(item['count']), clean=_number(item['clean']),
+        count=fields.number(item['count']), clean=fields.number(item['clean']),
         placement=None if place is None else model.Placement(
-            _number(place['start']), _number(place['size'])),
+            fields.number(place['start']), fields.number(place['size'])),
         instance_id=None if item['instance_id'] is None
-        else _number(item['instance_id'])))
+        else fields.number(item['instance_id'])))
 
 
 def _code(value):
     """A code, which becomes part of a trait's name."""
-    if not _CODE.fullmatch(_text(value)):
+    if not _CODE.fullmatch(fields.text(value)):
         raise ValueError(f'{value!r} is no code')
     return value
 
@@ -163,15 +164,3 @@ def _time(value):
     if type(value) not in (int, float) or not 0 <= value < _LAST:
         raise ValueError(f'{value!r} is no time')
     return float(value)
-
-
-def _text(value):
-    if type(value) is not str:
-        raise ValueError(f'{value!r} is no text')
-    return value
-
-
-def _number(value):
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{value!r} is no number')
-    return value

@@ -29,6 +29,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import request
@@ -200,41 +201,19 @@ def _entry(record):
         gpu=model.PciAddress.parse(record['gpu']),
         function=model.PciAddress.parse(record['function']),
         mdev_type=request.mdev_type(record['mdev_type']),
-        profile=_text(record['profile']),
+        profile=fields.text(record['profile']),
         phase=Phase(record['phase']),
-        profile_id=_number(record['profile_id']),
+        profile_id=fields.optional_number(record['profile_id']),
         placement=_placement(record['placement']),
-        instance_id=_number(record['instance_id']),
-        foreign_ids=tuple(map(_known_number, record['foreign_ids'])),
+        instance_id=fields.optional_number(record['instance_id']),
+        foreign_ids=tuple(map(fields.number, record['foreign_ids'])),
         # Records of the first release have neither, and are of mdevs.
-        vfio=_truth(record.get('vfio', False)),
-        vgpu_placement=_number(record.get('vgpu_placement'))))
+        vfio=fields.truth(record.get('vfio', False)),
+        vgpu_placement=fields.optional_number(record.get('vgpu_placement'))))
 
 
 def _placement(value):
     if value is None:
         return None
-    return model.Placement(_known_number(value['start']),
-                           _known_number(value['size']))
-
-
-def _number(value):
-    return None if value is None else _known_number(value)
-
-
-def _known_number(value):
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{value!r} is not a number from 0')
-    return value
-
-
-def _text(value):
-    if type(value) is not str:
-        raise ValueError(f'{value!r} is not text')
-    return value
-
-
-def _truth(value):
-    if type(value) is not bool:
-        raise ValueError(f'{value!r} is neither true nor false')
-    return value
+    return model.Placement(fields.number(value['start']),
+                           fields.number(value['size']))

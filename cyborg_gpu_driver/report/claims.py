@@ -43,7 +43,7 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
     try:
         known = memory.from_content(durable.read(
             os.path.join(state_path, _FILE), *_KIND) or {}).get(address)
-    except (exception.GpuDriverError, KeyError, TypeError,
+    except (exception.GpuDriverError, KeyError, TypeError, ValueError,
             AttributeError) as error:
         return f'it is not known what was reported of it: {error!r}'
     if known is None or known.mode != policy.Mode.PASSTHROUGH.value:

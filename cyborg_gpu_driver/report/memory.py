@@ -114,15 +114,27 @@ def to_content(memory: Mapping[model.PciAddress, Remembered]) -> dict:
 def from_content(content: Mapping) -> dict[model.PciAddress, Remembered]:
     """The other way round.
 
-    :raises KeyError, TypeError, InvalidPciAddress: if it is not that.
+    :raises KeyError, TypeError, ValueError, AttributeError,
+        InvalidPciAddress: if it is not that.
     """
     return {
         model.PciAddress.parse(address): Remembered(
-            device_id=item['device_id'], mode=item['mode'],
-            facts=dict(item['facts']),
-            providers={uuid: Provider(**provider)
-                       for uuid, provider in item['providers'].items()})
+            device_id=_checked(item['device_id'], str),
+            mode=_checked(item['mode'], str),
+            facts={name: _checked(value, str, int)
+                   for name, value in item['facts'].items()},
+            providers={uuid: Provider(
+                _checked(provider['resource_class'], str),
+                _checked(provider['total'], int),
+                _checked(provider['handles'], str))
+                for uuid, provider in item['providers'].items()})
         for address, item in content.items()}
+
+
+def _checked(value, *types):
+    if type(value) not in types:
+        raise ValueError(f'{value!r} is not what was written')
+    return value
 
 
 def _provider(deployable: values.ReportedDeployable) -> Provider:

@@ -141,7 +141,7 @@ class Withdrawal:
                 self._memory = memory.from_content(
                     durable.read(self._path, _KIND, _VERSION) or {})
             except (exception.GpuDriverError, KeyError, TypeError,
-                    AttributeError) as error:
+                    ValueError, AttributeError) as error:
                 self._memory = {}
                 LOG.error('The record of earlier reports cannot be used: '
                           '%s. GPUs that are gone are now withdrawn, in use '

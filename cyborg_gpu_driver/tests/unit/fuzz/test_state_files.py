@@ -193,6 +193,7 @@ class StateFileTest(base.FuzzCase):
 
     @base.examples(100)
     @hypothesis.given(base.damaged(json.dumps(_ENTRIES).encode()))
+    @hypothesis.example(b'[' * 100000)
     def test_any_bytes(self, data):
         for name in ('journal.json', 'checkpoint.json', 'fixed.json',
                      'health.json'):

@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The record of earlier reports, damaged behind a right checksum."""
+
+import dataclasses
+import os
+
+import hypothesis
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.tests.unit.fuzz import base
+
+_ADDRESS = model.PciAddress.parse('0000:07:00.0')
+_GPU = model.Gpu(
+    address=_ADDRESS, vendor_id='10de', device_id='20b2', class_code='0302',
+    model='NVIDIA A100-SXM4-80GB', uuid='GPU-1', memory_mib=81920,
+    driver='nvidia', visible_to_nvml=True)
+_HIDDEN = dataclasses.replace(_GPU, model=None, uuid=None, memory_mib=None)
+_ONE = {'device_id': '20b2', 'mode': 'mig',
+        'facts': {'model': 'A100', 'uuid': 'GPU-1', 'memory_mib': 81920},
+        'providers': {'7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b': {
+            'resource_class': 'CUSTOM_NVIDIA_1G_10GB', 'total': 2,
+            'handles': 'abc'}}}
+_REPORTED = {'0000:07:00.0': _ONE, '0000:0f:00.0': _ONE}
+
+
+def _device(gpu):
+    parents = (model.PciAddress.parse('0000:07:00.4'),)
+    return build.device(gpu, [offers.Offer(
+        gpu.address, 'p', policy.Mode.MIG, '1g.10gb', 2,
+        vgpu_type_id='nvidia-1', parents=parents)], 'host')
+
+
+class ReportTest(base.FuzzCase):
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_REPORTED))
+    def test_reported(self, content):
+        path = os.path.join(self.state_path, 'reported.json')
+        durable.write(path, 'cyborg-gpu report', 1, content)
+        self.assertIsInstance(
+            claims.of_reports(self.state_path, _ADDRESS), str)
+        for used in (True, False):
+            keeper = withdrawal.Withdrawal(
+                self.state_path, lambda provider, used=used: used)
+            keeper.held()
+            for gpus in ((_HIDDEN,), (), (_GPU,)):
+                decided = keeper.decide(
+                    model.Host(gpus=gpus), _device, lambda gpu: False, (),
+                    (_ADDRESS,))
+                for inventory in decided.draining:
+                    self.assertIs(int, type(inventory.total))
