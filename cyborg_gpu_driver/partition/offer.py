@@ -24,9 +24,9 @@ WHOLE = 'whole'
 
 LEFT_TO_NOVA = (
     'vendor VFIO (this kernel and driver make vGPUs without mdev): left to '
-    "Nova's own PCI code; name fixed_vgpus and see cyborg-gpu nova config, "
-    'or start nova-compute as cyborg-gpu-nova-compute and set '
-    'nova_vfio_handles')
+    "Nova's own PCI code, which needs fixed_vgpus and what cyborg-gpu nova "
+    'config writes, unless nova-compute is started as '
+    'cyborg-gpu-nova-compute and nova_vfio_handles is set')
 NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
                 '{gpu.address}')
 
