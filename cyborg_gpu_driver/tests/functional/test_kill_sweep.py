@@ -223,6 +223,8 @@ class BindTest(KillCase):
 
     def test_bind(self):
         def check():
+            self._restart()
+
             def again(running):
                 handle = self.handle(running, self.name)
                 running.bind(*handle)
@@ -237,6 +239,7 @@ class BindTest(KillCase):
 
     def test_unbind(self):
         def check():
+            self._restart()
             self._nothing_is_left_after_unbind()
 
         def bind(running):
@@ -246,6 +249,13 @@ class BindTest(KillCase):
         self.sweep(bind, lambda running: running.unbind(
             *self.handle(running, self.name)), check)
         self._say('unbind')
+
+    def _restart(self):
+        """What was under way is finished or undone by the first report."""
+        self.process(lambda running: running.report())
+        phases = [entry['phase'] for entry in self.journal()]
+        self.assertIn(phases, ([], ['bound']))
+        self.assertEqual(len(phases), len(self.truth()[1]))
 
     def _one_is_bound(self):
         (entry,) = self.journal()
