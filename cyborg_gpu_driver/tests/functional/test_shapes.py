@@ -185,10 +185,9 @@ class ShapeTest(ShapeCase):
     def _promises_hold(self, name):
         """What is left beside ``name`` can be had, and nothing else can."""
         reserved = self.reserved()
-        for other in self.sums:
+        others = [other for other in self.sums if other != name]
+        for other in others if THOROUGH else others[:1]:
             total, kept = reserved[_label(other)]
-            if other == name:
-                continue
             if total == kept:
                 self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                                   self._profile(other))
