@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 
@@ -53,9 +52,7 @@ class GPUDriver(base.GPUDriver):
     def __init__(self):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
-        self._settings = dataclasses.replace(
-            policies.read(self._conf),
-            managed_handles=capability.installed_passes_managed_on())
+        self._settings = capability.completed(policies.read(self._conf))
         self._mutex = threading.Lock()
         self._agent = None
         self._process = None

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 
 from cliff import lister
@@ -24,6 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -56,15 +56,7 @@ class Doctor(lister.Lister):
         parser.add_argument(
             '--repair', action='store_true',
             help='repair what is safe to repair')
-        parser.add_argument(
-            '--os-cloud', metavar='NAME',
-            help='cloud of clouds.yaml whose accelerator requests count '
-                 '(default: the one that OS_CLOUD or OS_AUTH_URL names, if '
-                 'any)')
-        parser.add_argument(
-            '--host', metavar='NAME',
-            help='this host as Cyborg names it (default: [DEFAULT] host of '
-                 'cyborg.conf, or the host name)')
+        cloud_options.add(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -120,9 +112,7 @@ class _Practice:
         return self._reconciler.find(refresh=True)
 
     def check_privileges(self):
-        if not self._machine.simulated and os.geteuid() != 0:
-            raise exception.HostUnusable(
-                reason='only root may repair what is on its GPUs')
+        cmd_machine.check_root(self._machine, 'repair what is on its GPUs')
 
     def rebuild(self):
         """Make the journal again if it cannot be used."""

@@ -25,10 +25,21 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
+
+
+def check_root(machine: platform.Platform, what: str) -> None:
+    """Before anything is changed.
+
+    :param what: what only root may do, as a sentence goes on.
+    :raises HostUnusable: if this user may not.
+    """
+    if not machine.simulated and not machine.is_root():
+        raise exception.HostUnusable(reason=f'only root may {what}')
 
 
 class Machine:
@@ -47,7 +58,7 @@ class Machine:
 
         :raises InvalidConfiguration: naming what is wrong.
         """
-        return policies.read(self._conf)
+        return capability.completed(policies.read(self._conf))
 
     @functools.cached_property
     def host(self) -> model.Host:

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Collection
@@ -26,6 +25,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
@@ -123,17 +123,10 @@ class CleanVgpu(command.Command):
 
 
 def _add_cloud(parser):
-    parser.add_argument(
-        '--os-cloud', metavar='NAME',
-        help='cloud of clouds.yaml whose accelerator requests count '
-             '(default: the one that OS_CLOUD or OS_AUTH_URL names, if any)')
+    cloud_options.add(parser)
     parser.add_argument(
         '--without-cloud', action='store_true',
         help='ask no cloud, whatever the environment names')
-    parser.add_argument(
-        '--host', metavar='NAME',
-        help='this host as Cyborg names it (default: [DEFAULT] host of '
-             'cyborg.conf, or the host name)')
 
 
 def _keeper(conf: cfg.ConfigOpts, changes: bool = False) -> orphans.Keeper:
@@ -142,9 +135,8 @@ def _keeper(conf: cfg.ConfigOpts, changes: bool = False) -> orphans.Keeper:
     :raises HostUnusable: if they are to be changed and this user may not.
     """
     machine = platform.from_conf(conf)
-    if changes and not machine.simulated and os.geteuid() != 0:
-        raise exception.HostUnusable(
-            reason='only root may remove its vGPUs')
+    if changes:
+        cmd_machine.check_root(machine, 'remove its vGPUs')
     privileged.run_here(machine)
     return orphans.Keeper(machine, conf.gpu.state_path, policies.read(conf))
 

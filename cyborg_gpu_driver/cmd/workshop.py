@@ -15,12 +15,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -123,6 +123,4 @@ class Workshop:
 
         :raises HostUnusable: if this user may change nothing.
         """
-        if not self._machine.simulated and os.geteuid() != 0:
-            raise exception.HostUnusable(
-                reason='only root may change its GPUs')
+        cmd_machine.check_root(self._machine, 'change its GPUs')

@@ -16,12 +16,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
 import os
 from collections.abc import Callable
 from typing import Any
+
+from cyborg_gpu_driver.conf import policies
 
 TESTED = (34,)
 """Major releases of Nova whose libvirt driver the contract tests ran on."""
@@ -77,6 +80,17 @@ def installed_passes_managed_on() -> bool:
             return source_passes_managed_on(stream.read())
     except (OSError, SyntaxError, ValueError):
         return False
+
+
+def completed(settings: policies.Settings) -> policies.Settings:
+    """Settings with what the installed Nova can do.
+
+    It is only looked at where a policy has fixed vGPUs to hand out.
+    """
+    if not any(policy.fixed_vgpus for policy in settings.policies or ()):
+        return settings
+    return dataclasses.replace(
+        settings, managed_handles=installed_passes_managed_on())
 
 
 def source_passes_managed_on(source: str) -> bool:

@@ -14,22 +14,15 @@
 
 from __future__ import annotations
 
-import os
 import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.report import memory
-
-_VERSION = '1.14'
-"""The first with ``in_tree``."""
-_FILE = 'reported.json'
-_KIND = ('cyborg-gpu report', 1)
-"""What :mod:`cyborg_gpu_driver.report.withdrawal` keeps."""
+from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import withdrawal
 
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
@@ -41,11 +34,9 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
     :returns: empty if the GPU was not whole when it was last reported.
     """
     try:
-        known = memory.from_content(durable.read(
-            os.path.join(state_path, _FILE), *_KIND) or {}).get(address)
-    except (exception.GpuDriverError, KeyError, TypeError, ValueError,
-            AttributeError) as error:
-        return f'it is not known what was reported of it: {error!r}'
+        known = withdrawal.remembered(state_path).get(address)
+    except exception.JournalError as error:
+        return f'it is not known what was reported of it: {error}'
     if known is None or known.mode != policy.Mode.PASSTHROUGH.value:
         return ''
     return ('it was last reported as a whole, and a server that is shut off '
@@ -63,7 +54,7 @@ class Claims:
     """
 
     def __init__(self, client: Callable[[], Any], hostname: str):
-        self._client = client
+        self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
 
     def of(self, address: model.PciAddress) -> str:
@@ -73,7 +64,10 @@ class Claims:
         """
         try:
             for uuid in self._providers(address):
-                usages = self._get(f'/resource_providers/{uuid}/usages')
+                usages = self._tree.get(
+                    f'/resource_providers/{uuid}/usages')
+                if usages is None:
+                    return f'provider {uuid} went away meanwhile'
                 if any(usages['usages'].values()):
                     return f'Placement has allocations of provider {uuid}'
         except Exception as error:
@@ -83,16 +77,8 @@ class Claims:
     def _providers(self, address):
         """UUIDs of the GPU's providers, by this or another policy."""
         name = urllib.parse.quote(self._hostname, safe='')
-        (root,) = self._get(f'/resource_providers?name={name}'
-                            )['resource_providers']
-        tree = self._get(f'/resource_providers?in_tree={root["uuid"]}')
-        return [provider['uuid'] for provider in tree['resource_providers']
+        (root,) = self._tree.get(f'/resource_providers?name={name}'
+                                 )['resource_providers']
+        return [provider['uuid']
+                for provider in self._tree.members(root['uuid'])
                 if f'_gpu_{address}_' in provider['name']]
-
-    def _get(self, url):
-        response = self._client().get(url, version=_VERSION)
-        if response.status_code != 200:
-            raise exception.PlacementRefused(
-                what=f'GET {url}', code=response.status_code,
-                text=response.text)
-        return response.json()

@@ -27,18 +27,14 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import provider_tree
 
 LOG = logging.getLogger(__name__)
-
-_VERSION = '1.26'
-_MEMBERS = 8
-"""Providers of ours by which the tree is looked for: some may be missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +56,9 @@ class Drift:
 
     def __init__(self, client: Callable[[], Any], hostname: str,
                  history: bool = True):
-        self._client = client
+        self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
         self._history = history
-        self._root: str | None = None
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = ''
@@ -102,6 +97,7 @@ class Drift:
         """Offers of parts of a GPU, and their inventories."""
         return [(offer, inventory) for offer in offers
                 if offer.mode is not policy.Mode.PASSTHROUGH
+                and not offer.as_made
                 for inventory in capacity.inventories(
                     (offer,), owned, self._hostname)]
 
@@ -116,7 +112,7 @@ class Drift:
             seen.used, reserved, inventory.reserved)
 
     def _read(self, inventories):
-        generations = self._generations(
+        generations = self._tree.generations(
             [inventory.provider for inventory in inventories])
         seen = {}
         for inventory in inventories:
@@ -133,31 +129,9 @@ class Drift:
 
     def _look(self, inventory, generation):
         url = f'/resource_providers/{inventory.provider}'
-        there = self._get(f'{url}/inventories/{inventory.resource_class}')
-        usages = self._get(f'{url}/usages')
+        there = self._tree.get(f'{url}/inventories/{inventory.resource_class}')
+        usages = self._tree.get(f'{url}/usages')
         if there is None or usages is None:
             return None
         return _Seen(generation, usages['usages'].get(
             inventory.resource_class, 0), there['reserved'])
-
-    def _generations(self, providers):
-        for member in ([self._root] if self._root
-                       else providers[:_MEMBERS]):
-            tree = self._get(f'/resource_providers?in_tree={member}'
-                             )['resource_providers']
-            if tree:
-                self._root = tree[0]['root_provider_uuid']
-                return {item['uuid']: item['generation'] for item in tree}
-        self._root = None
-        return {}
-
-    def _get(self, url):
-        """The body of an answer; None if there is no such thing."""
-        response = self._client().get(url, version=_VERSION)
-        if response.status_code == 404:
-            return None
-        if response.status_code != 200:
-            raise exception.PlacementRefused(
-                what=f'GET {url}', code=response.status_code,
-                text=response.text)
-        return response.json()

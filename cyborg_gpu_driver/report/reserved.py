@@ -29,14 +29,11 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.report import provider_tree
 
 LOG = logging.getLogger(__name__)
 
-# Inventories whose reserved equals total need 1.26 (Placement's history).
-_VERSION = '1.26'
-_TREE_VERSION = '1.14'
 _WRITES = 8
 """Tries at one write: each loses only to a write that succeeded."""
 
@@ -55,14 +52,11 @@ class Inventory:
 class ReservedKeeper:
     """Writes ``reserved``, and as little as possible.
 
-    :param client: makes Cyborg's placement client; called once, at the
-        first use (a new client logs in to keystone each time).
+    :param client: makes Cyborg's placement client.
     """
 
     def __init__(self, client: Callable[[], Any]):
-        self._make_client = client
-        self._client = None
-        self._root: str | None = None
+        self._tree = provider_tree.ProviderTree(client)
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
         self._own: collections.Counter[str] = collections.Counter()
@@ -78,22 +72,8 @@ class ReservedKeeper:
                 self._put(inventory)
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
-        """Generation of each provider of this host's tree, in one request.
-
-        The tree is found by any member: by its root once that is known,
-        before by one of ours, where the first may be a missing one.
-
-        :param providers: UUIDs of ours.
-        :raises Exception: what the client raises.
-        """
-        for member in ([self._root] if self._root else providers[:_WRITES]):
-            tree = self._get(f'/resource_providers?in_tree={member}',
-                             _TREE_VERSION)['resource_providers']
-            if tree:
-                self._root = tree[0]['root_provider_uuid']
-                return {item['uuid']: item['generation'] for item in tree}
-        self._root = None
-        return {}
+        """See :meth:`.provider_tree.ProviderTree.generations`."""
+        return self._tree.generations(providers)
 
     def enforce(self, wanted: Iterable[Inventory],
                 generations: Mapping[str, int]) -> None:
@@ -119,7 +99,7 @@ class ReservedKeeper:
 
         :raises Exception: what the client raises.
         """
-        found = self._get(f'/resource_providers/{provider}/usages')
+        found = self._tree.get(f'/resource_providers/{provider}/usages')
         return found is not None and any(found['usages'].values())
 
     def seen(self, provider: str) -> cleaning.Seen | None:
@@ -128,7 +108,7 @@ class ReservedKeeper:
         :raises Exception: what the client raises.
         """
         ours = self._own[provider]
-        found = self._get(f'/resource_providers/{provider}/allocations')
+        found = self._tree.get(f'/resource_providers/{provider}/allocations')
         return found and cleaning.Seen(
             tuple(sorted(found['allocations'])),
             found['resource_provider_generation'], ours)
@@ -145,7 +125,7 @@ class ReservedKeeper:
         :raises Exception: what the client raises.
         """
         url = f'/resource_providers/{provider}/inventories/{resource_class}'
-        body = self._get(url)
+        body = self._tree.get(url)
         if (body is None or body['resource_provider_generation']
                 != seen.generation):
             return None
@@ -156,25 +136,6 @@ class ReservedKeeper:
             return None
         return cleaning.Seen(seen.tenants, self._written[provider][1],
                              seen.ours + 1)
-
-    def _placement(self):
-        if self._client is None:
-            self._client = self._make_client()
-        return self._client
-
-    def _get(self, url, version=_VERSION):
-        """The body of an answer; None if there is no such thing.
-
-        :raises PlacementRefused: for any other answer than these two.
-        """
-        response = self._placement().get(url, version=version)
-        if response.status_code == 404:
-            return None
-        if response.status_code != 200:
-            raise exception.PlacementRefused(
-                what=f'GET {url}', code=response.status_code,
-                text=response.text)
-        return response.json()
 
     def _reserved(self, inventory):
         return self._written.get(inventory.provider, (None, None))[0]
@@ -187,7 +148,7 @@ class ReservedKeeper:
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
         for _ in range(_WRITES):
-            body = self._get(url)
+            body = self._tree.get(url)
             if body is None:
                 self._written.pop(inventory.provider, None)
                 return
@@ -219,8 +180,8 @@ class ReservedKeeper:
 
     def _store(self, provider, url, body, reserved):
         """Write an inventory that was just read; the answer."""
-        response = self._placement().put(
-            url, dict(body, reserved=reserved), version=_VERSION)
+        response = self._tree.client.put(
+            url, dict(body, reserved=reserved), version=provider_tree.VERSION)
         if response.status_code == 200:
             self._own[provider] += 1
             self._written[provider] = (

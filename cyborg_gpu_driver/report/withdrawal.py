@@ -58,7 +58,7 @@ class Withdrawal:
     """
 
     def __init__(self, state_path: str, in_use: Callable[[str], bool]):
-        self._path = os.path.join(state_path, 'reported.json')
+        self._state_path = state_path
         self._in_use = in_use
         self._memory: dict | None = None
         self._said: dict[model.PciAddress, str] = {}
@@ -138,10 +138,8 @@ class Withdrawal:
     def _known(self):
         if self._memory is None:
             try:
-                self._memory = memory.from_content(
-                    durable.read(self._path, _KIND, _VERSION) or {})
-            except (exception.GpuDriverError, KeyError, TypeError,
-                    ValueError, AttributeError) as error:
+                self._memory = remembered(self._state_path)
+            except exception.JournalError as error:
                 self._memory = {}
                 LOG.error('The record of earlier reports cannot be used: '
                           '%s. GPUs that are gone are now withdrawn, in use '
@@ -153,7 +151,7 @@ class Withdrawal:
     def _set_aside(self):
         try:
             LOG.info('The record was moved to %s',
-                     durable.set_aside(self._path))
+                     durable.set_aside(_path(self._state_path)))
         except exception.JournalError as error:
             LOG.error('%s', error)
 
@@ -162,7 +160,7 @@ class Withdrawal:
             return
         self._memory = kept
         try:
-            durable.write(self._path, _KIND, _VERSION,
+            durable.write(_path(self._state_path), _KIND, _VERSION,
                           memory.to_content(kept))
         except exception.JournalError as error:
             LOG.error('%s', error)
@@ -176,6 +174,26 @@ class Withdrawal:
         else:
             LOG.info('GPU %s is reported as it is', address)
         self._said[address] = reason
+
+
+def remembered(state_path: str) -> dict[model.PciAddress, memory.Remembered]:
+    """What was last reported of each GPU; none without a record.
+
+    :param state_path: ``[gpu] state_path``.
+    :raises JournalError: if the record cannot be read or is damaged.
+    """
+    path = _path(state_path)
+    content = durable.read(path, _KIND, _VERSION) or {}
+    try:
+        return memory.from_content(content)
+    except (exception.InvalidPciAddress, KeyError, TypeError, ValueError,
+            AttributeError) as error:
+        raise exception.JournalError(
+            path=path, reason=f'is damaged: {error!r}') from error
+
+
+def _path(state_path):
+    return os.path.join(state_path, 'reported.json')
 
 
 def _is_news(device, before):

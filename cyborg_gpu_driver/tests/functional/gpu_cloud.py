@@ -14,8 +14,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 
 import fixtures
 from cyborg import context
@@ -26,6 +29,15 @@ from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests.functional import base
 
 HOST = 'compute1'
+
+
+class _NoRoute:
+    """A client of Placement that reaches nothing."""
+
+    def get(self, *args, **kwargs):
+        raise ConnectionError('no route')
+
+    put = get
 
 
 class GpuTestCase(base.TestCase):
@@ -68,10 +80,30 @@ class GpuTestCase(base.TestCase):
         self.cloud.report()
         self.cloud.report()
 
+    def restore(self):
+        """Run what the systemd unit runs before nova-compute starts."""
+        command = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', self.cloud.cloud.config_path,
+             'layout', 'restore'], capture_output=True, text=True,
+            check=False)
+        self.assertEqual(0, command.returncode,
+                         command.stdout + command.stderr)
+
     @property
     def driver(self):
         """Our driver as the agent has loaded it."""
         return self.cloud.agent._rt.acc_drivers[0]
+
+    @contextlib.contextmanager
+    def no_placement(self):
+        """Keep the driver, but not Cyborg, from reaching Placement."""
+        tree = self.driver._running()._keeper._tree
+        client, tree._client = tree.client, _NoRoute()
+        try:
+            yield
+        finally:
+            tree._client = client
 
     def hardware(self, gpu=None):
         """State of a simulated GPU."""

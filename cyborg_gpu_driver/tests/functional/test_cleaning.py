@@ -196,22 +196,12 @@ class WholeTest(gpu_cloud.GpuTestCase):
     def test_placement_is_away(self):
         server = self.cloud.bind(self.whole)
         self.report()
-        keeper = self.driver._running()._keeper
-        client = keeper._placement()
-
-        class Away:
-            def get(self, *args, **kwargs):
-                raise ConnectionError('no route')
-
-            put = get
-
-        self.cloud.unbind(server)
-        keeper._client = Away()
-        for _ in range(3):
-            self.driver.discover()
+        with self.no_placement():
+            self.cloud.unbind(server)
+            for _ in range(3):
+                self.driver.discover()
         self.assertEqual((1, 0), self.inventory())
         self.assertEqual(0, self.resets())
-        keeper._client = client
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 

@@ -107,24 +107,14 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.assert_nothing_lost()
 
     def test_placement_is_away(self):
-        keeper = self.driver._running()._keeper
         good = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
         bound = self.placements()
-        client = keeper._placement()
-
-        class Away:
-            def get(self, *args, **kwargs):
-                raise ConnectionError('no route')
-
-            put = get
-
-        keeper._client = Away()
-        self.assertIsNotNone(self.driver.discover())
-        self.cloud.nova.delete_server(good.uuid)
-        self.assertNotEqual(bound, self.placements())
-        server = self.cloud.bind('custom-nvidia-1g-10gb')
-        self.assertEqual(bound, self.placements())
-        keeper._client = client
+        with self.no_placement():
+            self.assertIsNotNone(self.driver.discover())
+            self.cloud.nova.delete_server(good.uuid)
+            self.assertNotEqual(bound, self.placements())
+            server = self.cloud.bind('custom-nvidia-1g-10gb')
+            self.assertEqual(bound, self.placements())
         self.report()
         self.cloud.unbind(server)
         self.assertEqual(self.untouched['placement'],

@@ -12,8 +12,6 @@
 
 """MIG slices cut at bind, on the released Cyborg and Placement."""
 
-import subprocess
-import sys
 import threading
 import uuid
 
@@ -139,13 +137,7 @@ class BindTest(OneGpuCase):
         placements = self.placements()
         simulator.Machine.load(self.machine, self.hardware_path).reboot()
         self.assertEqual([], self.placements())
-        # What the systemd unit runs.
-        command = subprocess.run(
-            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
-             '--config-file', self.cloud.cloud.config_path,
-             'layout', 'restore'], capture_output=True, text=True,
-            check=False)
-        self.assertEqual(0, command.returncode, command.stderr)
+        self.restore()
         self.assertEqual(placements, self.placements())
         self.assertEqual(mdevs, self.mdevs())
         self.driver._agent = None

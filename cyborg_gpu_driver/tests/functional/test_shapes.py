@@ -23,8 +23,6 @@ type of each way is, and four models are.
 import collections
 import json
 import os
-import subprocess
-import sys
 
 import fixtures
 import testscenarios
@@ -217,7 +215,7 @@ class RebootTest(ShapeCase):
         self.assertEqual(bound, self.everything())
         simulator.Machine.load(self.machine, self.hardware_path).reboot()
         self.assertEqual([], self._vgpus())
-        self._restore()
+        self.restore()
         self.assertEqual(vgpus, self._vgpus())
         self.assertEqual(places, self.placements())
         self.driver._agent = None
@@ -234,16 +232,6 @@ class RebootTest(ShapeCase):
         """(function, type, mdev's UUID) of every vGPU, sorted."""
         return sorted((vgpu.function, vgpu.type_id, vgpu.uuid or '')
                       for vgpu in self.hardware().vgpus)
-
-    def _restore(self):
-        """Run what the systemd unit runs before nova-compute starts."""
-        command = subprocess.run(
-            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
-             '--config-file', self.cloud.cloud.config_path,
-             'layout', 'restore'], capture_output=True, text=True,
-            check=False)
-        self.assertEqual(0, command.returncode,
-                         command.stdout + command.stderr)
 
 
 class ManyProvidersTest(gpu_cloud.GpuTestCase):

@@ -30,7 +30,23 @@ DESKTOPS = policy.Policy('desktops', policy.Mode.VGPU,
 LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 
 
-class StockTest(base.DriverCase):
+class DomainCase(base.DriverCase):
+
+    def assert_both_are_attached(self, host):
+        """A server gets a vGPU and a whole GPU of ``host``."""
+        server = self.instance()
+        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
+            'whole')
+        requests = [self.bound(host, handle, server)
+                    for handle in (vgpu, whole)]
+        self.spawn(server, requests)
+        self.assertEqual(
+            {('mdev', None, requests[0]['attach_handle_uuid']),
+             ('pci', 'yes', str(whole.address))},
+            set(self.hostdevs(server)))
+
+
+class StockTest(DomainCase):
     """Handles that a stock nova-compute takes."""
 
     def test_whole_gpu(self):
@@ -84,16 +100,7 @@ class StockTest(base.DriverCase):
             't4x4', policy.Policy(
                 'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
                 match_numa_node=(0,)), WHOLE))
-        server = self.instance()
-        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
-            'whole')
-        requests = [self.bound(host, handle, server)
-                    for handle in (vgpu, whole)]
-        self.spawn(server, requests)
-        self.assertEqual(
-            {('mdev', None, requests[0]['attach_handle_uuid']),
-             ('pci', 'yes', str(whole.address))},
-            set(self.hostdevs(server)))
+        self.assert_both_are_attached(host)
 
     def test_nova_makes_an_mdev_that_is_gone(self):
         """The parent and the type that it would use are ours."""
@@ -107,7 +114,7 @@ class StockTest(base.DriverCase):
               request['attach_handle_uuid'])], self.created)
 
 
-class WithoutMdevTest(base.DriverCase):
+class WithoutMdevTest(DomainCase):
     """Virtual functions of vendor VFIO, on a kernel without mdev."""
 
     def setUp(self):
@@ -195,7 +202,7 @@ class WithoutMdevTest(base.DriverCase):
         self.assertEqual('mdev', self.hostdevs(server)[0].type)
 
 
-class OthersTest(base.DriverCase):
+class OthersTest(DomainCase):
     """What is not ours goes Nova's way, extended or not."""
 
     def test_mdev_and_whole_gpu(self):
@@ -203,16 +210,7 @@ class OthersTest(base.DriverCase):
             'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
             match_numa_node=(0,)), WHOLE))
         self.extend(host)
-        server = self.instance()
-        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
-            'whole')
-        requests = [self.bound(host, handle, server)
-                    for handle in (vgpu, whole)]
-        self.spawn(server, requests)
-        self.assertEqual(
-            {('mdev', None, requests[0]['attach_handle_uuid']),
-             ('pci', 'yes', str(whole.address))},
-            set(self.hostdevs(server)))
+        self.assert_both_are_attached(host)
 
     def test_server_without_accelerators(self):
         host = self.useFixture(base.GpuHost('t4x4', WHOLE))

@@ -27,6 +27,7 @@ from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.check import case
 
 GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
                 '0302', driver='nvidia')
@@ -42,7 +43,7 @@ CONTROL = '/dev/nvidiactl'
 MIG = '/dev/nvidia-caps/nvidia-cap1'
 
 
-class AgentCase(base.BaseTestCase):
+class AgentCase(case.FindingCase):
 
     def facts(self, user=CYBORG, policy_=SLICES, helper=None, programs=(),
               devices=((CONTROL, OPEN), (MIG, OPEN)), state=OWN, mig=MIG,
@@ -55,11 +56,6 @@ class AgentCase(base.BaseTestCase):
                 devices=dict(devices), mig_device=mig, state=state,
                 programs=dict(programs)),
             state_path='/var/lib/cyborg/gpu')
-
-    def check(self, wanted, words, findings):
-        (finding,) = findings
-        self.assertEqual(wanted, finding.code, finding)
-        self.assertIn(words, f'{finding.details} / {finding.advice}')
 
     def fails(self, words, findings):
         self.check(result.Code.FAILURE, words, findings)

@@ -15,8 +15,6 @@
 
 from __future__ import annotations
 
-from oslotest import base
-
 from cyborg_gpu_driver.check import cyborgs
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
@@ -26,6 +24,7 @@ from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.check import case
 
 GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
                 '0302', driver='nvidia')
@@ -36,7 +35,7 @@ NAMES = machine.Names('gpu1', FULL)
 NONE = machine.Release()
 
 
-class CyborgCase(base.BaseTestCase):
+class CyborgCase(case.FindingCase):
 
     def facts(self, policy_=SLICES, release=NONE, answer=None, host=FULL,
               **cyborg):
@@ -44,13 +43,6 @@ class CyborgCase(base.BaseTestCase):
             model.Host((GPU,)), policies.Settings((policy_,)),
             services.Cyborg(host, **{'has_placement_user': True, **cyborg}),
             machine=machine.Machine(NAMES, release), placement=answer)
-
-    def check(self, wanted, words, findings):
-        (finding,) = findings
-        self.assertEqual(wanted, finding.code, finding)
-        self.assertIn(words, f'{finding.details} / {finding.advice}')
-        self.assertEqual(wanted is not result.Code.SUCCESS,
-                         bool(finding.advice))
 
     def succeeds(self, words, findings):
         self.check(result.Code.SUCCESS, words, findings)

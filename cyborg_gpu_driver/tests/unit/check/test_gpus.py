@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from oslotest import base
-
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import gpus
 from cyborg_gpu_driver.check import machine
@@ -26,6 +24,7 @@ from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.check import case
 
 ONE = model.PciAddress.parse('0000:16:00.0')
 TWO = model.PciAddress.parse('0000:38:00.0')
@@ -42,7 +41,7 @@ SLICES = policy.Policy('s', policy.Mode.MIG)
 OFF = policy.Policy('o', policy.Mode.OFF)
 
 
-class GpuCase(base.BaseTestCase):
+class GpuCase(case.FindingCase):
 
     def facts(self, policy_, *more, host=(), settings=(), loaded=(),
               kernel=(6, 8), **gpu):
@@ -53,14 +52,6 @@ class GpuCase(base.BaseTestCase):
             policies.Settings((policy_,), **dict(settings)),
             machine=machine.Machine(kernel=kernel,
                                     modules=frozenset(loaded)))
-
-    def check(self, wanted, words, findings):
-        (finding,) = findings
-        self.assertEqual(wanted, finding.code, finding)
-        self.assertIn(words, f'{finding.details} / {finding.advice}')
-        self.assertEqual(wanted is not result.Code.SUCCESS,
-                         bool(finding.advice))
-        return finding
 
     def fails(self, words, findings):
         return self.check(result.Code.FAILURE, words, findings)

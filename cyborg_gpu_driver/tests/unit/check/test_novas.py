@@ -18,8 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from oslotest import base
-
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import novas
 from cyborg_gpu_driver.check import result
@@ -36,6 +34,7 @@ from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.check import case
 
 FIRST = model.PciAddress.parse('0000:16:00.0')
 FIXED = policy.Policy('p', policy.Mode.VGPU, match_address=(FIRST,),
@@ -45,7 +44,7 @@ SENDS = services.Nova(True, True)
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 
 
-class NovaCase(base.BaseTestCase):
+class NovaCase(case.FindingCase):
 
     def setUp(self):
         super().setUp()
@@ -72,12 +71,6 @@ class NovaCase(base.BaseTestCase):
         return list(pci_config.build(
             left.assigned(self.host.gpu(FIRST), FIXED, {}),
             in_placement).device_spec)
-
-    def check(self, wanted, words, findings):
-        (finding,) = findings
-        self.assertEqual(wanted, finding.code, finding)
-        self.assertIn(words, f'{finding.details} / {finding.advice}')
-        return finding
 
 
 class LeftTest(NovaCase):

@@ -25,6 +25,7 @@ from cyborg_gpu_driver.check import vgpus
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.check import case
 
 GPU = model.PciAddress.parse('0000:16:00.0')
 VF = model.VirtualFunction(model.PciAddress.parse('0000:16:00.4'), 0,
@@ -35,7 +36,7 @@ FIXED = policy.Policy('p', policy.Mode.VGPU,
 WHOLE = policy.Policy('p', policy.Mode.PASSTHROUGH)
 
 
-class CheckCase(base.BaseTestCase):
+class CheckCase(case.FindingCase):
 
     framework = model.Framework.VENDOR_VFIO
 
@@ -54,14 +55,6 @@ class CheckCase(base.BaseTestCase):
                 running=None if commands is None
                 else processes.Running(frozenset(commands))),
             sriov_manage='/x/sriov-manage', mdevctl='mdevctl')
-
-    def check(self, wanted, words, findings):
-        """One finding, of that code, that says these words."""
-        (finding,) = findings
-        self.assertEqual(wanted, finding.code, finding)
-        self.assertIn(words, f'{finding.details} / {finding.advice}')
-        self.assertEqual(wanted is not result.Code.SUCCESS,
-                         bool(finding.advice))
 
 
 class WayTest(CheckCase):

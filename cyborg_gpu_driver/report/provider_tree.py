@@ -1,0 +1,85 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Reading this host's providers from Placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+
+VERSION = '1.26'
+"""The first that takes and tells ``reserved`` equal to ``total``."""
+_TREE_VERSION = '1.14'
+"""The first with ``in_tree``."""
+_MEMBERS = 8
+"""Providers by which the tree is looked for: some may be missing."""
+
+
+class ProviderTree:
+    """The tree of providers below the compute node.
+
+    :param client: makes Cyborg's placement client, or one like it; called
+        once, at the first use (a new client logs in to keystone each time).
+    """
+
+    def __init__(self, client: Callable[[], Any]):
+        self._make_client = client
+        self._client = None
+        self._root: str | None = None
+
+    @property
+    def client(self) -> Any:
+        """The client, to write with."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def get(self, url: str, version: str = VERSION) -> Any:
+        """The body of an answer; None if there is no such thing.
+
+        :raises PlacementRefused: for any other answer than these two.
+        :raises Exception: what the client raises.
+        """
+        response = self.client.get(url, version=version)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise exception.PlacementRefused(
+                what=f'GET {url}', code=response.status_code,
+                text=response.text)
+        return response.json()
+
+    def members(self, provider: str) -> list[dict[str, Any]]:
+        """All providers of the tree that a provider (UUID) is in."""
+        return self.get(f'/resource_providers?in_tree={provider}',
+                        _TREE_VERSION)['resource_providers']
+
+    def generations(self, providers: Sequence[str]) -> dict[str, int]:
+        """Generation of each provider of this host's tree, in one request.
+
+        The tree is found by any member: by its root once that is known,
+        before by one of ours, where the first may be a missing one.
+
+        :param providers: UUIDs of ours.
+        :raises Exception: what the client raises.
+        """
+        for member in ([self._root] if self._root else providers[:_MEMBERS]):
+            tree = self.members(member)
+            if tree:
+                self._root = tree[0]['root_provider_uuid']
+                return {item['uuid']: item['generation'] for item in tree}
+        self._root = None
+        return {}

@@ -1,0 +1,31 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the tests of single checks share."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver.check import result
+
+
+class FindingCase(base.BaseTestCase):
+
+    def check(self, wanted, words, findings):
+        """One finding, of that code, that says these words; it."""
+        (finding,) = findings
+        self.assertEqual(wanted, finding.code, finding)
+        self.assertIn(words, f'{finding.details} / {finding.advice}')
+        self.assertEqual(wanted is not result.Code.SUCCESS,
+                         bool(finding.advice))
+        return finding
