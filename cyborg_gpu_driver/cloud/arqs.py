@@ -77,7 +77,7 @@ class Watch:
             return None
         try:
             if self._cloud is None:
-                self._cloud = connection.Cloud(self._name)
+                self._cloud = connection.Cloud.named(self._name)
             found = read_claims(self._cloud, self._host)
         except Exception as error:
             # What is reported of the GPUs must not depend on it.

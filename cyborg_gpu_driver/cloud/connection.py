@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A cloud's Cyborg, as its public API answers an administrator."""
+"""A cloud, as its public APIs answer an administrator."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from cyborg_gpu_driver import exception
 _ADMIN = 'admin'
 """The role to which Cyborg shows what belongs to other projects."""
 _VARIABLES = ('OS_CLOUD', 'OS_AUTH_URL')
+_NOT_FOUND = 404
 _TIMEOUT = 60
 """Seconds for one answer, where the cloud's configuration says nothing."""
 
@@ -39,21 +40,33 @@ def is_named(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Cloud:
-    """One cloud; nothing is asked of it before :meth:`get`.
+    """One cloud; nothing is asked of it before :meth:`get` or :meth:`ask`.
 
-    :param name: of ``clouds.yaml``; None for the one that the environment
-        names (``OS_CLOUD``, or ``OS_AUTH_URL`` and the others).
-    :raises CloudError: if there is no such cloud.
+    Safe to ask from several threads, as keystoneauth's sessions are.
+
+    :param made: of openstacksdk.
+    :param name: that errors name the cloud by.
     """
 
-    def __init__(self, name: str | None = None):
-        self.name = (name or os.environ.get('OS_CLOUD')
-                     or os.environ.get('OS_AUTH_URL', ''))
-        with self._telling():
-            self._connection = connection.Connection(
+    def __init__(self, made: connection.Connection, name: str):
+        self.name = name
+        self._connection = made
+
+    @classmethod
+    def named(cls, name: str | None = None) -> Cloud:
+        """A cloud of ``clouds.yaml``.
+
+        :param name: None for the one that the environment names
+            (``OS_CLOUD``, or ``OS_AUTH_URL`` and the others).
+        :raises CloudError: if there is no such cloud.
+        """
+        known = (name or os.environ.get('OS_CLOUD')
+                 or os.environ.get('OS_AUTH_URL', ''))
+        with _telling(known):
+            return cls(connection.Connection(
                 config=config.OpenStackConfig(
                     override_defaults={'api_timeout': _TIMEOUT}
-                ).get_one(cloud=name))
+                ).get_one(cloud=name)), known)
 
     def get(self, path: str, key: str, **query: str) -> list[dict[str, Any]]:
         """A list of Cyborg's, all projects' and whole.
@@ -65,11 +78,11 @@ class Cloud:
         :param key: what the answer's list is called.
         :raises CloudError: if there is none.
         """
-        with self._telling():
+        with _telling(self.name):
             self._check_role()
-            response = self._connection.accelerator.get(path, params=query)
-            exceptions.raise_from_response(response)
-            answer = response.json()
+        answer = self.ask('accelerator', path, **query)
+        if answer is None:
+            raise self.error(f'{path}: {_NOT_FOUND} Not Found')
         found = answer.get(key) if isinstance(answer, dict) else None
         if (not isinstance(found, list)
                 or not all(isinstance(item, dict) for item in found)):
@@ -77,23 +90,46 @@ class Cloud:
                              "Cyborg's place is not Cyborg")
         return found
 
+    def ask(self, service: str, path: str, version: str | None = None,
+            **query: str) -> Any:
+        """What a service answers to a GET, as JSON.
+
+        :param service: its proxy's name at openstacksdk: ``accelerator``,
+            ``compute``, ``identity``, ``placement``.
+        :param path: below the service's endpoint.
+        :param version: the microversion; None for the service's lowest.
+        :returns: None if there is no such thing (404).
+        :raises CloudError: if there is no answer, or a refusal.
+        """
+        with _telling(self.name):
+            response = self._adapter(service).get(
+                path, params=query, microversion=version)
+            if response.status_code == _NOT_FOUND:
+                return None
+            exceptions.raise_from_response(response)
+            return response.json()
+
+    def change(self, service: str, method: str, path: str,
+               body: Any = None, version: str | None = None) -> Any:
+        """What a service answers to any other request.
+
+        :param method: ``POST``, ``PUT``, ``PATCH`` or ``DELETE``.
+        :param body: as JSON can hold it.
+        :returns: the answer, None if it has no body.
+        :raises CloudError: if there is no answer, or a refusal.
+        """
+        with _telling(self.name):
+            response = self._adapter(service).request(
+                path, method, json=body, microversion=version)
+            exceptions.raise_from_response(response)
+            return response.json() if response.content else None
+
+    def _adapter(self, service):
+        return getattr(self._connection, service)
+
     def error(self, reason: object) -> exception.CloudError:
         """An error of this cloud's, to be raised."""
         return exception.CloudError(cloud=self.name, reason=reason)
-
-    @contextlib.contextmanager
-    def _telling(self):
-        """Name the cloud in whatever goes wrong.
-
-        keystoneauth raises bare exceptions where credentials are
-        incomplete, openstacksdk anything where clouds.yaml is malformed.
-        """
-        try:
-            yield
-        except exception.CloudError:
-            raise
-        except Exception as error:
-            raise self.error(str(error) or repr(error)) from error
 
     def _check_role(self):
         """Other ways to log in than Keystone's know no roles."""
@@ -104,3 +140,19 @@ class Cloud:
             raise self.error(
                 f'Cyborg shows the accelerator requests of all projects to '
                 f'the role {_ADMIN} alone, which this user does not have')
+
+
+@contextlib.contextmanager
+def _telling(name):
+    """Name the cloud in whatever goes wrong.
+
+    keystoneauth raises bare exceptions where credentials are incomplete,
+    openstacksdk anything where clouds.yaml is malformed.
+    """
+    try:
+        yield
+    except exception.CloudError:
+        raise
+    except Exception as error:
+        raise exception.CloudError(
+            cloud=name, reason=str(error) or repr(error)) from error

@@ -139,7 +139,7 @@ class _Practice:
 
     @functools.cached_property
     def _named_cloud(self):
-        return connection.Cloud(self._cloud)
+        return connection.Cloud.named(self._cloud)
 
     def _open_placement(self):
         try:

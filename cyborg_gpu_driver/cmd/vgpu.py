@@ -149,7 +149,7 @@ def _claimed(parsed_args, hostname):
     if parsed_args.without_cloud or not (parsed_args.os_cloud
                                          or connection.is_named()):
         return None
-    return arqs.read(connection.Cloud(parsed_args.os_cloud),
+    return arqs.read(connection.Cloud.named(parsed_args.os_cloud),
                      parsed_args.host or hostname)
 
 

@@ -20,6 +20,7 @@ offered there, and on nothing that can change while servers come and go.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import uuid
@@ -45,6 +46,10 @@ _HOST_MAX = PROVIDER_NAME_MAX - len('_gpu_') - _ADDRESS_MAX - 1 - _LABEL_MAX
 _DIGEST_LENGTH = 12
 _UNSAFE = re.compile(r'[^A-Za-z0-9._-]')
 _NOT_CUSTOM = re.compile(r'[^A-Z0-9]+')
+_PROVIDER = re.compile(
+    r'(?P<host>.+)_gpu_'
+    r'(?P<gpu>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])_'
+    r'(?P<label>[A-Za-z0-9._-]+)', re.ASCII)
 _MIG_PROFILE = re.compile(r'(\d+c\.)?\d+g\.\d+gb', re.ASCII)
 
 
@@ -96,6 +101,26 @@ def provider_name(hostname: str, offer: offers.Offer) -> str:
             what='host name', value=hostname,
             expected="expected the compute node's hypervisor_hostname")
     return f'{_safe(hostname, _HOST_MAX)}_gpu_{offer.gpu}_{label(offer)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class ProviderName:
+    """What a provider's name says.
+
+    :ivar host: the compute node's name, or its likeness with a digest.
+    :ivar gpu: PCI address.
+    :ivar label: see :func:`label`.
+    """
+
+    host: str
+    gpu: str
+    label: str
+
+
+def parse_provider_name(name: str) -> ProviderName | None:
+    """The reverse of :func:`provider_name`; None if it is none of ours."""
+    found = _PROVIDER.fullmatch(name)
+    return found and ProviderName(**found.groupdict())
 
 
 def provider_uuid(name: str) -> str:

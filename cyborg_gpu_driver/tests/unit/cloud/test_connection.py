@@ -52,12 +52,12 @@ class ConnectionTest(base.BaseTestCase):
         """What a cloud that cannot be asked is said to be."""
         return str(self.assertRaises(
             exception.CloudError,
-            lambda: connection.Cloud(name).get('/things', 'things')))
+            lambda: connection.Cloud.named(name).get('/things', 'things')))
 
     def test_a_list(self):
         self.keystone()
         self.body = b'{"things": [{"a": 1}]}'
-        self.assertEqual([{'a': 1}], connection.Cloud().get(
+        self.assertEqual([{'a': 1}], connection.Cloud.named().get(
             '/things', 'things', hostname='one'))
         self.assertEqual([('/v2/things', 'hostname=one')], self.asked)
 
@@ -111,5 +111,5 @@ class ConnectionTest(base.BaseTestCase):
         cloud.write_clouds(here=cloud.auth_url)
         cloud.name('OS_CLOUD', 'elsewhere')
         self.body = b'{"things": []}'
-        self.assertEqual([], connection.Cloud('here').get(
+        self.assertEqual([], connection.Cloud.named('here').get(
             '/things', 'things'))

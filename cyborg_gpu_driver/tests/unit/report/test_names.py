@@ -91,6 +91,10 @@ class TestProviderName(base.BaseTestCase):
         self.assertRegex(name, r'\A[A-Za-z0-9._:-]+\Z')
         self.assertEqual(name, names.provider_name(host, offer))
         self.assertIn(f'_gpu_{address}_', name)
+        known = names.parse_provider_name(name)
+        self.assertEqual((str(address), names.label(offer)),
+                         (known.gpu, known.label))
+        self.assertEqual(f'{known.host}_gpu_{address}_{known.label}', name)
 
     @hypothesis.settings(deadline=None)
     @hypothesis.given(strategies.lists(
@@ -103,6 +107,13 @@ class TestProviderName(base.BaseTestCase):
             gpu=address, profile=profile))
             for host, address, profile in triples]
         self.assertEqual(len(triples), len(set(made)))
+
+    def test_what_is_none_of_ours(self):
+        for name in ('compute1', 'compute1_0000:D8:00.0', 'gpu_gpu_gpu_gpu',
+                     'NVIDIA_0000:d8:00.0_passthrough',
+                     'compute1_gpu_0000:d8:00.0_', '_gpu_0000:d8:00.0_x',
+                     'compute1_gpu_0000:d8:00.8_passthrough'):
+            self.assertIsNone(names.parse_provider_name(name), name)
 
     def test_uuid_is_the_conductors(self):
         name = 'compute1_gpu_0000:d8:00.0_passthrough'
