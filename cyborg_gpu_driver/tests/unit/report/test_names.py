@@ -83,7 +83,8 @@ class TestProviderName(base.BaseTestCase):
                           samples.whole_offer())
 
     @hypothesis.settings(deadline=None)
-    @hypothesis.given(HOSTS, ADDRESSES, strategies.text(max_size=300))
+    @hypothesis.given(HOSTS, ADDRESSES,
+                      strategies.text(min_size=1, max_size=300))
     def test_limits(self, host, address, profile):
         offer = samples.t4_offer(gpu=address, profile=profile)
         name = names.provider_name(host, offer)
