@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The plugin as DevStack runs it, on a directory in the machine's place."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import fixtures
+from oslotest import base
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+PLUGIN = ROOT / 'devstack'
+PHASES = ('pre-install', 'install', 'post-config', 'extra', 'test-config')
+SERVICES = 'n-api,n-cpu,cyborg-api,cyborg-cond,cyborg-agent'
+
+BIN_DIR = pathlib.Path(sys.executable).parent
+
+SIMULATED = {'VIRT_DRIVER': 'fake', 'CYBORG_GPU_SIMULATE': 'True'}
+REAL = {'VIRT_DRIVER': 'libvirt', 'CYBORG_GPU_SIMULATE': 'False'}
+
+
+class PluginTest(base.BaseTestCase):
+    """Runs the plugin in a new bash for each of DevStack's scripts."""
+
+    def setUp(self):
+        super().setUp()
+        self.work = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        (self.work / 'top').mkdir()
+        self.conf = self.work / 'etc' / 'cyborg.conf'
+        self.unit = self.work / 'systemd' / 'cyborg-gpu-restore.service'
+        self.state = self.work / 'cyborg' / 'gpu'
+
+    def devstack(self, mode, *phases, settings, services=SERVICES,
+                 trace='xtrace', localrc='', call=()):
+        """Run one script of DevStack.
+
+        :param settings: what local.conf sets, by name.
+        :param localrc: the rest of local.conf.
+        :param call: a function of the plugin, and its arguments, to run
+            after the phases.
+        :return: what the plugin called, a tuple each with its arguments,
+            paths below the directory relative to it.
+        """
+        (self.work / 'localrc').write_text(''.join(
+            f'{name}={shlex.quote(value)}\n'
+            for name, value in settings.items()) + localrc, encoding='utf-8')
+        (self.work / 'record').unlink(missing_ok=True)
+        self.done = subprocess.run(
+            ['bash', str(pathlib.Path(__file__).with_name('devstack.sh')),
+             str(PLUGIN), mode, *phases],
+            capture_output=True, encoding='utf-8', timeout=120, check=False,
+            env={'PATH': os.environ['PATH'], 'HOME': str(self.work),
+                 'LC_ALL': 'C.UTF-8', 'WORK': str(self.work),
+                 'PYTHON': sys.executable, 'ENABLED_SERVICES': services,
+                 'BIN_DIR': str(BIN_DIR),
+                 'TRACE': trace, 'CALL': shlex.join(call)})
+        text = (self.work / 'record').read_text(encoding='utf-8')
+        return [tuple(line.replace(f'{self.work}/', '').split('\x1f'))
+                for line in text.splitlines()]
+
+    def stack(self, *phases, **kwargs):
+        """As :meth:`devstack`, for stack.sh, which must succeed."""
+        record = self.devstack('stack', *phases or PHASES, **kwargs)
+        self.assertEqual(0, self.done.returncode, self.done.stderr)
+        return record
+
+    def unstack(self, *modes, **kwargs):
+        """unstack.sh or clean.sh, which runs unstack.sh first."""
+        record = []
+        for mode in modes:
+            record += self.devstack(mode, **kwargs)
+            self.assertEqual(0, self.done.returncode, self.done.stderr)
+        return record
+
+    def call(self, function, *arguments):
+        """Whether a function of the plugin returns true."""
+        self.devstack('stack', 'pre-install', settings=SIMULATED,
+                      call=(function, *arguments))
+        return self.done.returncode == 0
+
+    def configuration(self):
+        """``cyborg.conf`` as it is."""
+        return self.conf.read_text(encoding='utf-8')

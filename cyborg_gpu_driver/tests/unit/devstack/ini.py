@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Look up and change one option of a file, where DevStack would put it.
+
+For ``devstack.sh``, which runs it without anything installed: a new option
+comes first in its group, a new group last in the file, and all other lines
+stay as they are.
+
+usage: ini.py get|set|add|delete FILE GROUP OPTION [VALUE]
+"""
+
+import pathlib
+import re
+import sys
+
+
+def change(lines, action, group, option, value):
+    """The lines after ``action``, and the value that was there.
+
+    :param lines: of the file, without their ends.
+    """
+    found = ''
+    header = f'[{group}]'
+    if action in ('set', 'add') and header not in lines:
+        lines = [*lines, '', header]
+    at, here, replaced = None, False, False
+    changed = []
+    for line in lines:
+        if line.startswith('['):
+            here = line == header
+            at = len(changed) if here else at
+        elif here and re.match(rf'{re.escape(option)}[ \t]*=', line):
+            found = line.partition('=')[2].strip()
+            if action == 'delete':
+                continue
+            if action == 'set':
+                line, replaced = f'{option} = {value}', True
+        changed.append(line)
+    if action == 'add' or (action == 'set' and not replaced):
+        changed.insert(at + 1, f'{option} = {value}')
+    return changed, found
+
+
+def main(action, name, group, option, value=''):
+    """Print the value for ``get``; otherwise change the file."""
+    path = pathlib.Path(name)
+    if action in ('get', 'delete') or path.exists():
+        lines = path.read_text(encoding='utf-8').splitlines()
+    else:
+        lines = []
+    lines, found = change(lines, action, group, option, value)
+    if action == 'get':
+        print(found)
+    else:
+        path.write_text(''.join(f'{line}\n' for line in lines),
+                        encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

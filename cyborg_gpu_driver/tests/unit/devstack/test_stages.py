@@ -1,0 +1,294 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the DevStack plugin does in each phase of stack.sh."""
+
+import configparser
+import stat
+import subprocess
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.tests.unit.devstack import case
+
+CONF = 'etc/cyborg.conf'
+
+
+def after(record, phase):
+    """What was called in one phase."""
+    found, here = [], False
+    for call in record:
+        if call[0] == 'phase':
+            here = call[2] == phase
+        elif here:
+            found.append(call)
+    return found
+
+
+class PhasesTest(case.PluginTest):
+
+    def test_each_phase_does_its_own(self):
+        record = self.stack(settings=case.SIMULATED)
+        self.assertEqual([
+            ('phase', 'stack', 'pre-install'),
+            ('phase', 'stack', 'install'),
+            ('setup_develop', str(case.ROOT)),
+            ('phase', 'stack', 'post-config'),
+            ('iniset', CONF, 'keystone_authtoken', 'service_token_roles',
+             'service'),
+            ('iniset', CONF, 'agent', 'enabled_drivers',
+             'fake_driver,cyborg_gpu_driver'),
+            ('iniset', CONF, 'DEFAULT', 'host', 'devstack1'),
+            ('iniset', CONF, 'agent', 'resource_provider_name', 'devstack1'),
+            ('sudo', 'install', '-d', '-o', self.user(), 'cyborg/gpu',
+             'cyborg/gpu/simulated'),
+            ('iniset', CONF, 'gpu', 'state_path', 'cyborg/gpu/simulated'),
+            ('iniset', CONF, 'gpu', 'os_cloud', 'devstack-admin'),
+            ('iniset', CONF, 'gpu', 'simulate', 'mixed'),
+            ('iniset', CONF, 'gpu', 'simulate_state',
+             'cyborg/gpu/simulated/host.json'),
+            ('phase', 'stack', 'extra'),
+            ('wait_for_service', '60', 'http://192.0.2.1/accelerator/v2'),
+            ('openstack', 'accelerator', 'device', 'profile', 'create', 'gpu',
+             '[{"resources:CUSTOM_NVIDIA_1G_10GB": "1"}]'),
+            ('openstack', 'flavor', 'create', '--ram', '512', '--disk', '1',
+             '--vcpus', '1', 'm1.gpu'),
+            ('openstack', 'flavor', 'set', '--property',
+             'accel:device_profile=gpu', 'm1.gpu'),
+            ('phase', 'stack', 'test-config')], record)
+        # The library could read the file, and offers what is asked for.
+        self.assertNotIn('No GPU of this machine offers', self.done.stderr)
+        # cyborg-gpu check ran, and what it found stopped nothing.
+        self.assertIn('Cyborg drivers', self.done.stdout)
+        self.assertIn('warning: cyborg-gpu check', self.done.stderr)
+
+    def user(self):
+        return subprocess.run(['id', '-un'], capture_output=True, check=True,
+                              encoding='utf-8').stdout.strip()
+
+    def test_again_changes_nothing(self):
+        phases = ('post-config', 'extra')
+        self.stack(*phases, settings=case.SIMULATED)
+        before = self.configuration()
+        record = self.stack(*phases, settings=case.SIMULATED)
+        self.assertEqual(before.split(), self.configuration().split())
+        self.assertEqual(
+            [('wait_for_service', '60', 'http://192.0.2.1/accelerator/v2'),
+             ('openstack', 'flavor', 'set', '--property',
+              'accel:device_profile=gpu', 'm1.gpu')],
+            after(record, 'extra'))
+
+    def test_what_is_no_longer_set_goes(self):
+        self.stack('post-config', settings={
+            **case.SIMULATED, 'CYBORG_GPU_POLICIES': 'all',
+            'CYBORG_GPU_POLICY_all': 'mode=passthrough'})
+        self.stack('post-config', settings={
+            **case.SIMULATED, 'CYBORG_GPU_OS_CLOUD': ''})
+        for gone in ('gpu_policy', 'policies', 'os_cloud'):
+            self.assertNotIn(gone, self.configuration())
+
+    def test_nothing_where_cyborg_is_not(self):
+        record = self.stack(settings=case.SIMULATED, services='n-api,n-cpu')
+        self.assertEqual({'phase'}, {call[0] for call in record})
+        self.assertNotIn('gpu', self.configuration())
+
+    def test_a_controller_gets_no_driver(self):
+        record = self.stack(settings=case.SIMULATED,
+                            services='n-api,cyborg-api,cyborg-cond')
+        self.assertEqual([], after(record, 'install'))
+        self.assertEqual([('iniset', CONF, 'keystone_authtoken',
+                           'service_token_roles', 'service')],
+                         after(record, 'post-config'))
+        self.assertEqual(4, len(after(record, 'extra')))
+
+    def test_a_compute_node_makes_nothing_in_the_cloud(self):
+        record = self.stack(settings=case.SIMULATED,
+                            services='n-cpu,cyborg-agent')
+        self.assertIn(('setup_develop', str(case.ROOT)), record)
+        self.assertEqual([], after(record, 'extra'))
+        self.assertNotIn('keystone_authtoken', self.configuration())
+
+    def test_trace_is_left_as_it_was(self):
+        for trace, expected in (('xtrace', 'set -o xtrace'),
+                                ('', 'set +o xtrace')):
+            self.stack('pre-install', settings=case.SIMULATED, trace=trace)
+            self.assertEqual(expected,
+                             self.done.stdout.splitlines()[-1])
+
+
+class DriversTest(case.PluginTest):
+
+    def drivers(self, enabled):
+        self.stack('post-config', services='cyborg-agent', settings={
+            **case.SIMULATED, 'CYBORG_ENABLED_DRIVERS': enabled})
+        parser = configparser.ConfigParser()
+        parser.read(self.conf)
+        return parser['agent']['enabled_drivers']
+
+    def test_ours_joins_the_others(self):
+        for enabled, expected in (
+                ('fake_driver', 'fake_driver,cyborg_gpu_driver'),
+                ('fake_driver, pci_driver',
+                 'fake_driver,pci_driver,cyborg_gpu_driver'),
+                ('cyborg_gpu_driver,fake_driver',
+                 'fake_driver,cyborg_gpu_driver'),
+                ('cyborg_gpu_driver', 'cyborg_gpu_driver')):
+            self.assertEqual(expected, self.drivers(enabled))
+
+
+class RolesTest(case.PluginTest):
+
+    def test_those_of_the_site_stay(self):
+        self.conf.parent.mkdir()
+        self.conf.write_text('[keystone_authtoken]\n'
+                             'service_token_roles = nova_service\n',
+                             encoding='utf-8')
+        record = self.stack('post-config', services='cyborg-api',
+                            settings=case.SIMULATED)
+        self.assertEqual([], after(record, 'post-config'))
+
+
+class PoliciesTest(case.PluginTest):
+
+    def test_become_groups_that_the_library_reads(self):
+        # iniset would have the shell make file names of *A100*.
+        (self.work / 'top' / 'an-A100-guide').touch()
+        self.stack('post-config', services='cyborg-agent', settings={
+            **case.SIMULATED, 'CYBORG_GPU_POLICIES': 'slices,rest',
+            'CYBORG_GPU_POLICY_slices':
+                'mode=mig;profiles=1g.10gb,3g.40gb;match_model=*A100*',
+            'CYBORG_GPU_POLICY_rest': 'mode=passthrough'})
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[str(self.conf)],
+             default_config_dirs=[])
+        slices, rest = policies.read(conf).policies
+        self.assertEqual(('slices', ('1g.10gb', '3g.40gb'), ('*A100*',)),
+                         (slices.name, slices.profiles, slices.match_model))
+        self.assertEqual('passthrough', rest.mode.value)
+
+    def test_what_the_library_refuses_ends_the_run(self):
+        record = self.devstack(
+            'stack', 'post-config', 'extra', settings={
+                **case.SIMULATED, 'CYBORG_GPU_POLICIES': 'all',
+                'CYBORG_GPU_POLICY_all': 'mode=whole'})
+        self.assertNotEqual(0, self.done.returncode)
+        self.assertIn('gpu_policy:all', self.done.stderr)
+        self.assertIn('die: cyborg_gpu_driver cannot work with',
+                      self.done.stderr)
+        self.assertEqual([], after(record, 'extra'))
+
+
+class MachineTest(case.PluginTest):
+    """A machine with GPUs of its own."""
+
+    def test_gets_a_helper_and_the_unit(self):
+        record = self.stack('post-config', settings=case.REAL)
+        bin_dir = case.BIN_DIR
+        self.assertIn(
+            ('iniset', CONF, 'cyborg_gpu_privileged', 'helper_command',
+             f'sudo {bin_dir}/privsep-helper --config-file {CONF}'), record)
+        self.assertEqual(
+            [('sudo', 'systemctl', 'daemon-reload'),
+             ('sudo', 'systemctl', 'enable', 'cyborg-gpu-restore.service')],
+            record[-2:])
+        self.assertIn(('iniset', CONF, 'gpu', 'state_path', 'cyborg/gpu'),
+                      record)
+        self.assertNotIn('simulate', self.configuration())
+        # Cyborg and Nova agree on the machine's name by themselves.
+        self.assertNotIn('host =', self.configuration())
+        unit = self.unit.read_text(encoding='utf-8').splitlines()
+        self.assertEqual(0o644, stat.S_IMODE(self.unit.stat().st_mode))
+        self.assertIn('Before = devstack@n-cpu.service '
+                      'devstack@cyborg-agent.service', unit)
+        self.assertIn('Before=nova-compute.service '
+                      'openstack-nova-compute.service', unit)
+        self.assertIn(f'RequiresMountsFor = {self.state}', unit)
+        self.assertEqual(
+            [f'ExecStart = {bin_dir}/cyborg-gpu --config-file {self.conf} '
+             'layout restore'],
+            [line for line in unit if line.startswith('ExecStart')])
+
+    def test_gets_the_same_again(self):
+        self.stack('post-config', settings=case.REAL)
+        before = self.unit.read_text(encoding='utf-8')
+        self.stack('post-config', settings=case.REAL)
+        self.assertEqual(before, self.unit.read_text(encoding='utf-8'))
+
+    def test_is_warned_of_a_second_driver(self):
+        self.stack('post-config', settings={
+            **case.REAL,
+            'CYBORG_ENABLED_DRIVERS': 'fake_driver,nvidia_gpu_driver'})
+        self.assertIn('warning: CYBORG_ENABLED_DRIVERS has nvidia_gpu_driver',
+                      self.done.stderr)
+
+    def test_offers_whole_gpus_unless_told_otherwise(self):
+        record = self.stack('extra', services='n-api,cyborg-api',
+                            settings=case.REAL)
+        self.assertIn(('openstack', 'accelerator', 'device', 'profile',
+                       'create', 'gpu', '[{"resources:PGPU": "1"}]'), record)
+
+
+class ResourcesTest(case.PluginTest):
+
+    SERVICES = 'n-api,cyborg-api'
+
+    def extra(self, services=SERVICES, **settings):
+        return after(self.stack('extra', services=services, settings={
+            **case.SIMULATED, **settings}), 'extra')
+
+    def test_ask_for_what_is_set(self):
+        record = self.extra(
+            CYBORG_GPU_PROFILE='slice', CYBORG_GPU_FLAVOR='g1.slice',
+            CYBORG_GPU_RESOURCE='CUSTOM_NVIDIA_3G_40GB',
+            CYBORG_GPU_TRAITS='CUSTOM_GPU_ARCH_AMPERE,CUSTOM_GPU_NUMA_0',
+            CYBORG_GPU_FLAVOR_RAM='8192', CYBORG_GPU_FLAVOR_DISK='20',
+            CYBORG_GPU_FLAVOR_VCPUS='4')
+        self.assertEqual(
+            [('openstack', 'accelerator', 'device', 'profile', 'create',
+              'slice',
+              '[{"resources:CUSTOM_NVIDIA_3G_40GB": "1", '
+              '"trait:CUSTOM_GPU_ARCH_AMPERE": "required", '
+              '"trait:CUSTOM_GPU_NUMA_0": "required"}]'),
+             ('openstack', 'flavor', 'create', '--ram', '8192', '--disk',
+              '20', '--vcpus', '4', 'g1.slice'),
+             ('openstack', 'flavor', 'set', '--property',
+              'accel:device_profile=slice', 'g1.slice')], record[1:])
+
+    def test_are_left_out_where_that_is_asked_for(self):
+        self.assertEqual([], self.extra(CYBORG_GPU_PROFILE='',
+                                        CYBORG_GPU_FLAVOR=''))
+        self.assertEqual(
+            ['wait_for_service', 'openstack'],
+            [call[0] for call in self.extra(CYBORG_GPU_FLAVOR='')])
+
+    def test_a_name_that_is_part_of_another_is_none(self):
+        (self.work / 'profiles').write_text('gpu-old\nxgpu\n',
+                                            encoding='utf-8')
+        self.assertEqual(
+            ('openstack', 'accelerator', 'device', 'profile', 'create'),
+            self.extra()[1][:5])
+
+    def test_a_silent_api_is_said(self):
+        self.devstack('stack', 'extra', services=self.SERVICES,
+                      settings={**case.SIMULATED, 'API_IS_DOWN': 'True'})
+        self.assertNotEqual(0, self.done.returncode)
+        self.assertIn('die: cyborg-api does not answer at '
+                      'http://192.0.2.1/accelerator/v2', self.done.stderr)
+
+    def test_what_nobody_offers_is_said(self):
+        self.stack('post-config', 'extra', services='cyborg-agent',
+                   settings={**case.SIMULATED,
+                             'CYBORG_GPU_RESOURCE': 'CUSTOM_NVIDIA_1G_5GB'})
+        self.assertIn('warning: No GPU of this machine offers '
+                      'CUSTOM_NVIDIA_1G_5GB now', self.done.stderr)
+        self.assertIn('CUSTOM_NVIDIA_7G_80GB PGPU', self.done.stderr)

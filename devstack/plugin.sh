@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+# DevStack plugin of cyborg_gpu_driver. stack.sh, unstack.sh and clean.sh
+# source it with a mode and a phase:
+# https://docs.openstack.org/devstack/latest/plugins.html
+
+# shellcheck source=devstack/lib/cyborg-gpu
+source "$CYBORG_GPU_DIR/devstack/lib/cyborg-gpu"
+# shellcheck source=devstack/lib/cyborg-gpu-settings
+source "$CYBORG_GPU_DIR/devstack/lib/cyborg-gpu-settings"
+
+case "$1/${2:-}" in
+    stack/pre-install)
+        if is_service_enabled cyborg-agent cyborg-api; then
+            check_cyborg_gpu_settings
+        fi
+        ;;
+    stack/install)
+        if is_service_enabled cyborg-agent; then
+            echo_summary "Installing cyborg_gpu_driver"
+            install_cyborg_gpu
+        fi
+        ;;
+    stack/post-config)
+        if is_service_enabled cyborg-api; then
+            configure_cyborg_gpu_api
+        fi
+        if is_service_enabled cyborg-agent; then
+            echo_summary "Configuring cyborg_gpu_driver"
+            configure_cyborg_gpu_agent
+        fi
+        ;;
+    stack/extra)
+        # All of local.conf is in the files by now, and Cyborg is started.
+        if is_service_enabled cyborg-agent; then
+            check_cyborg_gpu_offers
+        fi
+        if is_service_enabled cyborg-api && is_service_enabled n-api; then
+            create_cyborg_gpu_resources
+        fi
+        ;;
+    stack/test-config)
+        if is_service_enabled cyborg-agent; then
+            report_cyborg_gpu_check
+        fi
+        ;;
+    # Services may have been disabled since; what is there goes all the same.
+    unstack/*)
+        unconfigure_cyborg_gpu
+        ;;
+    clean/*)
+        unconfigure_cyborg_gpu
+        cleanup_cyborg_gpu
+        ;;
+esac
