@@ -13,15 +13,18 @@
 
 """Hearing of errors of GPUs at the moment that they happen.
 
-NVML tells a thread that waits in it. cyborg-agent runs on native threads
-(oslo.service's threading backend), and a call of NVML releases the
-interpreter's lock; so waiting holds up nobody.
+NVML tells a thread that waits in it. From 2026.1 on cyborg-agent runs on
+native threads (oslo.service's threading backend), and a call of NVML releases
+the interpreter's lock; so waiting holds up nobody. Before, it runs on
+eventlet's green threads, of which one that waits in NVML would hold up all the
+others: there the thread waits outside, and asks without waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -147,7 +150,7 @@ class Watcher:
                 if not self._set.members:
                     self._wake.wait()
                     continue
-                self._tell(self._set.wait(_WAIT_MS))
+                self._tell(self._wait())
                 delay = _FIRST_DELAY
             except exception.NvmlError as error:
                 LOG.debug('Waiting for events of the GPUs: %s', error)
@@ -157,6 +160,14 @@ class Watcher:
                 self._wake.wait(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
         self._set.close()
+
+    def _wait(self):
+        if not _on_green_threads():
+            return self._set.wait(_WAIT_MS)
+        found = self._set.wait(0)
+        if not found:
+            self._wake.wait(_WAIT_MS / 1000)
+        return found
 
     def _rest(self):
         self._set.close()
@@ -170,6 +181,12 @@ class Watcher:
             except Exception:
                 LOG.exception('XID %(xid)s of GPU %(gpu)s was lost',
                               {'xid': event.xid, 'gpu': event.address})
+
+
+def _on_green_threads() -> bool:
+    """Whether eventlet has put its threads in the place of Python's."""
+    patcher = sys.modules.get('eventlet.patcher')
+    return patcher is not None and patcher.is_monkey_patched('thread')
 
 
 class EventSet:

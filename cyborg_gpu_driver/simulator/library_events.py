@@ -19,6 +19,7 @@ one has let happen.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import time
 
@@ -35,6 +36,10 @@ _STEP = 0x40
 _WHOLE_GPU = 0xffffffff
 _LOOK_EVERY = 0.05
 """Seconds; another process cannot wake one that waits."""
+_MICROSECONDS = 1_000_000
+_sleep = ctypes.CDLL(None).usleep
+"""As a C library waits: eventlet has no hand in it, and the whole process of
+green threads stands still."""
 _SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
               | pynvml.nvmlEventTypeDoubleBitEccError
               | pynvml.nvmlEventTypePState
@@ -119,7 +124,7 @@ def _linger(library, event_set, _data, milliseconds):
         left = end - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, _LOOK_EVERY))
+        _sleep(int(min(left, _LOOK_EVERY) * _MICROSECONDS))
 
 
 def _has_answer(library, event_set):

@@ -34,6 +34,8 @@ class SimulatedTestCase(base.BaseTestCase):
         logger = logging.getLogger('cyborg_gpu_driver')
         logger.addHandler(self.log)
         self.addCleanup(logger.removeHandler, self.log)
+        self.addCleanup(logger.setLevel, logger.level)
+        logger.setLevel(logging.DEBUG)
 
     def use(self, name):
         self.machine = machine_module.Machine.load(name)
