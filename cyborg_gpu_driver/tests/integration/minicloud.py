@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The cloud under test: ``tools/minicloud``, as its users have it."""
+
+from __future__ import annotations
+
+import atexit
+import configparser
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import sqlalchemy
+from openstack import config
+from openstack import connection
+
+from cyborg_gpu_driver.simulator import state
+
+DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
+_COMMAND = (pathlib.Path(__file__).resolve().parents[3]
+            / 'tools' / 'minicloud' / 'minicloud')
+# Asked now, because a test's own temporary directory goes away with it.
+_TEMPORARY = tempfile.gettempdir()
+
+
+class MinicloudError(Exception):
+    """A command of minicloud's failed; says what it printed."""
+
+
+class Minicloud:
+    """A cloud in ``directory``, which runs."""
+
+    def __init__(self, directory: pathlib.Path):
+        self.directory = directory
+        clouds = config.OpenStackConfig(
+            config_files=[str(directory / 'clouds.yaml')],
+            load_envvars=False)
+        self._clouds = clouds
+        self._connections: dict[str, connection.Connection] = {}
+        settings = json.loads((directory / 'minicloud.json').read_text())
+        self.hosts: tuple[str, ...] = tuple(settings['hosts'])
+        """Names of the compute hosts."""
+        self._database = sqlalchemy.create_engine(
+            self._cyborg_conf('cyborg.conf')['database']['connection'])
+
+    def connect(self, user: str) -> connection.Connection:
+        """The cloud as ``admin``, ``user1`` or ``user2`` sees it."""
+        if user not in self._connections:
+            self._connections[user] = connection.Connection(
+                config=self._clouds.get_one(cloud=user))
+        return self._connections[user]
+
+    def command(self, *arguments: str) -> str:
+        """Run ``minicloud`` and return what it prints.
+
+        :raises MinicloudError: if it fails.
+        """
+        return run(*arguments, '--directory', str(self.directory))
+
+    def restart(self, *services: str) -> None:
+        """Restart services and wait until they are up."""
+        self.command('restart', *services)
+
+    def kill(self, *services: str) -> None:
+        """Send SIGKILL to all processes of services."""
+        self.command('kill', *services)
+
+    def cyborg_gpu(self, host: str, *arguments: str) -> str:
+        """Run ``cyborg-gpu`` on a host and return what it prints.
+
+        :raises MinicloudError: if it fails.
+        """
+        return _output([
+            sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+            '--config-file', str(self._agent_conf(host)), *arguments])
+
+    def handles_in_use(self) -> list[str]:
+        """UUIDs of the attach handles that Cyborg believes to be in use.
+
+        Asked of its database, for its API does not show them.
+        """
+        with self._database.connect() as database:
+            return list(database.scalars(sqlalchemy.text(
+                'SELECT uuid FROM attach_handles WHERE in_use')))
+
+    def hardware(self, host: str) -> dict[str, state.Gpu]:
+        """Address and state of each simulated GPU of a host.
+
+        Read from the simulator's file, never from the driver.
+        """
+        parser = _read_ini(self._agent_conf(host))
+        document = json.loads(pathlib.Path(
+            parser['gpu']['simulate_state']).read_text())
+        return state.from_json(document['state']).gpus
+
+    def _agent_conf(self, host):
+        return (self.directory / 'etc' / 'cyborg'
+                / f'cyborg-agent-{host}.conf')
+
+    def _cyborg_conf(self, name):
+        return _read_ini(self.directory / 'etc' / 'cyborg' / name)
+
+
+class _Shared:
+    """The cloud of this process, started by who needs it first."""
+
+    def __init__(self):
+        self._cloud: Minicloud | None = None
+        self._problem: MinicloudError | None = None
+
+    def get(self) -> Minicloud:
+        """:raises MinicloudError: if it did not start, each time."""
+        if self._problem is not None:
+            raise self._problem
+        if self._cloud is None:
+            try:
+                self._cloud = self._start()
+            except MinicloudError as problem:
+                self._problem = problem
+                raise
+        return self._cloud
+
+    def _start(self):
+        given = os.environ.get(DIRECTORY_VARIABLE)
+        if given:
+            directory = pathlib.Path(given)
+            run('status', '--directory', given)
+        else:
+            parent = tempfile.mkdtemp(prefix='minicloud-', dir=_TEMPORARY)
+            directory = pathlib.Path(parent, 'cloud')
+            atexit.register(_wipe, directory)
+            run('start', '--directory', str(directory))
+        return Minicloud(directory)
+
+
+shared = _Shared()
+
+
+def run(*arguments: str) -> str:
+    """Run ``minicloud`` and return what it prints.
+
+    :raises MinicloudError: if it fails.
+    """
+    return _output([sys.executable, str(_COMMAND), *arguments])
+
+
+def _wipe(directory):
+    try:
+        run('wipe', '--directory', str(directory))
+    finally:
+        shutil.rmtree(directory.parent, ignore_errors=True)
+
+
+def _output(command):
+    done = subprocess.run(command, capture_output=True, text=True,
+                          check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise MinicloudError(
+            f'{" ".join(command)} ended with {done.returncode}:\n'
+            + done.stdout + done.stderr)
+    return done.stdout
+
+
+def _read_ini(path):
+    parser = configparser.RawConfigParser()
+    with path.open(encoding='utf-8') as stream:
+        parser.read_file(stream)
+    return parser

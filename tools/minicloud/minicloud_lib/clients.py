@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What clients read: ``clouds.yaml`` and ``openrc``."""
+
+from __future__ import annotations
+
+import pathlib
+
+import yaml
+from openstack import config
+from openstack import connection
+
+from minicloud_lib import common
+from minicloud_lib import settings as settings_module
+
+ADMIN = 'admin'
+SERVICES = ('cyborg', 'glance', 'nova', 'placement')
+"""Users of the project ``service``."""
+USERS = {'user1': 'project1', 'user2': 'project2'}
+"""Users without privileges, each with his project."""
+
+_OPENRC = """\
+# Source this file to be a user of the cloud: . {directory}/openrc [USER]
+export OS_CLIENT_CONFIG_FILE={clouds}
+export OS_CLOUD=${{1:-{admin}}}
+"""
+
+
+def path(settings: settings_module.Settings) -> pathlib.Path:
+    return settings.directory / 'clouds.yaml'
+
+
+def write(settings: settings_module.Settings) -> None:
+    """Write both; each user is a cloud of its own in the first."""
+    projects = {ADMIN: ADMIN, **USERS,
+                **dict.fromkeys(SERVICES, common.SERVICE_PROJECT)}
+    clouds = {user: _cloud(settings, user, project)
+              for user, project in projects.items()}
+    clouds_path = path(settings)
+    clouds_path.touch(mode=0o600)
+    clouds_path.write_text(yaml.safe_dump({'clouds': clouds}),
+                           encoding='utf-8')
+    (settings.directory / 'openrc').write_text(
+        _OPENRC.format(directory=settings.directory, clouds=clouds_path,
+                       admin=ADMIN), encoding='utf-8')
+
+
+def connect(settings: settings_module.Settings, user: str
+            ) -> connection.Connection:
+    """This cloud as one of its users sees it."""
+    clouds = config.OpenStackConfig(config_files=[str(path(settings))],
+                                    load_envvars=False)
+    return connection.Connection(config=clouds.get_one(cloud=user))
+
+
+def _cloud(settings, user, project):
+    return {
+        'region_name': common.REGION,
+        'auth': {'auth_url': settings.url('keystone') + '/v3',
+                 'username': user, 'password': settings.password(user),
+                 'project_name': project,
+                 'user_domain_name': common.DOMAIN,
+                 'project_domain_name': common.DOMAIN}}

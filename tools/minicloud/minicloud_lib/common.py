@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Sections that all services' configuration files have."""
+
+from __future__ import annotations
+
+from minicloud_lib import inifile
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+
+REGION = 'RegionOne'
+SERVICE_PROJECT = 'service'
+DOMAIN = 'Default'
+
+
+def database_url(settings: settings_module.Settings, user: str,
+                 database: str) -> str:
+    return (f'mysql+pymysql://{user}:{settings.password(user)}@'
+            f'{settings_module.ADDRESS}:{settings.port("mariadb")}/'
+            f'{database}?charset=utf8mb4')
+
+
+def transport_url(settings: settings_module.Settings) -> str:
+    user = probes.broker_user()
+    return (f'rabbit://{user}:{settings.password(user)}@'
+            f'{settings_module.ADDRESS}:{settings.port("rabbitmq")}/')
+
+
+def login(settings: settings_module.Settings, user: str
+          ) -> dict[str, object]:
+    """How a service logs in to keystone."""
+    return {'auth_type': 'password',
+            'auth_url': settings.url('keystone') + '/v3',
+            'username': user, 'password': settings.password(user),
+            'project_name': SERVICE_PROJECT, 'user_domain_name': DOMAIN,
+            'project_domain_name': DOMAIN, 'region_name': REGION}
+
+
+def sections(settings: settings_module.Settings, name: str,
+             user: str | None = None) -> inifile.Sections:
+    """What a service of this name has in any case.
+
+    :param user: who checks the tokens that clients send; None for a
+        service that is no API.
+    """
+    common: dict[str, dict[str, object]] = {
+        'DEFAULT': {'state_path': settings.data(name),
+                    'use_stderr': True,
+                    'transport_url': transport_url(settings)},
+        'oslo_concurrency': {'lock_path': settings.data(name, 'locks')},
+        'oslo_messaging_notifications': {'driver': 'noop'},
+    }
+    if user is not None:
+        common['keystone_authtoken'] = {
+            **login(settings, user),
+            'www_authenticate_uri': settings.url('keystone') + '/v3',
+            'interface': 'public', 'service_token_roles': 'service',
+            'service_token_roles_required': True}
+    return common

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Cyborg: API, conductor, and an agent for each host."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+
+from minicloud_lib import clients
+from minicloud_lib import common
+from minicloud_lib import error
+from minicloud_lib import inifile
+from minicloud_lib import nova
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+from minicloud_lib import uwsgi
+
+_HOST = 'controller'
+_POLL = 0.5
+_REPORT = 300
+"""Seconds in which a host's first report has to be in Placement."""
+
+
+def parts(settings: settings_module.Settings) -> list:
+    config = settings.etc('cyborg', 'cyborg.conf')
+    agents = [agent(host) for host in settings.hosts]
+    return [
+        steps.Step('cyborg-files', (), lambda: _configure(settings)),
+        steps.Step('cyborg-schema', ('cyborg-files', 'mariadb'),
+                   lambda: steps.command(settings, 'cyborg-schema', [
+                       steps.binary('cyborg-dbsync'), '--config-file',
+                       str(config), 'upgrade'])),
+        uwsgi.service(settings, 'cyborg-api', 'cyborg', 'cyborg.wsgi.api',
+                      ('cyborg-schema', 'rabbitmq', 'identity'),
+                      arguments=f'--config-file {config}'),
+        _daemon(settings, 'cyborg-conductor', config, 'cyborg-conductor',
+                ('cyborg-schema', 'rabbitmq', 'identity')),
+        # At its start it looks for its host's provider.
+        *(_daemon(settings, 'cyborg-agent', agent_path(settings, host),
+                  f'cyborg-agent.{host}',
+                  ('cyborg-conductor', nova.compute(host)), agent(host),
+                  {'OS_CLIENT_CONFIG_FILE': str(clients.path(settings))})
+          for host in settings.hosts),
+        steps.Step('gpus', (*agents, 'cyborg-api'),
+                   lambda: _wait_for_gpus(settings), once=False),
+    ]
+
+
+def agent(host: str) -> str:
+    """The service that reports a host's GPUs."""
+    return f'cyborg-agent-{host}'
+
+
+def agent_path(settings: settings_module.Settings, host: str
+               ) -> pathlib.Path:
+    """The configuration of a host's agent, which ``cyborg-gpu`` takes too.
+    """
+    return settings.etc('cyborg', f'{agent(host)}.conf')
+
+
+def _daemon(settings, program, config, queue, needs, name=None,
+            environment=None):
+    return steps.Service(
+        name or program, needs,
+        [steps.binary(program), '--config-file', str(config)],
+        probes.consumer(settings, queue), environment or {})
+
+
+def _configure(settings):
+    inifile.write(settings.etc('cyborg', 'cyborg.conf'), inifile.merge(
+        _sections(settings, _HOST),
+        common.sections(settings, f'{_HOST}/cyborg', 'cyborg'),
+        {'database': {'connection': common.database_url(settings, 'cyborg',
+                                                        'cyborg')},
+         'api': {'api_paste_config': steps.shipped(
+             'cyborg/api-paste.ini')}}))
+    policies = inifile.read(pathlib.Path(settings.gpu_config))
+    for host, machine in settings.hosts.items():
+        state = settings.data(host, 'gpu')
+        state.mkdir(parents=True, exist_ok=True)
+        inifile.write(agent_path(settings, host), inifile.merge(
+            _sections(settings, host), policies,
+            {'agent': {'enabled_drivers': 'cyborg_gpu_driver',
+                       'resource_provider_name': host},
+             'gpu': {'simulate': machine, 'state_path': state,
+                     'simulate_state': settings.data(host, 'machine.json'),
+                     'os_cloud': clients.ADMIN}}))
+
+
+def _sections(settings, host):
+    login = common.login(settings, 'cyborg')
+    return inifile.merge(
+        common.sections(settings, f'{host}/cyborg'),
+        {'DEFAULT': {'host': host},
+         'placement': login, 'nova': login,
+         # Without it, privsep calls sudo.
+         'cyborg_sys_admin': {
+             'helper_command': steps.binary('privsep-helper')}})
+
+
+def _wait_for_gpus(settings):
+    """Wait until Placement has what the agents report.
+
+    :raises MinicloudError: naming the providers that are missing.
+    """
+    expected = {item['name']: host for host in settings.hosts
+                for item in _report(settings, host)}
+    placement = clients.connect(settings, clients.ADMIN).placement
+    deadline = time.monotonic() + _REPORT
+    while True:
+        found = {provider.name for provider
+                 in placement.resource_providers()}
+        missing = sorted(set(expected) - found)
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            raise error.MinicloudError(
+                f'not in Placement after {_REPORT} s: {", ".join(missing)}; '
+                f'see {settings.log(agent(expected[missing[0]]))}')
+        time.sleep(_POLL)
+
+
+def _report(settings, host):
+    return json.loads(steps.output(
+        [steps.binary('cyborg-gpu'), '--config-file',
+         str(agent_path(settings, host)), 'report', 'show', '-f', 'json'],
+        settings))

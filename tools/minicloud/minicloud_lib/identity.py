@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is in keystone, and the image and flavor that everybody may use."""
+
+from __future__ import annotations
+
+from minicloud_lib import clients
+from minicloud_lib import common
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+
+IMAGE = 'minimal'
+FLAVOR = 'minimal'
+_CATALOGUE = {
+    # type: (name, whose port, path)
+    'placement': ('placement', 'placement', ''),
+    'compute': ('nova', 'nova', '/v2.1'),
+    'accelerator': ('cyborg', 'cyborg', '/v2'),
+    'image': ('glance', 'glance', ''),
+    'network': ('neutron', 'neutron', ''),
+}
+_INTERFACES = ('public', 'internal')
+
+
+def parts(settings: settings_module.Settings) -> list[steps.Step]:
+    return [
+        steps.Step('clients', (), lambda: clients.write(settings)),
+        steps.Step('identity', ('clients', 'keystone'),
+                   lambda: _fill_keystone(settings)),
+        steps.Step('image', ('identity', 'glance'),
+                   lambda: _make_image(settings)),
+        steps.Step('flavor', ('identity', 'nova-api'),
+                   lambda: _make_flavor(settings)),
+    ]
+
+
+def _fill_keystone(settings):
+    """Make what is not there yet: an earlier trial may have ended half-way.
+    """
+    cloud = clients.connect(settings, clients.ADMIN)
+    identity = cloud.identity
+    roles = {role.name: role for role in identity.roles()}
+    people = {**clients.USERS,
+              **dict.fromkeys(clients.SERVICES, common.SERVICE_PROJECT)}
+    projects = {
+        name: identity.find_project(name) or identity.create_project(
+            name=name, domain_id='default')
+        for name in sorted(set(people.values()))}
+    for name, project in people.items():
+        user = identity.find_user(name) or identity.create_user(
+            name=name, password=settings.password(name),
+            domain_id='default')
+        for role in (('service', 'admin') if name in clients.SERVICES
+                     else ('member',)):
+            identity.assign_project_role_to_user(projects[project], user,
+                                                 roles[role])
+    for kind, (name, port, path) in _CATALOGUE.items():
+        service = identity.find_service(name) or identity.create_service(
+            name=name, type=kind)
+        there = {endpoint.interface for endpoint
+                 in identity.endpoints(service_id=service.id)}
+        for interface in set(_INTERFACES) - there:
+            identity.create_endpoint(
+                service_id=service.id, interface=interface,
+                region_id=common.REGION, url=settings.url(port) + path)
+
+
+def _make_image(settings):
+    image = clients.connect(settings, clients.ADMIN).image
+    if image.find_image(IMAGE) is None:
+        # No guest ever runs it.
+        image.create_image(IMAGE, data=b'minicloud', disk_format='raw',
+                           container_format='bare', visibility='public')
+
+
+def _make_flavor(settings):
+    compute = clients.connect(settings, clients.ADMIN).compute
+    if compute.find_flavor(FLAVOR) is None:
+        compute.create_flavor(name=FLAVOR, vcpus=1, ram=64, disk=1)

@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Configuration files of the services."""
+
+from __future__ import annotations
+
+import configparser
+import pathlib
+from collections.abc import Mapping
+
+from minicloud_lib import error
+
+Sections = Mapping[str, Mapping[str, object]]
+"""``{section: {option: value}}``; a list is written with commas."""
+
+
+def write(path: pathlib.Path, sections: Sections) -> pathlib.Path:
+    """Write a file that only its owner can read: it has passwords."""
+    lines = []
+    for section, options in sections.items():
+        lines.append(f'[{section}]')
+        lines += [f'{name} = {_text(value)}'
+                  for name, value in options.items()]
+        lines.append('')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text('\n'.join(lines), encoding='utf-8')
+    return path
+
+
+def merge(*several: Sections) -> dict[str, dict[str, object]]:
+    """All of them in one; the last one that has an option wins."""
+    merged: dict[str, dict[str, object]] = {}
+    for sections in several:
+        for section, options in sections.items():
+            merged.setdefault(section, {}).update(options)
+    return merged
+
+
+def read(path: pathlib.Path) -> dict[str, dict[str, object]]:
+    """The sections of a file.
+
+    :raises MinicloudError: if it is none.
+    """
+    parser = configparser.RawConfigParser(default_section='')
+    parser.optionxform = str
+    try:
+        with path.open(encoding='utf-8') as stream:
+            parser.read_file(stream)
+    except (OSError, ValueError, configparser.Error) as problem:
+        raise error.MinicloudError(
+            f'{path} cannot be used as configuration: {problem}'
+            ) from problem
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def _text(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ','.join(str(item) for item in value)
+    return str(value)

@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""MariaDB of the distribution, with files and port of its own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+
+DATABASES = {'keystone': ('keystone',), 'placement': ('placement',),
+             'nova': ('nova_api', 'nova_cell0', 'nova_cell1'),
+             'cyborg': ('cyborg',), 'glance': ('glance',)}
+"""Each user with what is his."""
+PACKAGE = 'mariadb-server'
+_SERVER = '/usr/sbin/mariadbd'
+_INSTALL = '/usr/bin/mariadb-install-db'
+
+
+def is_installed() -> bool:
+    return all(os.access(path, os.X_OK) for path in (_SERVER, _INSTALL))
+
+
+def parts(settings: settings_module.Settings) -> list:
+    data = settings.data('mariadb')
+    statements = settings.etc('mariadb.sql')
+
+    def install():
+        # A trial that was interrupted is of no use to the next one.
+        shutil.rmtree(data, ignore_errors=True)
+        steps.command(settings, 'mariadb-install', [
+            _INSTALL, '--no-defaults', f'--datadir={data}',
+            '--auth-root-authentication-method=normal', '--skip-test-db',
+            *_user()])
+        _write(statements, settings)
+
+    return [
+        steps.Step('mariadb-files', (), install),
+        steps.Service(
+            'mariadb', ('mariadb-files',),
+            [_SERVER, '--no-defaults', f'--datadir={data}',
+             f'--bind-address={settings_module.ADDRESS}',
+             f'--port={settings.port("mariadb")}',
+             # Below the data: a path may have some hundred characters only.
+             '--socket=mariadb.socket', f'--pid-file={data}/mariadb.pid',
+             f'--init-file={statements}', f'--tmpdir={settings.data()}',
+             '--skip-name-resolve', '--max-connections=500',
+             '--character-set-server=utf8mb4',
+             '--performance-schema=off', '--skip-log-bin',
+             # Nothing here has to outlive the machine.
+             '--innodb-flush-method=nosync',
+             '--innodb-flush-log-at-trx-commit=2', '--sync-frm=off',
+             *_user()],
+            probes.database(settings, 'keystone')),
+    ]
+
+
+def _user():
+    """mariadbd runs as root only if it is told so."""
+    return ['--user=root'] if os.geteuid() == 0 else []
+
+
+def _write(path: pathlib.Path, settings):
+    """What is done at each start; one statement a line."""
+    lines = []
+    for user, databases in DATABASES.items():
+        account = f"'{user}'@'{settings_module.ADDRESS}'"
+        lines.append(f'CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '
+                     f"'{settings.password(user)}';")
+        for database in databases:
+            lines += [f'CREATE DATABASE IF NOT EXISTS {database};',
+                      f'GRANT ALL ON {database}.* TO {account};']
+    path.touch(mode=0o600)
+    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Nova: API, conductor, scheduler, and a compute service for each host."""
+
+from __future__ import annotations
+
+import sys
+
+from minicloud_lib import common
+from minicloud_lib import inifile
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+from minicloud_lib import uwsgi
+
+_HOST = 'controller'
+_CELL = 'cell1'
+_MANAGE = 'minicloud_lib.nova_manage'
+
+
+def parts(settings: settings_module.Settings) -> list:
+    api = settings.etc('nova', 'nova.conf')
+    computes = [compute(host) for host in settings.hosts]
+    return [
+        steps.Step('nova-files', (), lambda: _configure(settings)),
+        steps.Step('nova-schema', ('nova-files', 'mariadb'),
+                   lambda: _make_schema(settings)),
+        uwsgi.service(
+            settings, 'nova-api', 'nova', 'nova.wsgi.osapi_compute',
+            ('nova-schema', 'rabbitmq'),
+            {'OS_NOVA_CONFIG_DIR': str(settings.etc('nova'))}),
+        # It logs in to keystone when it starts.
+        _daemon(settings, 'nova-conductor', api, 'conductor',
+                ('nova-schema', 'rabbitmq', 'identity')),
+        _daemon(settings, 'nova-scheduler', api, 'scheduler',
+                ('nova-schema', 'rabbitmq', 'identity')),
+        *(_daemon(settings, 'nova-compute', _compute_path(settings, host),
+                  f'compute.{host}', ('nova-conductor', 'placement'),
+                  compute(host)) for host in settings.hosts),
+        steps.Step('nova-hosts', tuple(computes),
+                   lambda: _manage(settings, 'nova-hosts', (
+                       ('cell_v2', 'discover_hosts'),))),
+    ]
+
+
+def compute(host: str) -> str:
+    """The service that runs a host's servers."""
+    return f'nova-compute-{host}'
+
+
+def _daemon(settings, program, config, queue, needs, name=None):
+    return steps.Service(
+        name or program, needs,
+        [steps.binary(program), '--config-file', str(config)],
+        probes.consumer(settings, queue))
+
+
+def _configure(settings):
+    inifile.write(settings.etc('nova', 'nova.conf'), inifile.merge(
+        _sections(settings, _HOST),
+        # A compute service has neither database nor API.
+        common.sections(settings, _HOST, 'nova'),
+        {'api_database': {'connection': _database(settings, 'nova_api')},
+         'database': {'connection': _database(settings, 'nova_cell1')},
+         'conductor': {'workers': 1}, 'scheduler': {'workers': 1},
+         'quota': {'instances': 500, 'cores': 1000, 'ram': 800000}}))
+    paste = settings.etc('nova', 'api-paste.ini')
+    paste.unlink(missing_ok=True)
+    paste.symlink_to(steps.shipped('nova/api-paste.ini'))
+    for host in settings.hosts:
+        settings.data(host, 'nova').mkdir(parents=True, exist_ok=True)
+        inifile.write(_compute_path(settings, host),
+                      _sections(settings, host))
+
+
+def _sections(settings, host):
+    login = common.login(settings, 'nova')
+    return inifile.merge(
+        common.sections(settings, f'{host}/nova'),
+        {'DEFAULT': {
+            'host': host, 'my_ip': settings_module.ADDRESS,
+            # Its node keeps its UUID in state_path.
+            'compute_driver': 'fake.FakeDriverWithoutFakeNodes',
+            # A shelved server gives its host and its GPU back at once.
+            'shelved_offload_time': 0},
+         'placement': login, 'neutron': login, 'cyborg': login,
+         'glance': {'region_name': common.REGION},
+         # Cyborg lets only services bind and unbind.
+         'service_user': {**login, 'send_service_user_token': True},
+         'vnc': {'enabled': False}})
+
+
+def _compute_path(settings, host):
+    return settings.etc('nova', f'{compute(host)}.conf')
+
+
+def _database(settings, name):
+    return common.database_url(settings, 'nova', name)
+
+
+def _make_schema(settings):
+    _manage(settings, 'nova-schema', (
+        ('api_db', 'sync'),
+        ('cell_v2', 'map_cell0', '--database_connection',
+         _database(settings, 'nova_cell0')),
+        ('db', 'sync'),
+        ('cell_v2', 'create_cell', '--name', _CELL)))
+
+
+def _manage(settings, name, commands):
+    words = [word for command in commands for word in ('--', *command)]
+    steps.command(
+        settings, name,
+        [sys.executable, '-m', _MANAGE,
+         str(settings.etc('nova', 'nova.conf')), *words],
+        {'PYTHONPATH': steps.PYTHON_PATH,
+         'OS_NOVA_DISABLE_EVENTLET_PATCHING': 'true'})

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Placement."""
+
+from __future__ import annotations
+
+from minicloud_lib import common
+from minicloud_lib import inifile
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+from minicloud_lib import uwsgi
+
+
+def parts(settings: settings_module.Settings) -> list:
+    return [
+        steps.Step('placement-files', (), lambda: _configure(settings)),
+        uwsgi.service(
+            settings, 'placement', 'placement', 'placement.wsgi.api',
+            ('placement-files', 'mariadb'),
+            {'OS_PLACEMENT_CONFIG_DIR': str(settings.etc('placement'))}),
+    ]
+
+
+def _configure(settings):
+    inifile.write(settings.etc('placement', 'placement.conf'), inifile.merge(
+        common.sections(settings, 'placement', 'placement'),
+        {'placement_database': {
+            'connection': common.database_url(settings, 'placement',
+                                              'placement'),
+            # The schema is made when the API starts.
+            'sync_on_startup': True}}))

@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Processes of a cloud: started, found again and ended.
+
+Each service is the leader of a session of its own, and everything that it
+starts stays in that session, so the session is what is found and ended. Its
+number is that of the leader, which the pid file keeps together with the time
+at which the leader was started: a number may be used again. The file is
+written by the new process itself, before it becomes the service; so there is
+never one that no file tells of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from minicloud_lib import error
+from minicloud_lib import settings as settings_module
+
+_PROC = pathlib.Path('/proc')
+_POLL = 0.05
+"""Seconds between two looks at processes that are to end."""
+_GRACE = 15
+"""Seconds after SIGTERM before SIGKILL."""
+# The shell's builtins do not fork, so the line is the shell's own, and with
+# exec the service's.
+_LAUNCHER = 'read -r stat <"/proc/$$/stat" && echo "$stat" >"$0" && exec "$@"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One line of /proc/PID/stat, as proc_pid_stat(5) describes it."""
+
+    pid: int
+    state: str
+    session: int
+    started: int
+    """In clock ticks since the machine's start."""
+
+    @classmethod
+    def parse(cls, line: str) -> Process:
+        """:raises ValueError: if it is no such line."""
+        # The command's name, in parentheses, may have anything in it.
+        before, _, after = line.rpartition(')')
+        fields = after.split()
+        if len(fields) < 20:
+            raise ValueError(f'no line of /proc/PID/stat: {line!r}')
+        return cls(int(before.partition(' ')[0]), fields[0], int(fields[3]),
+                   int(fields[19]))
+
+
+def environment(directory: pathlib.Path, more: dict[str, str]
+                ) -> dict[str, str]:
+    """What a service sees, whoever starts it."""
+    binaries = str(pathlib.Path(sys.prefix, 'bin'))
+    return {'PATH': f'{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:'
+                    '/usr/bin:/sbin:/bin',
+            'HOME': str(directory / 'data'), 'LANG': 'C.UTF-8',
+            'TMPDIR': str(directory / 'tmp'), 'PYTHONWARNINGS': 'ignore',
+            **more}
+
+
+def spawn(settings: settings_module.Settings, name: str, command: list[str],
+          more_environment: dict[str, str]) -> None:
+    """Start a command in the background, in a session of its own.
+
+    :raises MinicloudError: if there is no shell to start it.
+    """
+    pid_file = settings.pid_file(name)
+    pid_file.unlink(missing_ok=True)
+    with settings.log(name).open('ab') as log:
+        subprocess.Popen(
+            ['/bin/sh', '-c', _LAUNCHER, str(pid_file), *command],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=settings.data(),
+            env=environment(settings.directory, more_environment),
+            start_new_session=True)
+    if not _until(lambda: _recorded(settings, name) is not None, 10):
+        raise error.MinicloudError(
+            f'{name} could not be started; see {settings.log(name)}')
+
+
+def leader(settings: settings_module.Settings, name: str) -> Process | None:
+    """The process of a service, None if it does not run."""
+    recorded = _recorded(settings, name)
+    if recorded is None:
+        return None
+    _reap(recorded.pid)
+    process = _read(recorded.pid)
+    if process is None or process.started != recorded.started:
+        return None
+    return process
+
+
+def members(settings: settings_module.Settings, name: str) -> list[Process]:
+    """All processes of a service, also when its leader is gone."""
+    recorded = _recorded(settings, name)
+    if recorded is None:
+        return []
+    _reap(recorded.pid)
+    return [process for process in _all()
+            if process.session == recorded.pid
+            and process.started >= recorded.started]
+
+
+def end(settings: settings_module.Settings, names: list[str],
+        sign: signal.Signals = signal.SIGTERM) -> None:
+    """End services and wait until they are gone; those that run no more
+    are no error.
+
+    :param sign: what is sent at first; after a while it is SIGKILL.
+    """
+    for name in names:
+        first = leader(settings, name)
+        if first is not None and sign != signal.SIGKILL:
+            _send(first, sign)
+    if sign == signal.SIGKILL or not _until(
+            lambda: not _running(settings, names), _GRACE):
+        for process in _running(settings, names):
+            _send(process, signal.SIGKILL)
+        _until(lambda: not _running(settings, names), _GRACE)
+    for name in names:
+        settings.pid_file(name).unlink(missing_ok=True)
+
+
+def names(settings: settings_module.Settings) -> list[str]:
+    """Of everything that was started and not ended by :func:`end`."""
+    return sorted(path.stem for path
+                  in settings.directory.glob('run/*.pid'))
+
+
+def _running(settings, services):
+    return [process for name in services
+            for process in members(settings, name)]
+
+
+def _recorded(settings, name):
+    try:
+        return Process.parse(
+            settings.pid_file(name).read_text(encoding='utf-8'))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _send(process, sign):
+    try:
+        os.kill(process.pid, sign)
+    except ProcessLookupError:
+        pass
+
+
+def _reap(pid):
+    """Let a child of this very process go, if it has ended."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def _all():
+    for path in _PROC.iterdir():
+        if path.name.isdigit():
+            process = _read(path.name)
+            if process is not None:
+                yield process
+
+
+def _read(pid):
+    """A process that runs; one that only waits to be reaped is none."""
+    try:
+        process = Process.parse(
+            (_PROC / str(pid) / 'stat').read_text(encoding='utf-8',
+                                                  errors='replace'))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if process.state in 'ZX' else process
+
+
+def _until(condition, seconds):
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True

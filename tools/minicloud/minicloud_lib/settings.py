@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What one cloud is: its directory, ports, passwords and hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import secrets
+import socket
+
+from minicloud_lib import error
+
+FILE = 'minicloud.json'
+FORMAT = 1
+ADDRESS = '127.0.0.1'
+PORTS = ('keystone', 'placement', 'nova', 'cyborg', 'glance', 'neutron',
+         'mariadb', 'rabbitmq', 'epmd', 'rabbitmq-nodes')
+"""Who listens, in the order of the ports from the first one on."""
+# Below what Linux hands out for outgoing connections (32768 to 60999).
+_FIRST, _LAST, _STEP = 24000, 32000, 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Decided at the first start, kept in ``FILE`` until the wipe.
+
+    ``hosts`` has the simulated machine of each compute host, as ``[gpu]
+    simulate`` takes it; ``gpu_config`` is a file with ``[gpu]`` and policies
+    for all of them.
+    """
+
+    directory: pathlib.Path
+    base_port: int
+    hosts: dict[str, str]
+    gpu_config: str
+    secret: str
+
+    def port(self, name: str) -> int:
+        return self.base_port + PORTS.index(name)
+
+    def url(self, name: str) -> str:
+        """Where an API answers, without a trailing slash."""
+        return f'http://{ADDRESS}:{self.port(name)}'
+
+    def password(self, user: str) -> str:
+        """Of a user of keystone, the database or the broker."""
+        return hashlib.sha256(
+            f'{self.secret} {user}'.encode()).hexdigest()[:20]
+
+    def etc(self, *names: str) -> pathlib.Path:
+        """A path below the configuration."""
+        return self.directory.joinpath('etc', *names)
+
+    def data(self, *names: str) -> pathlib.Path:
+        """A path below what the services keep."""
+        return self.directory.joinpath('data', *names)
+
+    def log(self, name: str) -> pathlib.Path:
+        return self.directory / 'log' / f'{name}.log'
+
+    def pid_file(self, name: str) -> pathlib.Path:
+        return self.directory / 'run' / f'{name}.pid'
+
+    def done(self, step: str) -> pathlib.Path:
+        """The mark of a step that is done once in a cloud's life."""
+        return self.directory / 'done' / step
+
+    def save(self) -> None:
+        """Make the directory with all that is in it at first."""
+        for name in ('etc', 'data', 'log', 'run', 'done', 'tmp'):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        values = dataclasses.asdict(self)
+        del values['directory']
+        (self.directory / FILE).write_text(
+            json.dumps({'format': FORMAT, **values}, indent=2) + '\n',
+            encoding='utf-8')
+
+
+def load(directory: pathlib.Path) -> Settings | None:
+    """The cloud of a directory, None if there is none.
+
+    :raises MinicloudError: if something else is there.
+    """
+    path = directory / FILE
+    try:
+        values = json.loads(path.read_text(encoding='utf-8'))
+        if values.pop('format') != FORMAT:
+            raise ValueError('of another release of minicloud')
+        return Settings(directory=directory, **values)
+    except FileNotFoundError:
+        if directory.exists() and any(directory.iterdir()):
+            raise error.MinicloudError(
+                f'{directory} has files, but no minicloud: give an empty '
+                'directory, or one that is not there yet') from None
+        return None
+    except (OSError, ValueError, TypeError, KeyError,
+            AttributeError) as problem:
+        raise error.MinicloudError(
+            f'{path} is not the file of a minicloud ({problem}); if nothing '
+            f'of it runs any more, remove {directory}') from problem
+
+
+def new(directory: pathlib.Path, hosts: dict[str, str], gpu_config: str,
+        base_port: int | None = None) -> Settings:
+    """Decide what a new cloud is; nothing is written yet.
+
+    :param base_port: first of ``len(PORTS)``; None for free ones.
+    :raises MinicloudError: if ports are taken.
+    """
+    if base_port is None:
+        base_port = next((port for port in range(_FIRST, _LAST, _STEP)
+                          if not _taken(port)), None)
+        if base_port is None:
+            raise error.MinicloudError(
+                f'no {len(PORTS)} free ports in a row between {_FIRST} and '
+                f'{_LAST}: give --base-port')
+    taken = _taken(base_port)
+    if taken:
+        raise error.MinicloudError(
+            f'--base-port {base_port}: somebody listens on '
+            f'{", ".join(taken)}; give the first of {len(PORTS)} free ports')
+    return Settings(directory, base_port, hosts, gpu_config,
+                    secrets.token_hex(16))
+
+
+def _taken(base_port):
+    """Ports that somebody has, as texts."""
+    return [str(port) for port in range(base_port, base_port + len(PORTS))
+            if not _is_free(port)]
+
+
+def _is_free(port):
+    with socket.socket() as trial:
+        # As the services do: a connection of before that is closing does
+        # not matter.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((ADDRESS, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An API: a WSGI application served by uWSGI."""
+
+from __future__ import annotations
+
+import sys
+
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+
+_THREADS = 8
+
+
+def service(settings: settings_module.Settings, name: str, port: str,
+            module: str, needs: tuple[str, ...],
+            environment: dict[str, str] | None = None,
+            arguments: str | None = None,
+            path: str = '/') -> steps.Service:
+    """One process with a few threads.
+
+    :param port: whose port it listens on.
+    :param module: has ``application``.
+    :param arguments: what it finds in ``sys.argv``.
+    :param path: answers without credentials.
+    """
+    command = [
+        steps.binary('uwsgi'),
+        '--http-socket',
+        f'{settings_module.ADDRESS}:{settings.port(port)}',
+        '--virtualenv', sys.prefix,
+        '--pythonpath', steps.PYTHON_PATH,
+        '--module', f'{module}:application', '--need-app',
+        '--enable-threads', '--threads', str(_THREADS), '--die-on-term',
+        '--buffer-size', '65535', '--disable-logging',
+        # It closes each connection; clients have to know.
+        '--add-header', 'Connection: close']
+    if arguments is not None:
+        command += ['--pyargv', arguments]
+    return steps.Service(name, needs, command,
+                         probes.http(settings.url(port) + path),
+                         environment or {})
