@@ -1,0 +1,309 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""How many GPU requests a cloud can meet, with our Nova weigher and without.
+
+Instances are asked for and end at random, as in packing.py, on hosts with
+several GPUs. Nova chooses a host, and claims the first of its allocation
+candidates; the agent cuts the instance where that GPU loses least. Nova's
+own weighers are taken to tell the hosts apart by their number of servers,
+the fewest first, and to leave equals to chance. Every way sees the same
+requests, and knows of a GPU no more than Placement does.
+
+usage: python benchmarks/scheduling.py [-f table|json] [--hosts 8]
+           [--gpus 8] [--load 0.85] [--mix uniform,bimodal,small] ...
+
+Exits 1 if the weigher closes less than half of the gap between Nova alone
+and what could be met if everything that runs could be moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import random
+import statistics
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
+                str(pathlib.Path(__file__).resolve().parent)]
+
+import oracle  # noqa: E402
+import packing  # noqa: E402
+
+from cyborg_gpu_driver.nova import weigher_cost  # noqa: E402
+from cyborg_gpu_driver.nova import weigher_published  # noqa: E402
+from cyborg_gpu_driver.partition import geometry  # noqa: E402
+from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
+from cyborg_gpu_driver.partition import online  # noqa: E402
+from cyborg_gpu_driver.partition import planner  # noqa: E402
+
+NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
+"""As a board with 80 GB calls the profiles of packing.py."""
+
+WITHOUT, WITH = 'Nova alone', 'weigher'
+REPACKING = packing.REPACKING
+LIMIT = 1 / 2
+"""The least share of the gap to close, the mixes counting alike."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One way in one case."""
+
+    hosts: int
+    gpus: int
+    load: float
+    mix: str
+    way: str
+    acceptance: float
+    slice_acceptance: float
+    ratio: float
+    """Of the requests met, to those of Nova alone."""
+    gap_closed: float | None
+    """Of the gap between Nova alone and repacking, as a fraction of 1."""
+    milliseconds: float
+    """A decision, mean, with all that leads to it."""
+
+
+class Cloud:
+    """Hosts, their GPUs, and how Nova chooses among them."""
+
+    def __init__(self, hosts: int, gpus: int, chance: random.Random):
+        self._grid = geometry.Geometry(packing.PROFILES)
+        self._gpus = {(host, number): geometry.EMPTY
+                      for host in range(hosts) for number in range(gpus)}
+        self._servers = dict.fromkeys(range(hosts), 0)
+        self._chance = chance
+        self._published = {place: self._publish(place)
+                           for place in self._gpus}
+
+    def request(self, profile: int) -> online.Place | None:
+        """Let a server be scheduled and bound."""
+        candidates = [place for place, gpu in self._published.items()
+                      if gpu.offers[profile].free]
+        if not candidates:
+            return None
+        gpu = self.choose(candidates, profile)
+        kind = packing.PROFILES[profile]
+        start = planner.choose_start(self._grid, self._gpus[gpu], kind)
+        self._put(gpu, self._gpus[gpu].add(kind, start), 1)
+        return online.Place(gpu, profile, start)
+
+    def remove(self, place: online.Place) -> None:
+        """A server has gone."""
+        left = list(self._gpus[place.gpu].taken)
+        left.remove((place.profile_id, place.placement))
+        self._put(place.gpu, geometry.Occupancy(tuple(left)), -1)
+
+    def choose(self, candidates, profile):
+        """Which GPU Nova claims, of those with room for the profile."""
+        host = self.emptiest({place[0] for place in candidates})
+        return next(place for place in candidates if place[0] == host)
+
+    def emptiest(self, hosts):
+        """The host that Nova's own weighers prefer."""
+        return min(sorted(hosts), key=lambda host: (
+            self._servers[host], self._chance.random()))
+
+    def cost(self, fleet, place, profile):
+        """What the weigher says of one candidate."""
+        offer = self._published[place].offers[profile]
+        return fleet.cost({offer.provider: {
+            'resources': {offer.resource_class: 1}}})
+
+    def fleet(self):
+        """All that Placement knows."""
+        return weigher_cost.Fleet(self._published.values())
+
+    def _put(self, place, occupancy, servers):
+        self._gpus[place] = occupancy
+        self._servers[place[0]] += servers
+        self._published[place] = self._publish(place)
+
+    def _publish(self, place):
+        occupancy = self._gpus[place]
+        host, number = place
+        return weigher_published.Gpu(str(host), str(number), tuple(
+            weigher_published.Offer(
+                f'{host}/{number}/{name}', name, name,
+                occupancy.counts[profile.profile_id],
+                self._grid.creatable(occupancy, profile))
+            for name, profile in zip(NAMES, packing.PROFILES)))
+
+
+class Weighed(Cloud):
+    """With the weigher, which also puts the best candidate first."""
+
+    def choose(self, candidates, profile):
+        fleet = self.fleet()
+        return min(candidates, key=lambda place: self.cost(
+            fleet, place, profile).packing)
+
+
+class WeighedFirst(Weighed):
+    """With the weigher, but without order_candidates."""
+
+    def choose(self, candidates, profile):
+        firsts = {}
+        for place in candidates:
+            firsts.setdefault(place[0], place)
+        return super().choose(list(firsts.values()), profile)
+
+
+class Spread(Cloud):
+    """With a negative multiplier."""
+
+    def choose(self, candidates, profile):
+        fleet = self.fleet()
+        return max(candidates, key=lambda place: self.cost(
+            fleet, place, profile).spreading)
+
+
+class AnyHost(Cloud):
+    """A random host: what is left if all of Nova's weights are equal."""
+
+    def emptiest(self, hosts):
+        return self._chance.choice(sorted(hosts))
+
+
+WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
+        'weigher, first candidate': WeighedFirst, WITH: Weighed,
+        'weigher, spread': Spread}
+
+
+def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:
+    """A fresh cloud for each way, and what frames them."""
+    table = occupancy_table.Table(geometry.Geometry(packing.PROFILES))
+    return {
+        **{name: way(hosts, gpus, random.Random(seed))
+           for name, way in WAYS.items()},
+        packing.OURS: online.Cluster(table, dict.fromkeys(
+            range(hosts * gpus), geometry.EMPTY)),
+        REPACKING: oracle.Repacking(hosts * gpus)}
+
+
+def measure(hosts, gpus, load, mix, options):
+    """The lines of one case: every way on the same requests."""
+    scores = {}
+    for number in range(options.first_seed,
+                        options.first_seed + options.seeds):
+        seed = f'{number}/{hosts}/{gpus}/{load}/{mix}'
+        traffic = list(itertools.islice(packing.requests(
+            random.Random(seed), hosts * gpus, load, packing.parts_of(mix),
+            packing.LIFETIMES[options.lifetime]), options.requests))
+        for name, cloud in contestants(hosts, gpus, seed).items():
+            scores[name] = (scores.get(name, packing.Score())
+                            + packing.play(cloud, traffic))
+    low, high = (scores[name].acceptance for name in (WITHOUT, REPACKING))
+    return [Line(hosts, gpus, load, mix, name, score.acceptance,
+                 score.slice_acceptance, score.acceptance / low,
+                 gap_closed(low, score.acceptance, high),
+                 score.microseconds / 1000)
+            for name, score in scores.items()]
+
+
+def gap_closed(low: float, value: float, high: float) -> float | None:
+    """How far a value has come; None where the gap is but noise."""
+    if high - low < packing.LEAST_GAP:
+        return None
+    return (value - low) / (high - low)
+
+
+def total(lines: list[Line]) -> float | None:
+    """The share that the weigher closes, the mixes counting alike."""
+    return gap_closed(*(
+        statistics.fmean(line.acceptance for line in lines
+                         if line.way == way)
+        for way in (WITHOUT, WITH, REPACKING)))
+
+
+def main(argv=None):
+    options = _parser().parse_args(argv)
+    lines = []
+    for mix in options.mix:
+        print(f'{options.hosts} hosts of {options.gpus} GPUs, {mix}',
+              file=sys.stderr)
+        lines += measure(options.hosts, options.gpus, options.load, mix,
+                         options)
+    closed = total(lines)
+    if options.format == 'json':
+        json.dump({'cases': [dataclasses.asdict(line) for line in lines],
+                   'gap_closed': closed, 'limit': LIMIT}, sys.stdout,
+                  indent=1)
+        print()
+    else:
+        show(lines)
+        print(f'weigher, each mix counting alike: gap closed '
+              f'{_fraction(closed)}, limit {LIMIT:.2f}')
+    if closed is not None and closed < LIMIT:
+        print(f'{closed:.2f} of the gap closed is less than {LIMIT:.2f}',
+              file=sys.stderr)
+        return 1
+    return 0
+
+
+def show(lines):
+    """Print the figures for people."""
+    for mix, case in itertools.groupby(lines, key=lambda line: line.mix):
+        case = list(case)
+        print(f'{case[0].hosts} hosts of {case[0].gpus} GPUs, '
+              f'load {case[0].load:g}, {mix}')
+        print(f'  {"":24}  accepted  by slices  to Nova alone  gap closed'
+              '  a decision')
+        for line in case:
+            print(f'  {line.way:24}  {line.acceptance:8.4f}  '
+                  f'{line.slice_acceptance:9.4f}  {line.ratio:13.4f}  '
+                  f'{_fraction(line.gap_closed):>10}  '
+                  f'{line.milliseconds:7.3f} ms')
+
+
+def _fraction(value):
+    return '-' if value is None else f'{value:.3f}'
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        description='How many GPU requests a cloud can meet.')
+    parser.add_argument('-f', '--format', choices=('table', 'json'),
+                        default='table')
+    parser.add_argument('--hosts', type=int, default=8, metavar='N')
+    parser.add_argument('--gpus', type=int, default=8, metavar='N',
+                        help='of each host (default: 8)')
+    parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
+                        metavar='X', help='compute slices asked for of '
+                        'those there are (default: 0.85)')
+    parser.add_argument('--mix', type=_mixes,
+                        default=list(packing.MIXES), metavar='MIX,...',
+                        help='as of packing.py (default: its three)')
+    parser.add_argument('--lifetime', choices=tuple(packing.LIFETIMES),
+                        default='exponential')
+    parser.add_argument('--requests', type=int, default=6000, metavar='N',
+                        help='for each seed (default: 6000)')
+    parser.add_argument('--seeds', type=int, default=2, metavar='N',
+                        help='how many (default: 2)')
+    parser.add_argument('--first-seed', type=int, default=1, metavar='N')
+    return parser
+
+
+def _mixes(text):
+    for name in (names := text.split(',')):
+        packing.parts_of(name)
+    return names
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The weigher in the released Nova, on what agents really publish."""
+
+from __future__ import annotations
+
+import fixtures
+from keystoneauth1 import exceptions as keystone_exceptions
+from nova.scheduler.client import report
+
+from cyborg_gpu_driver.tests.nova import weigher_case
+
+LEFT_FREE = ('3g.40gb',)
+"""Leaves the half free on which a 4g fits, as the agent would."""
+RIGHT_FREE = ('3g.40gb', '3g.40gb', '-3g.40gb')
+"""Leaves the other half."""
+ALL = 'nova.scheduler.weights.all_weighers'
+FIRST, SECOND = weigher_case.GPUS
+
+
+class HostTest(weigher_case.WeigherCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('empty')
+        self.host('left', *LEFT_FREE)
+        self.host('right', *RIGHT_FREE)
+
+    def test_pack(self):
+        # Half a GPU on which no 4g fits is worth least.
+        for profile in ('1g.10gb', '3g.40gb'):
+            spec = self.spec(profile)
+            self.assertEqual('right', self.first(spec), profile)
+        # It has no room for a 4g, so Nova never asks about it.
+        self.assertEqual(['left', 'empty'],
+                         list(self.order(self.spec('4g.40gb'))))
+        # Two of them in one server.
+        self.assertEqual('right', self.first(self.spec('1g.10gb',
+                                                       '1g.10gb')))
+
+    def test_spread(self):
+        self.flags(gpu_weight_multiplier=-1.0, group='gpu_weigher')
+        for profile in ('1g.10gb', '3g.40gb', '4g.40gb'):
+            self.assertEqual('empty', self.first(self.spec(profile)),
+                             profile)
+
+    def test_aggregate_has_its_own_multiplier(self):
+        spec = self.spec('1g.10gb')
+        states = self.candidates(spec)
+        for state in states:
+            weigher_case.in_aggregate(state, gpu_weight_multiplier='0')
+        self.assertEqual({0.0}, set(self.order(spec, states).values()))
+        self.assertEqual([], self.asked)
+        for state in states:
+            weigher_case.in_aggregate(state, gpu_weight_multiplier='7.5')
+        self.assertEqual(7.5, self.order(spec, states)['right'])
+
+    def test_other_weighers_have_their_say(self):
+        self.flags(weight_classes=[ALL, weigher_case.WEIGHER],
+                   group='filter_scheduler')
+        spec = self.spec('1g.10gb')
+        states = self.candidates(spec)
+        for state in states:
+            state.cpu_allocation_ratio = 1.0
+            state.free_ram_mb = {'empty': 9000}.get(state.host, 0)
+        self.assertAlmostEqual(1.0, self.order(spec, states)['right'])
+        self.flags(ram_weight_multiplier=9.0, group='filter_scheduler')
+        self.assertEqual('empty', next(iter(self.order(spec, states))))
+
+    def test_a_request_without_a_gpu_asks_nothing(self):
+        for spec in (self.spec(), self.spec('1g.10gb')):
+            if spec.requested_resources:
+                spec.requested_resources[0].requester_id = 'a-port'
+            self.assertEqual(
+                {0.0}, set(self.order(spec, self.candidates(
+                    self.spec('1g.10gb'))).values()))
+            self.assertEqual([], self.asked)
+
+    def test_what_was_read_is_kept_for_a_while(self):
+        for seconds, expected in ((60.0, 2), (0.0, 4)):
+            self.flags(cache_seconds=seconds, group='gpu_weigher')
+            loaded = self.weighers()
+            spec = self.spec('1g.10gb')
+            states = self.candidates(spec)
+            for _ in range(3):
+                self.assertEqual('right', next(iter(
+                    self.order(spec, states, loaded))))
+            self.assertEqual(expected, len(self.asked), self.asked)
+
+    def test_placement_fails(self):
+        self.flags(cache_seconds=0.0, group='gpu_weigher')
+        spec = self.spec('1g.10gb')
+        states = self.candidates(spec)
+        loaded = self.weighers()
+        logged = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver.nova.weigher_reader'))
+
+        def fail(client, url, **kwargs):
+            raise keystone_exceptions.ConnectFailure('no route')
+
+        with fixtures.MonkeyPatch(
+                'nova.scheduler.client.report.SchedulerReportClient.get',
+                fail):
+            for _ in range(3):
+                self.assertEqual(
+                    [0.0] * 3,
+                    list(self.order(spec, states, loaded).values()))
+        self.assertEqual(1, logged.output.count('no route'))
+
+
+class GpuTest(weigher_case.WeigherCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', *LEFT_FREE)
+        self.host('two', f'3g.40gb@{SECOND}', gpus=(FIRST, SECOND))
+
+    def gpu(self, state):
+        """The GPU of the candidate that Nova would claim."""
+        provider, = set(state.allocation_candidates[0]
+                        ['allocations']) - {state.uuid}
+        name = report.report_client_singleton().get(
+            f'/resource_providers/{provider}').json()['name']
+        return name.split('_gpu_')[1].split('_')[0]
+
+    def choose(self, profile, last):
+        """Weigh with the candidate on GPU ``last`` at the end."""
+        spec = self.spec(profile)
+        states = self.candidates(spec)
+        two, = (state for state in states if state.host == 'two')
+        if self.gpu(two) == last:
+            two.allocation_candidates.reverse()
+        weights = self.order(spec, states)
+        return weights, self.gpu(two)
+
+    def test_the_best_gpu_of_a_host_is_claimed(self):
+        weights, gpu = self.choose('1g.10gb', last=SECOND)
+        self.assertEqual(SECOND, gpu)
+        # GPUs that look alike: the fuller host is preferred.
+        self.assertEqual('one', next(iter(weights)))
+
+    def test_spread_claims_the_empty_one(self):
+        self.flags(gpu_weight_multiplier=-1.0, group='gpu_weigher')
+        weights, gpu = self.choose('1g.10gb', last=FIRST)
+        self.assertEqual(FIRST, gpu)
+        self.assertEqual('two', next(iter(weights)))
+
+    def test_candidates_stay_in_their_order_if_told(self):
+        self.flags(order_candidates=False, group='gpu_weigher')
+        weights, gpu = self.choose('4g.40gb', last=SECOND)
+        self.assertEqual(FIRST, gpu)
+        self.assertEqual('one', next(iter(weights)))
+
+
+class ClaimedTest(weigher_case.WeigherCase):
+
+    def test_what_is_claimed_and_not_bound_yet_counts(self):
+        self.host('bound', '3g.40gb')
+        self.host('claimed', '3g.40gb?')
+        self.host('empty')
+        order = self.order(self.spec('4g.40gb'))
+        self.assertEqual([1.0, 1.0, 0.0], list(order.values()))
+        self.assertEqual('empty', list(order)[-1])
+
+    def test_a_host_that_says_nothing_weighs_the_mean(self):
+        self.host('bound', '3g.40gb')
+        self.host('empty')
+        spec = self.spec('4g.40gb')
+        states = self.candidates(spec)
+        silent, = self.candidates(spec)[:1]
+        silent.host = silent.nodename = 'silent'
+        silent.allocation_candidates = []
+        order = self.order(spec, [*states, silent])
+        self.assertEqual(['bound', 'silent', 'empty'], list(order))
+        self.assertAlmostEqual(0.5, order['silent'])

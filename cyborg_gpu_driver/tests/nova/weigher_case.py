@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A real Placement that agents have filled, and Nova's scheduling on it."""
+
+from __future__ import annotations
+
+import types
+import uuid
+
+import fixtures
+import nova.conf
+from nova import context
+from nova import objects
+from nova import test
+from nova.scheduler import host_manager
+from nova.scheduler import utils
+from nova.scheduler import weights
+from nova.scheduler.client import report
+from nova.tests.functional import fixtures as functional_fixtures
+from oslo_config import cfg
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+
+CONF = nova.conf.CONF
+
+WEIGHER = 'cyborg_gpu_driver.nova.weigher.GpuWeigher'
+GPUS = ('0000:18:00.0', '0000:2a:00.0')
+PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
+"""Few, as each is a provider to make."""
+CELL = '9f2c1c44-6b0e-4a43-9f6c-0f0e5d2f7b11'
+VERSION = '1.36'
+
+
+class Agent(fixtures.Fixture):
+    """The agent of a simulated host, and its reports to Placement.
+
+    :param client: of Placement.
+    :param name: of the host.
+    :param gpus: addresses of those that are sliced; the others are off.
+    :param made: what Placement has been told of already.
+    """
+
+    def __init__(self, client, name, gpus, made):
+        super().__init__()
+        self._client = client
+        self._made = made
+        self._name = name
+        self._settings = policies.Settings(policies=(policy.Policy(
+            'slices', policy.Mode.MIG, profiles=PROFILES,
+            match_address=tuple(map(model.PciAddress.parse, gpus))),))
+        self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+    def _setUp(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        state = f'{directory}/machine'
+        machine = simulator.Machine.load('hgx-h100', state).install()
+        self.addCleanup(machine.uninstall)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        for option, value in (('state_path', directory),
+                              ('simulate', 'hgx-h100'),
+                              ('simulate_state', state),
+                              ('health_events', False)):
+            conf.set_override(option, value, group='gpu')
+        self._agent = agent.Agent(conf, self._settings, self._name,
+                                  lambda: self._client)
+        self._handles = {}
+        self._publish()
+        self._agent.report()
+
+    def _publish(self):
+        """What cyborg-conductor does with a report."""
+        self._put('/resource_providers', 'post', {
+            'name': self._name, 'uuid': self.root})
+        self._put(f'/resource_providers/{self.root}/inventories', 'put', {
+            'resource_provider_generation': 0,
+            'inventories': {'VCPU': {'total': 64},
+                            'MEMORY_MB': {'total': 4096}}})
+        for device in self._agent.report():
+            for deployable in device.deployables:
+                self._publish_one(deployable)
+
+    def _publish_one(self, deployable):
+        provider = deployable.provider_uuid
+        self._handles[deployable.gpu, deployable.profile] = [
+            provider, deployable.resource_class, list(deployable.handles)]
+        self._put('/resource_providers', 'post', {
+            'name': deployable.name, 'uuid': provider,
+            'parent_provider_uuid': self.root})
+        self._make(f'/resource_classes/{deployable.resource_class}')
+        self._put(f'/resource_providers/{provider}/inventories', 'put', {
+            'resource_provider_generation': 0,
+            'inventories': {deployable.resource_class: {
+                'total': deployable.num_accelerators}}})
+        for trait in deployable.traits:
+            if trait.startswith('CUSTOM_'):
+                self._make(f'/traits/{trait}')
+        self._put(f'/resource_providers/{provider}/traits', 'put', {
+            'resource_provider_generation': 1,
+            'traits': list(deployable.traits)})
+
+    def boot(self, profile, gpu=GPUS[0], bind=True):
+        """A server with a slice: claimed, and bound unless told not to.
+
+        :returns: what :meth:`delete` wants.
+        """
+        provider, resource_class, handles = self._handles[
+            model.PciAddress.parse(gpu), profile]
+        server, handle = str(uuid.uuid4()), handles.pop()
+        self._put(f'/allocations/{server}', 'put', {
+            'allocations': {provider: {'resources': {resource_class: 1}}},
+            'project_id': 'project', 'user_id': 'user',
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'},
+            version='1.38')
+        if bind:
+            self._agent.bind(str(handle.address), handle.asked_type, server)
+        return server, handle
+
+    def delete(self, booted):
+        server, handle = booted
+        self._agent.unbind(str(handle.address), handle.asked_type, server)
+        self._client.delete(f'/allocations/{server}', version=VERSION)
+
+    def _make(self, url):
+        if url not in self._made:
+            self._made.add(url)
+            self._put(url, 'put')
+
+    def _put(self, url, method, body=None, version=VERSION):
+        response = getattr(self._client, method)(url, body, version=version)
+        if response.status_code >= 400:
+            raise AssertionError(f'{method} {url}: {response.text}')
+
+
+class WeigherCase(test.TestCase):
+    """Nova's weight handler on what agents have published."""
+
+    USES_DB = False
+    USES_DB_SELF = True
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(functional_fixtures.PlacementFixture())
+        self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
+        self.context = context.get_admin_context()
+        self.client = report.report_client_singleton()
+        self.asked = []
+        get = report.SchedulerReportClient.get
+
+        def count(client, url, *args, **kwargs):
+            self.asked.append(url)
+            return get(client, url, *args, **kwargs)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.client.report.SchedulerReportClient.get',
+            count))
+        self.hosts = {}
+        self._made = set()
+
+    def host(self, name, *arrangement, gpus=GPUS[:1]):
+        """A host that has published its GPUs.
+
+        :param arrangement: what servers do one after another: a profile
+            boots one, after a minus deletes the first that has it, before
+            a question mark has it claimed and not bound yet. An @ names
+            the GPU.
+        """
+        agent_of_host = Agent(self.client, name, gpus, self._made)
+        with agent_of_host:
+            servers = []
+            for step in arrangement:
+                if step.startswith('-'):
+                    found = next(item for item in servers
+                                 if item[0] == step[1:])
+                    servers.remove(found)
+                    agent_of_host.delete(found[1])
+                    continue
+                what, _at, gpu = step.partition('@')
+                profile = what.removesuffix('?')
+                servers.append((profile, agent_of_host.boot(
+                    profile, gpu or gpus[0], bind=what == profile)))
+        self.hosts[agent_of_host.root] = name
+        self.asked.clear()
+        return agent_of_host.root
+
+    def spec(self, *profiles, servers=1):
+        """A request for servers with one slice of each profile."""
+        return objects.RequestSpec(
+            context=self.context, flavor=objects.Flavor(
+                vcpus=1, memory_mb=1, root_gb=0, ephemeral_gb=0, swap=0,
+                extra_specs={'accel:device_profile': 'gpu',
+                             'group_policy': 'none'}),
+            image=objects.ImageMeta.from_dict({}), is_bfv=True,
+            requested_resources=[
+                objects.RequestGroup(
+                    requester_id=f'device_profile_{number}',
+                    use_same_provider=True, required_traits=set(),
+                    forbidden_traits=set(), aggregates=[],
+                    forbidden_aggregates=set(), in_tree=None,
+                    resources={resource_class(profile): 1})
+                for number, profile in enumerate(profiles)],
+            request_level_params=objects.RequestLevelParams(),
+            num_instances=servers, project_id='project', user_id='user',
+            instance_group=None, numa_topology=None, pci_requests=None,
+            ignore_hosts=None, force_hosts=None, force_nodes=None,
+            requested_destination=None, scheduler_hints={}, retry=None,
+            limits=None, availability_zone=None)
+
+    def requests(self, spec):
+        """Placement's allocation candidates for a request."""
+        found, _summaries, _version = (
+            self.client.get_allocation_candidates(
+                self.context,
+                utils.ResourceRequest.from_request_spec(spec)))
+        self.asked.clear()
+        return found
+
+    def candidates(self, spec):
+        """Host states as nova-scheduler hands them to the weighers."""
+        found = self.requests(spec)
+        states = []
+        for root, name in sorted(self.hosts.items(),
+                                 key=lambda item: item[1]):
+            state = host_manager.HostState(name, name, CELL)
+            state.uuid = root
+            state.allocation_candidates = [
+                candidate for candidate in found
+                if root in candidate['allocations']]
+            if state.allocation_candidates:
+                states.append(state)
+        return states
+
+    def weighers(self):
+        """Nova's handler and what it loads, as its HostManager does."""
+        handler = weights.HostWeightHandler()
+        return handler, [weigher() for weigher
+                         in handler.get_matching_classes(
+                             CONF.filter_scheduler.weight_classes)]
+
+    def order(self, spec, states=None, loaded=None):
+        """Names of the hosts, the preferred one first, and their weights."""
+        handler, weighers = loaded or self.weighers()
+        weighed = handler.get_weighed_objects(
+            weighers, states or self.candidates(spec), spec)
+        return {item.obj.host: item.weight for item in weighed}
+
+    def first(self, spec):
+        """The host that is preferred."""
+        return next(iter(self.order(spec)))
+
+
+def resource_class(profile):
+    """As our report names it."""
+    return f'CUSTOM_NVIDIA_{profile.upper().replace(".", "_")}'
+
+
+def in_aggregate(state, **metadata):
+    """Put a host into an aggregate."""
+    state.aggregates = [types.SimpleNamespace(metadata=metadata)]

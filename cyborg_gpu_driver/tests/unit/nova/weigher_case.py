@@ -1,0 +1,68 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""GPUs and Placement's answers about them, as plain values."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver.nova import weigher_published as published
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+
+def gpu(host, address, board=boards.H100_80, offered=None, taken=(),
+        claimed=()):
+    """A GPU with our report's figures.
+
+    :param board: profiles of the GPU.
+    :param offered: names of those that are offered; None for all without
+        media extensions.
+    :param taken: names and starts of the instances.
+    :param claimed: names of those that are allocated and not bound yet.
+    """
+    grid = geometry.Geometry(board)
+    known = {profile.name: profile for profile in board}
+    occupancy = geometry.Occupancy(tuple(
+        (known[name].profile_id, next(
+            place for place in known[name].placements
+            if place.start == start)) for name, start in taken))
+    offered = offered or [name for name in known
+                          if '+' not in name and '-' not in name]
+    return published.Gpu(host, address, tuple(sorted((
+        published.Offer(
+            f'{host}/{address}/{name}', name, name,
+            used=occupancy.counts[known[name].profile_id]
+            + list(claimed).count(name),
+            free=grid.creatable(occupancy, known[name])
+            - list(claimed).count(name))
+        for name in offered), key=lambda offer: offer.profile)))
+
+
+def figures(item):
+    """Profiles, used and free of a GPU, as the grid wants them."""
+    return (tuple(offer.profile for offer in item.offers),
+            tuple(offer.used for offer in item.offers),
+            tuple(offer.free for offer in item.offers))
+
+
+def asked(item, *profiles):
+    """Allocations of a candidate: one of each profile on one GPU."""
+    allocations = {item.host: {'resources': {'VCPU': 4}}}
+    for profile in profiles:
+        offer, = (offer for offer in item.offers
+                  if offer.profile == profile)
+        resources = allocations.setdefault(
+            offer.provider, {'resources': {}})['resources']
+        resources[offer.resource_class] = resources.get(
+            offer.resource_class, 0) + 1
+    return allocations
