@@ -17,6 +17,10 @@ from a programming error. Each class formats its own message from keyword
 arguments: what was wrong, where, and what would be right.
 """
 
+import re
+
+_OBJECT = re.compile(' object at 0x[0-9a-f]+')
+
 
 class GpuDriverError(Exception):
     """Root of this library's exceptions.
@@ -263,3 +267,24 @@ class GpuInUse(GpuDriverError):
     """A GPU cannot be reset yet."""
 
     template = 'GPU {gpu} is in use: {reason}'
+
+
+class DefinitionError(GpuDriverError):
+    """The file of what a cloud is to have cannot be used."""
+
+    template = '{source}: {where}: {problem}; {expected}'
+
+
+def steady(error: BaseException) -> str:
+    """The text of an error without what differs each time it is raised.
+
+    Texts of urllib3, which OpenStack's clients hand on, have the addresses
+    of objects in them.
+    """
+    return _OBJECT.sub('', str(error))
+
+
+class OrphanKept(GpuDriverError):
+    """Something that is left in the cloud was not removed."""
+
+    template = '{kind} {subject} stays: {reason}'

@@ -81,10 +81,11 @@ class Watch:
             found = read_claims(self._cloud, self._host)
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
-            if str(error) != self._said:
-                self._said = str(error)
+            reason = exception.steady(error)
+            if reason != self._said:
+                self._said = reason
                 LOG.warning('The accelerator requests are not known: %s',
-                            error)
+                            reason)
             return None
         self._said = ''
         return found

@@ -78,8 +78,7 @@ class Cloud:
         :param key: what the answer's list is called.
         :raises CloudError: if there is none.
         """
-        with _telling(self.name):
-            self._check_role()
+        self._check_role()
         answer = self.ask('accelerator', path, **query)
         if answer is None:
             raise self.error(f'{path}: {_NOT_FOUND} Not Found')
@@ -110,17 +109,23 @@ class Cloud:
             return response.json()
 
     def change(self, service: str, method: str, path: str,
-               body: Any = None, version: str | None = None) -> Any:
+               body: Any = None, version: str | None = None,
+               as_service: bool = False) -> Any:
         """What a service answers to any other request.
 
         :param method: ``POST``, ``PUT``, ``PATCH`` or ``DELETE``.
         :param body: as JSON can hold it.
+        :param as_service: whether to say that a service asks, as Nova does
+            of Cyborg; the user's token is the service's, too.
         :returns: the answer, None if it has no body.
         :raises CloudError: if there is no answer, or a refusal.
         """
         with _telling(self.name):
             response = self._adapter(service).request(
-                path, method, json=body, microversion=version)
+                path, method, json=body, microversion=version,
+                headers={'X-Service-Token':
+                         self._connection.session.get_token()}
+                if as_service else {})
             exceptions.raise_from_response(response)
             return response.json() if response.content else None
 
@@ -131,12 +136,20 @@ class Cloud:
         """An error of this cloud's, to be raised."""
         return exception.CloudError(cloud=self.name, reason=reason)
 
-    def _check_role(self):
-        """Other ways to log in than Keystone's know no roles."""
+    def has_role(self, name: str) -> bool:
+        """Whether the user has a role; True where nobody can tell.
+
+        Other ways to log in than Keystone's know no roles.
+
+        :raises CloudError: if the user cannot log in.
+        """
         session = self._connection.session
-        if (isinstance(session.auth, identity.BaseIdentityPlugin)
-                and _ADMIN not in session.auth.get_access(
-                    session).role_names):
+        with _telling(self.name):
+            return (not isinstance(session.auth, identity.BaseIdentityPlugin)
+                    or name in session.auth.get_access(session).role_names)
+
+    def _check_role(self):
+        if not self.has_role(_ADMIN):
             raise self.error(
                 f'Cyborg shows the accelerator requests of all projects to '
                 f'the role {_ADMIN} alone, which this user does not have')

@@ -23,6 +23,8 @@ from typing import Any
 
 import os_traits
 
+from cyborg_gpu_driver import fields
+from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.report import names
 
@@ -105,6 +107,20 @@ def read(cloud: connection.Cloud, host: str | None = None,
                         key=lambda one: one.name))
 
 
+def one(cloud: connection.Cloud, uuid: str) -> Provider | None:
+    """A provider of a GPU; None if there is none, or it is not the driver's.
+
+    :raises CloudError: if Placement does not tell.
+    """
+    item = cloud.ask('placement', f'/resource_providers/{uuid}', VERSION)
+    if item is None:
+        return None
+    with answers.understanding(cloud, 'Placement', f'provider {uuid}'):
+        item = _item(item)
+    known = names.parse_provider_name(item['name'])
+    return known and _provider(cloud, known, item)
+
+
 def holders(cloud: connection.Cloud, provider: str
             ) -> Mapping[str, Mapping[str, int]]:
     """What each consumer (a server's UUID) has of a provider.
@@ -114,38 +130,61 @@ def holders(cloud: connection.Cloud, provider: str
     """
     answer = cloud.ask('placement',
                        f'/resource_providers/{provider}/allocations', VERSION)
-    return {consumer: allocation['resources'] for consumer, allocation
-            in (answer or {'allocations': {}})['allocations'].items()}
+    with answers.understanding(cloud, 'Placement',
+                               f'who has what of {provider}'):
+        return {consumer: allocation['resources'] for consumer, allocation
+                in (answer or {'allocations': {}})['allocations'].items()}
+
+
+def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
+    """Uuid, name and root_provider_uuid of providers with certain traits.
+
+    :param required: traits, separated by commas; ``!`` before one that they
+        must not have.
+    :raises CloudError: if Placement does not tell.
+    """
+    answer = cloud.ask('placement', '/resource_providers', VERSION,
+                       required=required)
+    with answers.understanding(cloud, 'Placement', 'the list of providers'):
+        return [_item(item) for item in answer['resource_providers']]
 
 
 def _ours(cloud) -> Iterator[tuple[names.ProviderName, Mapping[str, Any]]]:
-    answer = cloud.ask('placement', '/resource_providers', VERSION,
-                       required=os_traits.OWNER_CYBORG)
-    if not isinstance(answer, dict) or 'resource_providers' not in answer:
-        raise cloud.error("what answers in Placement's place is not "
-                          'Placement')
-    for item in answer['resource_providers']:
+    for item in listed(cloud, os_traits.OWNER_CYBORG):
         known = names.parse_provider_name(item['name'])
         if known is not None:
             yield known, item
 
 
+def _item(item):
+    return {key: fields.text(item[key])
+            for key in ('uuid', 'name', 'root_provider_uuid')}
+
+
 def _provider(cloud, known, item):
-    answers = []
+    told = {}
     for part in ('inventories', 'usages', 'traits', 'aggregates'):
         answer = cloud.ask('placement',
                            f'/resource_providers/{item["uuid"]}/{part}',
                            VERSION)
         if answer is None:
             return None
-        answers.append(answer[part])
-    inventories, usages, traits, aggregates = answers
+        told[part] = answer
+    with answers.understanding(cloud, 'Placement',
+                               f'provider {item["name"]}'):
+        return _from_answers(known, item, **{
+            part: answer[part] for part, answer in told.items()})
+
+
+def _from_answers(known, item, inventories, usages, traits, aggregates):
     # The driver gives each provider one resource class.
     resource_class = next(iter(sorted(inventories)), None)
-    inventory = inventories.get(resource_class, {})
+    inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})
     return Provider(
         item['uuid'], item['name'], known.host, known.gpu, known.label,
         item['root_provider_uuid'], resource_class,
-        inventory.get('total', 0), inventory.get('reserved', 0),
-        usages.get(resource_class, 0), frozenset(traits),
-        frozenset(aggregates))
+        fields.number(inventory['total']),
+        fields.number(inventory['reserved']),
+        fields.number(usages.get(resource_class, 0)),
+        frozenset(map(fields.text, traits)),
+        frozenset(map(fields.text, aggregates)))

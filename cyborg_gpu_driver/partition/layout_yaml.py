@@ -136,6 +136,19 @@ class Where:
         return value
 
 
+def plain(text: str, where: Where) -> Any:
+    """What YAML or JSON says: plain values, and no key of a mapping twice.
+
+    :param where: whose ``error`` is raised if it is not YAML.
+    """
+    try:
+        # A subclass of SafeLoader: plain values only.
+        return yaml.load(text, Loader=_Loader)  # noqa: S506
+    except _NOT_YAML as error:
+        raise where.error(f'not YAML: {error}'.replace('\n', ' '),
+                          'correct it there') from error
+
+
 def load(text: str, where: Where, root: str) -> dict[str, Any]:
     """The entries of a layout file, by name; JSON is YAML too.
 
@@ -143,12 +156,7 @@ def load(text: str, where: Where, root: str) -> dict[str, Any]:
     :returns: lists that are not empty, whose items are not looked at.
     :raises LayoutError: if the file is not one.
     """
-    try:
-        # A subclass of SafeLoader: plain values only.
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except _NOT_YAML as error:
-        raise where.error(f'not YAML: {error}'.replace('\n', ' '),
-                          'correct it there') from error
+    content = plain(text, where)
     if isinstance(content, dict) and root not in content:
         other = next((key for key in ROOTS if key in content), None)
         if other is not None:

@@ -30,6 +30,7 @@ from oslotest import base
 from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_vgpu
@@ -46,14 +47,14 @@ _INI = re.compile(r'^( *)\.\. code-block:: ini\n\n((?:\1 {3}.*\n|\n)+)',
                   re.MULTILINE)
 
 
-def examples():
-    """Every configuration of the documentation that has policies."""
+def examples(group):
+    """Every configuration of the documentation that has such a group."""
     for path in (ROOT / 'README.rst', *sorted(SOURCE.rglob('*.rst'))):
         # The README's blocks are indented by four.
         text = path.read_text(encoding='utf-8')
         for match in _INI.finditer(text):
             example = textwrap.dedent(match[2])
-            if '[gpu' in example:
+            if re.search(fr'^\[{group}\]', example, re.MULTILINE):
                 yield path.relative_to(ROOT), example
 
 
@@ -69,7 +70,7 @@ class ConfigurationTest(base.BaseTestCase):
 
     def test_examples_are_right(self):
         with_policies = 0
-        for path, text in examples():
+        for path, text in examples('gpu(|_policy:.*)'):
             settings, conf = self.read(text)
             named = set(re.findall(r'^\[gpu_policy:(.*)\]', text, re.M))
             self.assertEqual(set(conf.gpu.policies), named, path)
@@ -81,6 +82,16 @@ class ConfigurationTest(base.BaseTestCase):
             for option in re.findall(r'^(\w+) *=', text, re.MULTILINE):
                 self.assertIn(option, known | {'enabled_drivers'}, path)
         self.assertGreater(with_policies, 5)
+
+    def test_examples_for_nova_are_right(self):
+        known = {option.dest for option in weigher.OPTS}
+        found = 0
+        for path, text in examples('gpu_weigher'):
+            group = text.partition('[gpu_weigher]')[2].partition('[')[0]
+            for option in re.findall(r'^(\w+) *=', group, re.MULTILINE):
+                self.assertIn(option, known, path)
+                found += 1
+        self.assertGreater(found, 0)
 
 
 class SimulatorTest(base.BaseTestCase):

@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Flavors, servers, compute services and limits, as Nova has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent import futures
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import reasons
+from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud import trees
+
+VERSION = '2.61'
+"""Nova's: the first that shows a flavor with its extra specs."""
+_MIB_PER_GIB = 1024
+_QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
+"""Nova's own quotas by the resource class that each counts."""
+_CLASS = 'class:'
+
+
+def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
+    """A flavor by name or id.
+
+    :raises CloudError: if Nova does not tell.
+    :raises InvalidValue: if there is none.
+    """
+    answer: Any = cloud.ask('compute', f'/flavors/{name}', VERSION)
+    with answers.understanding(cloud, 'Nova', 'a flavor'):
+        if answer is not None:
+            item = answer['flavor']
+        else:
+            listed = answers.pages(cloud, '/flavors/detail', 'flavors',
+                                   VERSION, is_public='None')
+            item = next((found for found in listed
+                         if found['name'] == name), None)
+            if item is None:
+                raise exception.InvalidValue(
+                    what='flavor', value=name,
+                    expected='expected the name or id of a flavor'
+                    + reasons.similar(name, (found['name']
+                                             for found in listed)))
+        made = _flavor(item, item['name'])
+        if made.public:
+            return made
+        access = cloud.ask(
+            'compute', f'/flavors/{item["id"]}/os-flavor-access', VERSION)
+        return _flavor(item, item['name'], frozenset(
+            entry['tenant_id'] for entry in access['flavor_access']))
+
+
+def server(cloud: connection.Cloud, name: str
+           ) -> tuple[facts.Server, request.Flavor]:
+    """A server by name or UUID, of any project, and its flavor.
+
+    :raises CloudError: if there is none, or Nova does not tell.
+    """
+    uuid = servers.find(cloud, name)
+    answer: Any = cloud.ask('compute', f'/servers/{uuid}', VERSION)
+    if answer is None:
+        raise cloud.error(f'there is no server {uuid}')
+    with answers.understanding(cloud, 'Nova', 'a server'):
+        item = answer['server']
+        return _server(item), _flavor(
+            item['flavor'], item['flavor']['original_name'])
+
+
+def known_servers(cloud: connection.Cloud, uuids: Iterable[str]
+                  ) -> dict[str, facts.Server]:
+    """Those of consumers that are servers, of any project.
+
+    :raises CloudError: if Nova does not tell.
+    """
+    def ask(uuid):
+        answer = cloud.ask('compute', f'/servers/{uuid}', VERSION)
+        with answers.understanding(cloud, 'Nova', 'a server'):
+            return uuid, answer and _server(answer['server'])
+
+    with futures.ThreadPoolExecutor(trees.AT_ONCE) as pool:
+        return {uuid: found for uuid, found in pool.map(ask, sorted(uuids))
+                if found is not None}
+
+
+def migrations(cloud: connection.Cloud, uuids: Iterable[str]
+               ) -> frozenset[str]:
+    """Those of consumers that are migrations, as Nova accounts for the
+    source of one.
+
+    :raises CloudError: if Nova does not tell.
+    """
+    wanted, found, marker = set(uuids), set(), {}
+    while wanted - found:
+        answer = cloud.ask('compute', '/os-migrations', VERSION, **marker)
+        with answers.understanding(cloud, 'Nova', 'a migration'):
+            page = [item['uuid'] for item in answer['migrations']]
+            found |= wanted & set(page)
+            if not page or 'migrations_links' not in answer:
+                break
+            marker = {'marker': page[-1]}
+    return frozenset(found)
+
+
+def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
+    """nova-compute by the UUID of the compute node's provider.
+
+    :raises CloudError: if Nova does not tell.
+    """
+    answer: Any = cloud.ask('compute', '/os-services', VERSION,
+                            binary='nova-compute')
+    with answers.understanding(cloud, 'Nova', 'the compute services'):
+        by_host = {item['host']: facts.Service(
+            item['host'], item['zone'], item['status'] == 'enabled',
+            item['state'] == 'up', item.get('disabled_reason') or '')
+            for item in answer['services']}
+        return {node['id']: by_host[node['service']['host']]
+                for node in answers.pages(
+                    cloud, '/os-hypervisors/detail', 'hypervisors', VERSION)
+                if node['service']['host'] in by_host}
+
+
+def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
+    """The host aggregates.
+
+    :raises CloudError: if Nova does not tell.
+    """
+    answer: Any = cloud.ask('compute', '/os-aggregates', VERSION)
+    with answers.understanding(cloud, 'Nova', 'the aggregates'):
+        return tuple(facts.Aggregate(
+            item['name'], frozenset(item['hosts']), dict(item['metadata']))
+            for item in answer['aggregates'])
+
+
+def project(cloud: connection.Cloud, name: str) -> str:
+    """The id of a project by name or id.
+
+    :raises CloudError: if Keystone does not tell.
+    :raises InvalidValue: if there is none, or several have the name.
+    """
+    answer: Any = cloud.ask('identity', f'/projects/{name}')
+    if answer is not None:
+        return name
+    with answers.understanding(cloud, 'Keystone', 'the projects'):
+        found = cloud.ask('identity', '/projects', name=name)['projects']
+        if len(found) != 1:
+            raise exception.InvalidValue(
+                what='project', value=name, expected='expected the id of a '
+                f'project; {len(found)} have that name')
+        return found[0]['id']
+
+
+def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
+           ) -> tuple[facts.Limit, ...]:
+    """Nova's quotas of a project: instances, cores, ram.
+
+    :raises CloudError: if Nova does not tell.
+    """
+    answer: Any = cloud.ask(
+        'compute', f'/os-quota-sets/{owner}/detail', VERSION)
+    with answers.understanding(cloud, 'Nova', 'the quotas'):
+        return tuple(
+            facts.Limit(name, item['limit'], item['in_use']
+                        + item['reserved'],
+                        wanted.totals.get(counted, 0) if counted else 1)
+            for name, counted in _QUOTAS.items()
+            for item in [answer['quota_set'][name]]
+            if wanted.flavor is not None)
+
+
+def unified_limits(cloud: connection.Cloud, owner: str,
+                   wanted: request.Request) -> tuple[facts.Limit, ...]:
+    """Keystone's limits of a project for resource classes.
+
+    Nova counts what a device profile asks for, too, where ``[quota]
+    driver`` is the unified one; nobody registers such limits otherwise.
+
+    :raises CloudError: if Keystone or Placement does not tell.
+    """
+    with answers.understanding(cloud, 'Keystone', 'the limits'):
+        ids = [item['id'] for item in cloud.ask(
+            'identity', '/services', type='compute')['services']]
+        limits = {}
+        for service in ids:
+            for item in cloud.ask('identity', '/registered_limits',
+                                  service_id=service)['registered_limits']:
+                limits[item['resource_name']] = item['default_limit']
+            for item in cloud.ask('identity', '/limits', service_id=service,
+                                  project_id=owner)['limits']:
+                limits[item['resource_name']] = item['resource_limit']
+        mine = {name: limits[_CLASS + name] for name in wanted.totals
+                if _CLASS + name in limits}
+        if not mine:
+            return ()
+        used = cloud.ask('placement', '/usages', '1.26',
+                         project_id=owner)['usages']
+        return tuple(
+            facts.Limit(_CLASS + name, limit, used.get(name, 0),
+                        wanted.totals[name])
+            for name, limit in sorted(mine.items()))
+
+
+def _flavor(item, name, projects=frozenset()):
+    swap = int(item['swap'] or 0)
+    return request.Flavor(
+        name, item['vcpus'], item['ram'], item['disk']
+        + item.get('OS-FLV-EXT-DATA:ephemeral', item.get('ephemeral', 0))
+        + -(-swap // _MIB_PER_GIB), dict(item['extra_specs']),
+        item.get('os-flavor-access:is_public', True),
+        item.get('OS-FLV-DISABLED:disabled', False), projects)
+
+
+def _server(item):
+    fault = item.get('fault') or {}
+    host = item.get('OS-EXT-SRV-ATTR:hypervisor_hostname')
+    return facts.Server(
+        item['id'], item['name'], item['status'], item['tenant_id'], host,
+        # Of one that has a host it is the host's, asked for or not.
+        None if host else item.get('OS-EXT-AZ:availability_zone') or None,
+        fault.get('message', ''))

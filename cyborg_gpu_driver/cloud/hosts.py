@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The GPU hosts of a cloud, and whether servers can be made on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import state
+
+_ACCELERATORS = 'COMPUTE_ACCELERATORS'
+_DISABLED = 'COMPUTE_STATUS_DISABLED'
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """A nova-compute, as Nova knows it.
+
+    :ivar state: ``up`` or ``down``.
+    :ivar status: ``enabled`` or ``disabled``.
+    """
+
+    state: str
+    status: str
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU and what it offers.
+
+    :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if its traits do
+        not say.
+    :ivar numa: node, as text.
+    :ivar sick: what ails it: ``XID_79``.
+    """
+
+    address: str
+    mode: str | None
+    model: str | None
+    numa: str | None
+    sick: tuple[str, ...]
+    offers: tuple[providers.Provider, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A compute node with GPUs.
+
+    :ivar name: as the names of its providers have it.
+    :ivar accelerators: whether Nova takes it for servers that need
+        accelerators (its trait COMPUTE_ACCELERATORS).
+    :ivar enabled: whether its nova-compute is (it has no trait
+        COMPUTE_STATUS_DISABLED).
+    :ivar service: None if that is not known.
+    :ivar devices: Cyborg's names of its devices; None if not known.
+    """
+
+    name: str
+    root: str
+    gpus: tuple[Gpu, ...]
+    accelerators: bool
+    enabled: bool
+    service: Service | None = None
+    devices: tuple[str, ...] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether Nova starts servers with accelerators on it."""
+        return self.accelerators and self.enabled and (
+            self.service is None or self.service.state == 'up')
+
+    @property
+    def providers(self) -> tuple[providers.Provider, ...]:
+        """Of all its GPUs."""
+        return tuple(offer for gpu in self.gpus for offer in gpu.offers)
+
+
+def build(found: Iterable[providers.Provider], able: Mapping[str, str],
+          disabled: Iterable[str],
+          services: Mapping[str, Service] | None,
+          devices: Mapping[str, Sequence[str]] | None) -> tuple[Host, ...]:
+    """Hosts from what the services say.
+
+    :param able: names of the providers that have COMPUTE_ACCELERATORS, by
+        UUID.
+    :param disabled: UUIDs of those that have COMPUTE_STATUS_DISABLED.
+    :param services: by host; None if not known.
+    :param devices: likewise.
+    """
+    disabled = frozenset(disabled)
+    hosts: dict[tuple[str, str], list[providers.Provider]] = {}
+    for provider in found:
+        hosts.setdefault((provider.host, provider.root), []).append(provider)
+    return tuple(
+        Host(name, root, _gpus(offers), root in able, root not in disabled,
+             None if services is None
+             else services.get(able.get(root, name)),
+             None if devices is None
+             else tuple(devices.get(able.get(root, name), ())))
+        for (name, root), offers in sorted(hosts.items()))
+
+
+def read(cloud: connection.Cloud, host: str | None = None,
+         complain: Callable[[str], None] = lambda text: None,
+         progress: Callable[[int, int], None] = lambda done, total: None
+         ) -> tuple[Host, ...]:
+    """The GPU hosts of a cloud.
+
+    :param host: this one alone.
+    :param complain: told if Nova or Cyborg cannot be asked; what only they
+        know is unknown then.
+    :param progress: as of :func:`providers.read`.
+    :raises CloudError: if Placement does not tell.
+    """
+    found = providers.read(cloud, host, progress)
+    able = {item['uuid']: item['name'] for item
+            in providers.listed(cloud, _ACCELERATORS)}
+    disabled = [item['uuid'] for item in providers.listed(cloud, _DISABLED)]
+    return build(found, able, disabled, _unless(_services, cloud, complain),
+                 _unless(_devices, cloud, complain))
+
+
+def _unless(ask, cloud, complain):
+    """What a service says; None if it says nothing."""
+    try:
+        return ask(cloud)
+    except exception.CloudError as error:
+        complain(str(error))
+        return None
+
+
+def _services(cloud) -> Mapping[str, Service]:
+    answer = cloud.ask('compute', '/os-services', state.COMPUTE,
+                       binary='nova-compute')
+    with answers.understanding(cloud, 'Nova', 'the list of services'):
+        return {item['host']: Service(item['state'], item['status'],
+                                      item['disabled_reason'])
+                for item in answer['services']}
+
+
+def _devices(cloud) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    listed: list[dict[str, Any]] = cloud.get('/devices', 'devices')
+    with answers.understanding(cloud, 'Cyborg', 'a device'):
+        for item in listed:
+            found.setdefault(item['hostname'], []).append(
+                f'{item["uuid"]} {item["model"]}')
+    return found
+
+
+def _gpus(offers):
+    gpus: dict[str, list[providers.Provider]] = {}
+    for offer in offers:
+        gpus.setdefault(offer.gpu, []).append(offer)
+    return tuple(
+        Gpu(address, *(_fact(of_gpu, kind)
+                       for kind in ('KIND', 'MODEL', 'NUMA')),
+            tuple(sorted({reason for offer in of_gpu
+                          for reason in offer.sick})), tuple(of_gpu))
+        for address, of_gpu in sorted(gpus.items()))
+
+
+def _fact(offers, kind):
+    return next((fact for fact in (offer.fact(kind) for offer in offers)
+                 if fact is not None), None)

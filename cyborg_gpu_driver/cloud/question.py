@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A question about a request, and all that its answer takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import computes
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import records
+from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.cloud import trees
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked, by names or ids: one of the first three, and where.
+
+    :ivar host: hypervisor_hostname.
+    :ivar project: whose limits and rights count.
+    """
+
+    flavor: str | None = None
+    profile: str | None = None
+    server: str | None = None
+    host: str | None = None
+    project: str | None = None
+
+
+def answer(cloud: connection.Cloud, asked: Question,
+           progress: trees.Progress = lambda done, total: None
+           ) -> explain.Verdict:
+    """Read what it takes, and judge.
+
+    What a part of the cloud does not tell is named in the answer;
+    without Placement and Cyborg there is none.
+
+    :param progress: called with the providers done and their number.
+    :raises CloudError: if they do not tell, or not what was named.
+    :raises InvalidValue: if what is named is not there.
+    """
+    return _Reading(cloud, asked, progress).judge()
+
+
+class _Reading:
+
+    def __init__(self, cloud, asked, progress):
+        self._cloud = cloud
+        self._asked = asked
+        self._progress = progress
+        self._unchecked: list[str] = []
+
+    def judge(self):
+        cloud = self._cloud
+        server, wanted = self._request()
+        devices = self._try('devices', records.devices, cloud)
+        hosts = trees.read(
+            cloud, self._asked.host,
+            {device.host for device in devices or ()}, self._progress)
+        owner = self._owner(server)
+        known = facts.Facts(
+            trees=hosts, devices=devices,
+            deployables=records.deployables(cloud),
+            arqs=records.arqs(cloud),
+            unknown_traits=trees.unknown_traits(cloud, wanted),
+            classes=trees.classes(cloud),
+            services=self._try('compute services', computes.services, cloud),
+            aggregates=self._try('aggregates', computes.aggregates, cloud),
+            servers=self._names(hosts), project=owner, server=server,
+            limits=self._limits(owner, wanted),
+            answer=trees.answer(
+                cloud, wanted, hosts[0].root.uuid
+                if self._asked.host and hosts else None),
+            whole=self._asked.host is None)
+        return explain.verdict(wanted, dataclasses.replace(
+            known, unchecked=tuple(self._unchecked)))
+
+    def _request(self):
+        asked, cloud = self._asked, self._cloud
+        profiles = records.profiles(cloud)
+        server = flavor = None
+        if asked.server is not None:
+            server, flavor = computes.server(cloud, asked.server)
+        elif asked.flavor is not None:
+            flavor = computes.flavor(cloud, asked.flavor)
+        if flavor is not None:
+            name, findings = request.profile_of(flavor, profiles)
+        else:
+            name = asked.profile
+            findings = () if name in profiles else (
+                request.unknown_profile(name, profiles),)
+        made = request.make(flavor, name, profiles.get(name, ()))
+        return server, dataclasses.replace(
+            made, findings=(*findings, *made.findings))
+
+    def _owner(self, server):
+        if self._asked.project is not None:
+            return computes.project(self._cloud, self._asked.project)
+        if server is not None:
+            return server.project
+        self._unchecked.append(
+            'limits, access to the flavor and isolation of projects: name a '
+            'project')
+        return None
+
+    def _limits(self, owner, wanted):
+        if owner is None:
+            return ()
+        return (
+            *(self._try('quotas', computes.quotas, self._cloud, owner,
+                        wanted) or ()),
+            *(self._try('unified limits', computes.unified_limits,
+                        self._cloud, owner, wanted) or ()))
+
+    def _names(self, hosts):
+        """Those who have accelerators, by name."""
+        consumers = {consumer for tree in hosts for node in tree.below
+                     for consumer in node.holders}
+        found = self._try('names of servers', computes.known_servers,
+                          self._cloud, consumers) or {}
+        return {uuid: server.name for uuid, server in found.items()}
+
+    def _try(self, what: str, read: Callable[..., Any], *arguments: Any
+             ) -> Any:
+        """What can be read; None, and a word about it, if it cannot."""
+        try:
+            return read(*arguments)
+        except exception.CloudError as error:
+            self._unchecked.append(f'{what}: {error}')
+            return None

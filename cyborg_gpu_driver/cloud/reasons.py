@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Why a request does not schedule: one word for each reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+
+class Reason(enum.Enum):
+    """What stands in the way; the names are part of the JSON answer."""
+
+    # The request itself.
+    PROFILE_UNKNOWN = 'Cyborg has no such device profile'
+    PROFILE_BY_UUID = 'the flavor names a device profile by its UUID'
+    NO_PROFILE = 'the flavor names no device profile'
+    GROUP_EMPTY = 'a group of the device profile asks for nothing'
+    CLASS_IGNORED = 'Nova does not know a resource class'
+    GROUP_MIXED = 'a group asks one provider for several resource classes'
+    GROUP_POLICY = 'several groups of a flavor need a group_policy'
+    CLASS_NOWHERE = 'no provider of the cloud has a resource class'
+    TRAIT_UNKNOWN = 'Placement does not know a trait'
+    TRAIT_NOWHERE = 'no provider of a resource class has a trait'
+    FLAVOR_DISABLED = 'the flavor is disabled'
+    FLAVOR_ACCESS = 'the project may not use the flavor'
+    QUOTA = 'a limit of the project would be exceeded'
+    # A host.
+    HOST_DISABLED = 'the compute service is disabled'
+    SERVICE_DOWN = 'nova-compute does not answer'
+    NO_COMPUTE = 'Nova has no compute node of this provider'
+    NO_ACCELERATORS_TRAIT = "the compute node's driver takes no accelerators"
+    ROOT_TRAIT = 'the compute node lacks a trait'
+    HOST_RESOURCES = 'the compute node has not enough left'
+    HOST_TRAIT = 'a trait that the flavor wants of the host'
+    ZONE = 'the host is in another availability zone'
+    PROJECT_ISOLATED = 'an aggregate keeps the host for other projects'
+    AGGREGATE_SPECS = "the flavor's extra specs match no aggregate"
+    CLASS_ELSEWHERE = 'only other hosts have a resource class'
+    NOT_REPORTED = 'nobody reports accelerators of the host'
+    GROUPS_TOGETHER = 'each group fits, and not all of them together'
+    COUNT_SPLIT = 'enough in sum, and not on one GPU'
+    # A provider: a profile on a GPU.
+    TRAIT_MISSING = 'a required trait is missing'
+    TRAIT_FORBIDDEN = 'a forbidden trait is there'
+    TOO_MANY = 'one provider never has that many'
+    UNIT = 'the amount is not one that the inventory allows'
+    USED = 'servers have it all'
+    RESERVED_SIBLING = 'servers with other profiles hold the GPU'
+    RESERVED_FRAGMENTED = 'what is left has no room for another'
+    RESERVED_SICK = 'the GPU is sick'
+    RESERVED_UNUSED = 'withheld though no server is on the GPU'
+    # Placement gives it, and the bind fails.
+    STALE_PROVIDER = 'Cyborg does not know the provider'
+    CYBORG_NO_DEVICES = 'Cyborg has no device of the host'
+    HANDLES_TAKEN = 'accelerator requests hold the attach handles'
+    # Hints.
+    DEVICE_DISABLED = 'a device is disabled in Cyborg'
+    SAME_GPU = 'groups may meet on one GPU and exclude each other there'
+    BIND_FAILED = 'Cyborg could not bind'
+    HOST_MISMATCH = 'Nova and Cyborg name the host differently'
+    SERVICE_TOKEN = 'Nova sends Cyborg no service token'
+    NO_NETWORK = 'a server that names no network'
+    NO_VALID_HOST = 'no host took the server'
+    SERVER_FAULT = 'the server failed for another reason'
+    DISAGREES = 'Placement says otherwise'
+    REFUSED = 'Placement refuses the request'
+
+
+PASSES = frozenset({
+    Reason.USED, Reason.RESERVED_SIBLING, Reason.RESERVED_FRAGMENTED,
+    Reason.RESERVED_UNUSED, Reason.HOST_RESOURCES, Reason.GROUPS_TOGETHER,
+    Reason.SERVICE_DOWN, Reason.HOST_DISABLED})
+"""What may pass by itself, or at a word of the operator's."""
+AT_BIND = frozenset({
+    Reason.STALE_PROVIDER, Reason.CYBORG_NO_DEVICES, Reason.HANDLES_TAKEN})
+"""What the scheduler does not see: the server is given a host, and fails."""
+BESIDE_PLACEMENT = frozenset({
+    Reason.HOST_DISABLED, Reason.SERVICE_DOWN, Reason.NO_COMPUTE,
+    Reason.ZONE, Reason.CYBORG_NO_DEVICES})
+"""What keeps a host from a server though Placement has candidates of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that stands in the way, or may.
+
+    :ivar subject: the flavor, profile, class, trait, host or provider.
+    :ivar text: what is wrong, for people.
+    :ivar remedy: what to do about it, for people.
+    :ivar blocks: False for a hint: it depends on what no API shows.
+    """
+
+    reason: Reason
+    subject: str
+    text: str
+    remedy: str
+    blocks: bool = True
+
+    def document(self) -> dict[str, Any]:
+        """As programs read it."""
+        return {'code': self.reason.name, 'subject': self.subject,
+                'what': self.text, 'remedy': self.remedy,
+                'blocks': self.blocks}
+
+
+def distance(findings: Iterable[Finding]) -> int:
+    """How far what has these findings is from being taken; 0 if it is."""
+    return sum(1 if finding.reason in PASSES else 3
+               for finding in findings if finding.blocks)
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """A question that names what may have been meant; empty if nothing."""
+    found = difflib.get_close_matches(name, sorted(known), 3)
+    return f'; did you mean {" or ".join(found)}?' if found else ''

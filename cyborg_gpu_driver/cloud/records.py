@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What Cyborg has on record: profiles, devices, deployables, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import facts
+
+_STATUS_VERSION = '2.3'
+"""The first that tells whether a device is enabled."""
+_DISABLED = 'maintaining'
+
+
+def profiles(cloud: connection.Cloud
+             ) -> dict[str, list[Mapping[str, str]]]:
+    """The groups of each device profile by its name.
+
+    :raises CloudError: if Cyborg does not tell.
+    """
+    found = cloud.get('/device_profiles', 'device_profiles')
+    with answers.understanding(cloud, 'Cyborg', 'a device profile'):
+        return {item['name']: list(item['groups']) for item in found}
+
+
+def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
+    """The devices of all hosts.
+
+    :raises CloudError: if Cyborg does not tell.
+    """
+    answer: Any = cloud.ask('accelerator', '/devices', _STATUS_VERSION)
+    with answers.understanding(cloud, 'Cyborg', 'a device'):
+        return tuple(facts.Device(
+            item['uuid'], item['hostname'], item['model'],
+            item.get('status') != _DISABLED) for item in answer['devices'])
+
+
+def deployables(cloud: connection.Cloud) -> dict[str, int]:
+    """The attach handles of each deployable by its provider's UUID.
+
+    :raises CloudError: if Cyborg does not tell.
+    """
+    found = cloud.get('/deployables', 'deployables')
+    with answers.understanding(cloud, 'Cyborg', 'a deployable'):
+        return {item['rp_uuid']: int(item['num_accelerators'])
+                for item in found}
+
+
+def arqs(cloud: connection.Cloud) -> tuple[facts.Arq, ...]:
+    """The accelerator requests of all projects.
+
+    :raises CloudError: if Cyborg does not tell.
+    """
+    found = cloud.get('/accelerator_requests', 'arqs')
+    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        return tuple(facts.Arq(
+            item['uuid'], item['state'], item['instance_uuid'],
+            item['device_rp_uuid'], item['hostname'],
+            item['device_profile_name']) for item in found)

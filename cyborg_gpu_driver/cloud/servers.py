@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a server has of which GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_utils import uuidutils
+
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.host import model
+
+_MDEV = 'MDEV'
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """An accelerator request of a server's, and where it is.
+
+    What is not known, as of a request that is not bound, is None.
+
+    :ivar state: Cyborg's: ``Bound``, ``BindFailed``...
+    :ivar device_profile: that it was made for.
+    :ivar provider: of the GPU's profile.
+    :ivar handle: what the server gets: an mdev's UUID, or the address of a
+        PCI function.
+    :ivar function: PCI address of what carries it: the GPU or a virtual
+        function of it.
+    """
+
+    arq: str
+    state: str
+    device_profile: str
+    host: str | None
+    provider: providers.Provider | None
+    handle_type: str | None
+    handle: str | None
+    function: str | None
+
+
+def find(cloud: connection.Cloud, server: str) -> str:
+    """A server's UUID.
+
+    :param server: UUID or name.
+    :raises CloudError: if there is no such server, or several.
+    """
+    if uuidutils.is_uuid_like(server):
+        return server
+    # Nova takes the name for a regular expression.
+    listed = answers.pages(cloud, '/servers', 'servers', state.COMPUTE,
+                           all_tenants='true', name=server)
+    with answers.understanding(cloud, 'Nova', 'a server'):
+        found = [item['id'] for item in listed if item['name'] == server]
+    if len(found) == 1:
+        return found[0]
+    raise cloud.error(
+        f'{len(found)} servers are called {server}; give the UUID of one'
+        if found else f'there is no server called {server}')
+
+
+def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
+    """What a server has.
+
+    :param server: its UUID.
+    :raises CloudError: if it has nothing, or a service does not tell.
+    """
+    requests = cloud.get('/accelerator_requests', 'arqs', instance=server)
+    if not requests:
+        raise cloud.error('Cyborg has no accelerator request of a server '
+                          + server)
+    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        known = {uuid: providers.one(cloud, uuid) for uuid in {
+            request['device_rp_uuid'] for request in requests} if uuid}
+        return build(requests, known)
+
+
+def build(requests: Iterable[Mapping[str, Any]],
+          known: Mapping[str, providers.Provider | None]
+          ) -> tuple[Accelerator, ...]:
+    """Accelerators from requests as Cyborg's API shows them.
+
+    :param known: providers by UUID.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is no
+        request.
+    """
+    return tuple(_accelerator(request, known.get(request['device_rp_uuid']))
+                 for request in sorted(requests, key=lambda one: one['uuid']))
+
+
+def _accelerator(request, provider):
+    info = request['attach_handle_info']
+    function = None if not info else str(model.PciAddress.parse(
+        '{domain}:{bus}:{device}.{function}'.format(**info)))
+    kind = request['attach_handle_type'] or None
+    return Accelerator(
+        request['uuid'], request['state'], request['device_profile_name'],
+        request['hostname'], provider, kind,
+        request['attach_handle_uuid'] if kind == _MDEV else function,
+        function)

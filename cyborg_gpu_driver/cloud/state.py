@@ -1,0 +1,249 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a cloud has of what is made for its GPUs, and who uses it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Mapping
+from urllib import parse
+
+from cyborg_gpu_driver import fields
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+
+COMPUTE = '2.61'
+"""Of Nova's API: a flavor has its description (2.55) and extra specs, and so
+has the flavor that a server was made from (2.47)."""
+_SHELVED = 'SHELVED_OFFLOADED'
+_SHOWN = 5
+"""Servers of a flavor that are asked for: one is enough to keep it."""
+
+Present = dict[resources.Key, resources.Existing]
+Users = Mapping[str, tuple[str, ...]]
+
+
+def read(cloud: connection.Cloud, wanted: definition.Definition,
+         region: str | None, everything: bool = False) -> Present:
+    """What there is of the wanted kinds, and what could be in their way.
+
+    :param wanted: with its projects' UUIDs.
+    :param region: the user's own, for the limits.
+    :param everything: what may not be wanted any more as well.
+    :raises CloudError: if a service does not tell.
+    """
+    kinds = {item.kind for item in wanted.items}
+    keys = {item.key: item for item in wanted.items}
+    found = profiles(cloud)
+    if any(_may_go(existing, keys, everything) for existing in found):
+        users = profile_users(cloud)
+        found = [_used(existing, users.get(existing.item.name, ()))
+                 for existing in found]
+    if everything or resources.Kind.FLAVOR in kinds:
+        found += [
+            _used(existing, flavor_users(cloud, existing.identity))
+            if _may_go(existing, keys, everything) else existing
+            for existing in flavors(cloud, keys)]
+    if everything or resources.Kind.REGISTERED in kinds:
+        found += limits(cloud, limit_scope(cloud, region))
+    return {existing.item.key: existing for existing in found}
+
+
+def projects(cloud: connection.Cloud, named: Collection[str]
+             ) -> dict[str, str]:
+    """UUIDs of projects.
+
+    :param named: by name or UUID.
+    :raises CloudError: if there is no such project, or several.
+    """
+    return {name: _project(cloud, name) for name in sorted(named)}
+
+
+def profiles(cloud: connection.Cloud) -> list[resources.Existing]:
+    """Cyborg's device profiles; who uses them is not asked."""
+    listed = cloud.get('/device_profiles', 'device_profiles')
+    with answers.understanding(cloud, 'Cyborg', 'a device profile'):
+        return [_profile(item) for item in listed]
+
+
+def profile_users(cloud: connection.Cloud) -> Users:
+    """Who has, or will have, something of a device profile, by its name.
+
+    A server that is shelved and offloaded has no accelerator request, but
+    comes back with the device profile that its flavor names.
+    """
+    users = collections.defaultdict(list)
+    requests = cloud.get('/accelerator_requests', 'arqs')
+    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        for request in requests:
+            server = request['instance_uuid']
+            text = (f'server {server}' if server else
+                    f'accelerator request {request["uuid"]} '
+                    f'({request["state"]})')
+            known = users[request['device_profile_name']]
+            if text not in known:
+                known.append(text)
+    shelved = answers.pages(cloud, '/servers/detail', 'servers', COMPUTE,
+                            all_tenants='true', status=_SHELVED)
+    with answers.understanding(cloud, 'Nova', 'a shelved server'):
+        for server in shelved:
+            name = server['flavor']['extra_specs'].get(resources.PROFILE_KEY)
+            if name is not None:
+                users[name].append(f'shelved server {server["id"]}')
+    return {name: tuple(texts) for name, texts in users.items()}
+
+
+def flavors(cloud: connection.Cloud,
+            wanted: Collection[resources.Key] = ()
+            ) -> list[resources.Existing]:
+    """Flavors that name a device profile, or are wanted.
+
+    Who uses them is not asked.
+
+    :param wanted: kinds and names.
+    """
+    listed = answers.pages(cloud, '/flavors/detail', 'flavors', COMPUTE,
+                           is_public='None')
+    with answers.understanding(cloud, 'Nova', 'a flavor'):
+        return [_flavor(item, () if item['os-flavor-access:is_public']
+                        else _access(cloud, item['id']))
+                for item in listed
+                if (resources.Kind.FLAVOR, item['name']) in wanted
+                or resources.PROFILE_KEY in item['extra_specs']]
+
+
+def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
+    """Some servers that have a flavor; empty if none has.
+
+    :param flavor: its id.
+    """
+    answer = cloud.ask('compute', '/servers', COMPUTE, all_tenants='true',
+                       flavor=flavor, limit=str(_SHOWN))
+    with answers.understanding(cloud, 'Nova', 'the list of servers'):
+        return tuple(f'server {server["id"]}'
+                     for server in answer['servers'])
+
+
+def limit_scope(cloud: connection.Cloud, region: str | None
+                ) -> dict[str, str]:
+    """The service and region that limits of Nova's are for.
+
+    oslo.limit looks for limits of the service and the region of the endpoint
+    that it is told of, so one for another region limits nothing.
+
+    :param region: the one that is meant if Nova is in several.
+    :raises CloudError: if it cannot be told.
+    """
+    listed = cloud.ask('identity', '/services', type='compute')
+    with answers.understanding(cloud, 'Keystone', 'the list of services'):
+        services = [item['id'] for item in listed['services']]
+        if len(services) != 1:
+            raise cloud.error(f'Keystone has {len(services)} services of '
+                              'type compute; limits are for one')
+        listed = cloud.ask('identity', '/endpoints', service_id=services[0])
+        regions = {item['region_id'] for item in listed['endpoints']}
+    if len(regions) > 1 and region not in regions:
+        raise cloud.error('Nova is in the regions '
+                          + ', '.join(sorted(map(str, regions)))
+                          + '; name one with --os-region-name')
+    (chosen,) = {region} if region in regions else regions or {None}
+    return {'service_id': services[0],
+            **({} if chosen is None else {'region_id': chosen})}
+
+
+def limits(cloud: connection.Cloud, scope: Mapping[str, str]
+           ) -> list[resources.Existing]:
+    """Registered limits and limits of a service in a region.
+
+    Keystone's list of one region has no others; a limit for no region at
+    all is another limit.
+    """
+    answer = cloud.ask('identity', '/registered_limits', **scope)
+    with answers.understanding(cloud, 'Keystone', 'a registered limit'):
+        found = [_limit(item, resources.RegisteredLimit(
+            item['resource_name'], item['default_limit']))
+            for item in answer['registered_limits'] if _is_of(item, scope)]
+    answer = cloud.ask('identity', '/limits', **scope)
+    with answers.understanding(cloud, 'Keystone', 'a limit'):
+        return found + [_limit(item, resources.Limit(
+            item['resource_name'], item['project_id'],
+            item['resource_limit']))
+            for item in answer['limits']
+            if item['project_id'] is not None and _is_of(item, scope)]
+
+
+def _limit(item, value):
+    return resources.Existing(value, item['id'],
+                              resources.unmarked(item['description'])[1])
+
+
+def _is_of(item, scope):
+    return item['region_id'] == scope.get('region_id')
+
+
+def _used(existing, users):
+    return dataclasses.replace(existing, users=users)
+
+
+def _may_go(existing, wanted, prune):
+    """Whether something may be deleted or replaced."""
+    item = wanted.get(existing.item.key)
+    if item is None:
+        return prune and existing.ours
+    return not existing.ours or bool(
+        item.fixed & plan.differences(item, existing.item).keys())
+
+
+def _project(cloud, name):
+    answer = cloud.ask('identity', f'/projects/{parse.quote(name, safe="")}')
+    with answers.understanding(cloud, 'Keystone', f'project {name}'):
+        if answer is not None:
+            return fields.text(answer['project']['id'])
+        found = [fields.text(item['id']) for item in cloud.ask(
+            'identity', '/projects', name=name)['projects']]
+    if not found:
+        raise cloud.error(f'there is no project {name}')
+    if len(found) > 1:
+        raise cloud.error(f'{len(found)} projects are called {name}; give '
+                          'the UUID of one')
+    return found[0]
+
+
+def _profile(item):
+    description, ours = resources.unmarked(item['description'])
+    return resources.Existing(resources.DeviceProfile(
+        fields.text(item['name']),
+        tuple(tuple(sorted((str(key), str(value))
+                           for key, value in group.items()))
+              for group in item['groups']), description),
+        fields.text(item['uuid']), ours)
+
+
+def _flavor(item, projects_of):
+    description, ours = resources.unmarked(item['description'])
+    return resources.Existing(resources.Flavor(
+        item['name'], item['vcpus'], item['ram'], item['disk'],
+        item['os-flavor-access:is_public'],
+        tuple(sorted(item['extra_specs'].items())), frozenset(projects_of),
+        description), item['id'], ours)
+
+
+def _access(cloud, flavor):
+    answer = cloud.ask('compute', f'/flavors/{flavor}/os-flavor-access',
+                       COMPUTE)
+    return [item['tenant_id'] for item in answer['flavor_access']]

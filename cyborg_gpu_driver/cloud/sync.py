@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Make a cloud what a plan says, one change after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from collections.abc import Iterator
+from urllib import parse
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import bodies
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
+
+
+def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
+              region: str | None
+              ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
+    """Make the changes, and say of each what came of it.
+
+    The first that fails is the last that is made: what follows may need it.
+    What was begun bears the mark, so that another run goes on from there.
+
+    :param region: the user's own, for limits.
+    """
+    writer = Writer(cloud, region)
+    for change in changes:
+        try:
+            writer.make(change)
+        except exception.CloudError as error:
+            yield change, error
+            return
+        yield change, None
+
+
+class Writer:
+    """Makes, changes and deletes what is for GPUs.
+
+    :param region: the user's own, for limits.
+    """
+
+    def __init__(self, cloud: connection.Cloud, region: str | None):
+        self._cloud = cloud
+        self._region = region
+
+    def make(self, change: plan.Change) -> None:
+        """Make one change.
+
+        :raises CloudError: if a service refuses it, or what is to go has
+            come into use meanwhile.
+        """
+        create, update, path, service = {
+            resources.Kind.PROFILE: (
+                self._create_profile, None, '/device_profiles',
+                'accelerator'),
+            resources.Kind.FLAVOR: (
+                self._create_flavor, self._update_flavor, '/flavors',
+                'compute'),
+            resources.Kind.REGISTERED: (
+                self._create_registered, self._update_registered,
+                '/registered_limits', 'identity'),
+            resources.Kind.LIMIT: (
+                self._create_limit, self._update_limit, '/limits',
+                'identity'),
+        }[change.item.kind]
+        if change.action is plan.Action.UPDATE:
+            update(change.wanted, change.existing)
+            return
+        if change.action in (plan.Action.DELETE, plan.Action.REPLACE):
+            self._check_unused(change.existing)
+            self._cloud.change(service, 'DELETE',
+                               f'{path}/{change.existing.identity}')
+        if change.action in (plan.Action.CREATE, plan.Action.REPLACE):
+            create(change.wanted)
+
+    def _check_unused(self, existing):
+        item = existing.item
+        users = ()
+        if item.kind is resources.Kind.PROFILE:
+            users = state.profile_users(self._cloud).get(item.name, ())
+        elif item.kind is resources.Kind.FLAVOR:
+            users = state.flavor_users(self._cloud, existing.identity)
+        if users:
+            raise self._cloud.error(
+                f'{item.kind.value} {item.name} has come into use: '
+                + ', '.join(users))
+
+    def _create_profile(self, item):
+        self._cloud.change('accelerator', 'POST', '/device_profiles',
+                           bodies.profile(item))
+
+    def _create_flavor(self, item):
+        answer = self._compute('POST', '/flavors', bodies.flavor(item))
+        with_nothing = resources.Flavor(
+            item.name, item.vcpus, item.ram, item.disk, item.public, (),
+            description=item.description)
+        self._update_flavor(item, resources.Existing(
+            with_nothing, answer['flavor']['id']))
+
+    def _update_flavor(self, item, existing):
+        path = f'/flavors/{existing.identity}'
+        there = existing.item
+        if not existing.ours or there.description != item.description:
+            self._compute('PUT', path, bodies.flavor_description(item))
+        wanted, found = dict(item.extra_specs), dict(there.extra_specs)
+        changed = {key: value for key, value in wanted.items()
+                   if found.get(key) != value}
+        if changed:
+            self._compute('POST', f'{path}/os-extra_specs',
+                          bodies.extra_specs(changed))
+        for key in sorted(found.keys() - wanted.keys()):
+            self._compute('DELETE', f'{path}/os-extra_specs/'
+                          + parse.quote(key, safe=':'))
+        for action, projects in (
+                ('addTenantAccess', item.projects - there.projects),
+                ('removeTenantAccess', there.projects - item.projects)):
+            for project in sorted(projects):
+                self._compute('POST', f'{path}/action',
+                              bodies.access(action, project))
+
+    def _create_registered(self, item):
+        self._identity('POST', '/registered_limits',
+                       bodies.registered_limits(item, self._scope))
+
+    def _update_registered(self, item, existing):
+        """Keystone 30 does it only while no project has a limit of its own.
+
+        Meanwhile the default holds for those projects.
+        """
+        limits = [other for other in state.limits(self._cloud, self._scope)
+                  if item.key in other.item.needs]
+        try:
+            for limit in limits:
+                self._identity('DELETE', f'/limits/{limit.identity}')
+            self._identity('PATCH', f'/registered_limits/{existing.identity}',
+                           bodies.registered_limit(item))
+        finally:
+            there = {other.item.key for other in state.limits(
+                self._cloud, self._scope)}
+            for limit in limits:
+                if limit.item.key not in there:
+                    self._create_limit(limit.item)
+
+    def _create_limit(self, item):
+        self._identity('POST', '/limits', bodies.limits(item, self._scope))
+
+    def _update_limit(self, item, existing):
+        # One that was made anew meanwhile has another id.
+        identity = {other.item.key: other.identity for other in state.limits(
+            self._cloud, self._scope)}.get(item.key, existing.identity)
+        self._identity('PATCH', f'/limits/{identity}', bodies.limit(item))
+
+    @functools.cached_property
+    def _scope(self):
+        return state.limit_scope(self._cloud, self._region)
+
+    def _compute(self, method, path, body=None):
+        return self._cloud.change('compute', method, path, body,
+                                  state.COMPUTE)
+
+    def _identity(self, method, path, body=None):
+        return self._cloud.change('identity', method, path, body)

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the commands have in common."""
+
+from __future__ import annotations
+
+import sys
+
+from osc_lib.command import command
+
+from cyborg_gpu_driver.cloud import connection
+
+
+def say(text: str) -> None:
+    """One line to people, on standard error."""
+    print(text, file=sys.stderr)
+
+
+def show_progress(done: int, total: int) -> None:
+    """A line that changes, if a person is looking at it.
+
+    :param done: how many of ``total`` providers have been read.
+    """
+    if sys.stderr.isatty():
+        print(f'\r{done} of {total} providers read', end='' if done < total
+              else '\r\033[K', file=sys.stderr, flush=True)
+
+
+class CloudCommand(command.Command):
+    """A command that asks a cloud.
+
+    ``code``, which :meth:`take_action` may set, is the exit code.
+    """
+
+    code = 0
+
+    @property
+    def cloud(self) -> connection.Cloud:
+        """The one that the user has logged in to."""
+        return self.app.client_manager.gpu
+
+    @property
+    def region(self) -> str | None:
+        """The user's own."""
+        return self.app.client_manager.region_name
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self.code
+
+
+class Lister(CloudCommand, command.Lister):
+    """A table."""
+
+
+class ShowOne(CloudCommand, command.ShowOne):
+    """One thing and what is known of it."""

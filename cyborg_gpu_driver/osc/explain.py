@@ -1,0 +1,113 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""``openstack gpu explain``: why a request does or does not schedule."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver.cloud import question
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.osc import base
+
+_NEAREST = 10
+"""Hosts in a table, unless all are asked for."""
+_COLUMNS = ('Host', 'GPU', 'Profile', 'Group', 'Verdict', 'What is missing',
+            'What to do')
+_YES, _NO, _HINT = 'yes', 'no', 'look'
+
+
+class ExplainRequest(base.ShowOne):
+    """Say whether a server would be had now, and why not.
+
+    Names all that is missing, host by host and GPU by GPU, the nearest
+    first. The exit code is 0 if the request schedules, 1 if it does not, or
+    if the question could not be answered; "schedulable" in the JSON answer
+    tells which. With --server the question is about one more server of that
+    flavor, and the failure of that server is explained, too.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            '--flavor', metavar='<flavor>', help='name or id of a flavor')
+        which.add_argument(
+            '--profile', metavar='<device-profile>',
+            help='name of a device profile; processors, memory and disk are '
+                 'left out')
+        which.add_argument(
+            '--server', metavar='<server>',
+            help='name or UUID of a server, of any project')
+        parser.add_argument(
+            '--host', metavar='<host>',
+            help='hypervisor_hostname of the one compute node that counts')
+        parser.add_argument(
+            '--project', metavar='<project>',
+            help='name or id of the project whose limits and rights count '
+                 "(default: the server's, or none)")
+        parser.add_argument(
+            '--all', action='store_true',
+            help=f'show all hosts in the table, not the {_NEAREST} nearest')
+        return parser
+
+    def take_action(self, parsed_args):
+        self.found = question.answer(
+            self.cloud, question.Question(
+                parsed_args.flavor, parsed_args.profile, parsed_args.server,
+                parsed_args.host, parsed_args.project), base.show_progress)
+        self.code = int(not self.found.schedulable)
+        document = self.found.document()
+        return tuple(document), tuple(
+            columns.Structure(value) if isinstance(value, list) else value
+            for value in document.values())
+
+    def produce_output(self, parsed_args, column_names, data):
+        """The sentence and a table for people; everything for programs."""
+        if parsed_args.formatter != 'table':
+            return super().produce_output(parsed_args, column_names, data)
+        self.app.stdout.write(self.found.sentence + '\n')
+        shown = self.found.hosts
+        if not parsed_args.all:
+            shown = shown[:_NEAREST]
+        rows = list(_rows(self.found, shown))
+        if rows:
+            self.formatter.emit_list(_COLUMNS, rows, self.app.stdout,
+                                     parsed_args)
+        if len(shown) < len(self.found.hosts):
+            base.say(f'{len(self.found.hosts) - len(shown)} more hosts: '
+                     '--all')
+        for item in self.found.unchecked:
+            base.say(f'Not considered: {item}')
+        return 0
+
+
+def _rows(verdict, hosts):
+    for finding in verdict.findings:
+        yield '-', '-', '-', '-', *_finding(finding)
+    for host in hosts:
+        for finding in host.findings:
+            yield host.name, '-', '-', 'host', *_finding(finding)
+        for candidate in host.candidates:
+            place = candidate.provider.place
+            where = (host.name, place.gpu if place else '-',
+                     place.label if place else candidate.provider.name,
+                     candidate.group)
+            if not candidate.findings:
+                yield *where, _YES, '', ''
+            for finding in candidate.findings:
+                yield *where, *_finding(finding)
+        if host.accepted and verdict.schedulable and not host.candidates:
+            yield host.name, '-', '-', 'host', _YES, '', ''
+
+
+def _finding(finding):
+    return (_NO if finding.blocks else _HINT,
+            f'{finding.reason.name}: {finding.text}', finding.remedy)

@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu host list|show``."""
+
+from __future__ import annotations
+
+import collections
+
+from cliff import columns as cliff_columns
+
+from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.osc import base
+
+
+class Gpus(cliff_columns.FormattableColumn):
+    """GPUs of a host: a line each for people, whole for programs."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(
+            f'{gpu.address} {gpu.mode or "?"} {gpu.model or "?"}'
+            + ('' if gpu.numa is None else f' NUMA {gpu.numa}') + ': '
+            + ', '.join(f'{offer.label} {offer.free} of {offer.total} free'
+                        for offer in gpu.offers)
+            + ''.join(f'; sick: {reason}' for reason in gpu.sick)
+            for gpu in self._value)
+
+    def machine_readable(self) -> list[dict]:
+        return [{
+            'address': gpu.address, 'mode': gpu.mode, 'model': gpu.model,
+            'numa_node': None if gpu.numa is None else int(gpu.numa),
+            'sick': list(gpu.sick),
+            'profiles': [{
+                'profile': offer.label,
+                'resource_class': offer.resource_class,
+                'provider': offer.uuid, 'total': offer.total,
+                'used': offer.used, 'reserved': offer.reserved,
+                'free': offer.free} for offer in gpu.offers],
+        } for gpu in self._value]
+
+
+class ListHost(base.Lister):
+    """List the compute nodes that have GPUs.
+
+    A host is usable if Nova starts servers with accelerators on it: it has
+    the trait COMPUTE_ACCELERATORS, and its nova-compute is enabled and up.
+    """
+
+    def take_action(self, parsed_args):
+        return (('Host', 'Usable', 'Service', 'Accelerators', 'GPUs', 'Models',
+                 'Modes', 'Free', 'Sick', 'Cyborg Devices'),
+                [_row(host) for host in hosts.read(
+                    self.cloud, complain=base.say,
+                    progress=base.show_progress)])
+
+
+class ShowHost(base.ShowOne):
+    """Show the GPUs of a compute node and what is free of them."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('host', metavar='HOST',
+                            help='as "gpu host list" shows it')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = hosts.read(self.cloud, parsed_args.host, base.say,
+                           base.show_progress)
+        if not found:
+            raise self.cloud.error(
+                f'no GPU of a host {parsed_args.host} is in Placement; '
+                '"openstack gpu host list" shows the hosts')
+        host = found[0]
+        service = host.service
+        return zip(*(
+            ('host', host.name), ('provider', host.root),
+            ('usable', host.usable), ('accelerators', host.accelerators),
+            ('enabled', host.enabled),
+            ('service', columns.Optional(_service(service))),
+            ('disabled_reason', columns.Optional(
+                service and service.reason)),
+            ('gpus', Gpus(host.gpus)),
+            ('cyborg_devices', columns.Optional(None)
+             if host.devices is None else columns.Names(host.devices))))
+
+
+def _row(host):
+    free = collections.Counter()
+    for offer in host.providers:
+        free[offer.label] += offer.free
+    return (
+        host.name, host.usable, columns.Optional(_service(host.service)),
+        host.accelerators, len(host.gpus),
+        columns.Names(_distinct(gpu.model for gpu in host.gpus)),
+        columns.Names(_distinct(gpu.mode for gpu in host.gpus)),
+        columns.Counts(free),
+        columns.Names([f'{gpu.address} {reason}' for gpu in host.gpus
+                       for reason in gpu.sick]),
+        columns.Optional(None if host.devices is None
+                         else len(host.devices)))
+
+
+def _service(service: hosts.Service | None) -> str | None:
+    return service and f'{service.state}, {service.status}'
+
+
+def _distinct(values):
+    return sorted({value for value in values if value is not None})

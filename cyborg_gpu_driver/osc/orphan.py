@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""``openstack gpu orphan list|clean``: what is left of servers gone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import orphans_clean
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.osc import base
+
+_SETTLES = 60
+"""Seconds after which what is still there is no bind under way: Nova binds
+at once, and oslo.messaging gives each part of it a minute."""
+
+
+class ListOrphan(base.Lister):
+    """List what is left in the cloud of servers that are gone.
+
+    Accelerator requests, allocations of GPUs and providers. Needs the role
+    admin. The exit code is 1 if something is left.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_age(parser, 0)
+        return parser
+
+    def take_action(self, parsed_args):
+        found = _find(self.cloud, parsed_args.older_than)
+        self.code = int(bool(found))
+        return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe',
+                 'What', 'What to do'), [
+            (item.kind.value, item.subject, item.where,
+             columns.Optional(item.server), item.pins, item.safe, item.text,
+             item.remedy) for item in found])
+
+
+class CleanOrphan(base.CloudCommand):
+    """Remove what is left in the cloud and harms nobody when it goes.
+
+    Requests that name no server, or one that is gone, and allocations of
+    what is neither a server nor a migration. Each is looked at once more
+    before it goes. Shows first, and asks unless --yes is given. The exit
+    code is 1 if something stays.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_age(parser, _SETTLES)
+        parser.add_argument('--yes', action='store_true', help='do not ask')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = _find(self.cloud, parsed_args.older_than)
+        safe = [item for item in found if item.safe]
+        for item in found:
+            base.say(f'{item.subject}  {item.text}' + (
+                '' if item.safe else f'\n  stays; {item.remedy}'))
+        if not safe:
+            base.say('There is nothing to remove.')
+        elif not parsed_args.yes and not _agreed(len(safe)):
+            base.say('Nothing was removed.')
+            self.code = 1
+            return
+        removed = sum([self._remove(item) for item in safe])
+        self.code = int(removed < len(found))
+
+    def _remove(self, item):
+        """Remove one and say what became of it; whether it is gone."""
+        try:
+            orphans_clean.remove(self.cloud, item)
+        except exception.GpuDriverError as error:
+            base.say(str(error))
+            return False
+        base.say(f'removed {item.kind.value} {item.subject}')
+        return True
+
+
+def _add_age(parser, default):
+    parser.add_argument(
+        '--older-than', metavar='<seconds>', type=_seconds, default=default,
+        help='look again after so long, and take what is there both times; '
+             'Cyborg does not tell how old a request is (default: '
+             '%(default)s)')
+
+
+def _seconds(text):
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f'{text}: expected a number of seconds, 0 or more')
+    return int(text)
+
+
+def _find(cloud, seconds):
+    found = orphans.find(orphans_clean.read(cloud, base.show_progress))
+    if not found or not seconds:
+        return found
+    base.say(f'Looking again in {seconds} seconds.')
+    time.sleep(seconds)
+    return orphans.lasting(found, orphans.find(
+        orphans_clean.read(cloud, base.show_progress)))
+
+
+def _agreed(number):
+    """Whether a person wants them removed."""
+    print(f'Remove {number} of these? [y/N] ', end='', file=sys.stderr,
+          flush=True)
+    return sys.stdin.readline().strip().lower() in ('y', 'yes')

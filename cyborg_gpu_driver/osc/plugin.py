@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How ``openstack`` finds the commands. Imported at each of its starts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from osc_lib import utils
+
+from cyborg_gpu_driver.cloud import connection
+
+API_NAME = 'gpu'
+API_VERSION_OPTION = 'os_gpu_api_version'
+API_VERSIONS = ('1',)
+"""Of the commands; what is asked are APIs of other services."""
+DEFAULT_API_VERSION = '1'
+
+
+def make_client(instance: Any) -> connection.Cloud:
+    """What the commands ask: the cloud that the user has logged in to.
+
+    :param instance: osc-lib's client manager.
+    """
+    made = instance.sdk_connection
+    return connection.Cloud(
+        made, made.config.name or made.config.auth.get('auth_url', ''))
+
+
+def build_option_parser(parser: argparse.ArgumentParser
+                        ) -> argparse.ArgumentParser:
+    """Add the option that each plug-in has."""
+    parser.add_argument(
+        '--os-gpu-api-version', metavar='<gpu-api-version>',
+        default=utils.env('OS_GPU_API_VERSION'),
+        help='version of the gpu commands, default='
+             f'{DEFAULT_API_VERSION} (Env: OS_GPU_API_VERSION)')
+    return parser

@@ -1,0 +1,231 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu profile sync|create``: what a cloud has for its GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud import sync
+from cyborg_gpu_driver.osc import base
+
+_STDIN = '-'
+_PLANNED = 'planned'
+_DONE = 'done'
+_NOT_DONE = 'not done'
+_COLUMNS = ('Action', 'Kind', 'Name', 'Change', 'Result')
+
+
+class _Changing(base.Lister):
+    """A command that makes a cloud what a definition says."""
+
+    def resolved(self, wanted: definition.Definition
+                 ) -> definition.Definition:
+        """The same with the UUIDs of its projects."""
+        return wanted.resolved(state.projects(self.cloud, wanted.projects))
+
+    def warn(self, wanted: definition.Definition) -> bool:
+        """Say what no GPU offers; whether there is such."""
+        texts = plan.unoffered(wanted.items, providers.read(
+            self.cloud, progress=base.show_progress))
+        for text in texts:
+            base.say(f'Warning: {text}')
+        return bool(texts)
+
+    def carry_out(self, changes: list[plan.Change]) -> tuple:
+        """Make the changes; the answer of the command."""
+        acting = [change for change in changes if change.acts]
+        results = {}
+        for number, (change, error) in enumerate(sync.carry_out(
+                self.cloud, acting, self.region), 1):
+            results[change.item.key] = (_DONE if error is None
+                                        else f'failed: {error}')
+            if error is not None:
+                self.code = 1
+                base.say(f'{error}\n{number - 1} of {len(acting)} changes '
+                         'were made. Once this is put right, another run '
+                         'makes the others.')
+            elif sys.stderr.isatty():
+                base.say(f'{number} of {len(acting)}: {change.action.value} '
+                         f'{change.item.kind.value} {change.item.name}')
+        return self.answer(changes, lambda change: results.get(
+            change.item.key, _NOT_DONE))
+
+    def refuse(self, changes: list[plan.Change], reason: str = '') -> tuple:
+        """Change nothing; the answer of the command."""
+        self.code = 1
+        base.say(f'{reason}Nothing was changed.')
+        return self.answer(changes, lambda change: _NOT_DONE)
+
+    @staticmethod
+    def answer(changes, result) -> tuple:
+        """Columns and rows.
+
+        :param result: of a change that acts.
+        """
+        return _COLUMNS, [
+            (change.action.value, change.item.kind.value, change.item.name,
+             change.text, result(change) if change.acts else '')
+            for change in changes]
+
+
+class SyncProfile(_Changing):
+    """Make device profiles, flavors and limits what a file says.
+
+    What is to be changed is shown first. What is in use is never deleted or
+    replaced, and what this command has not made is not touched. Exits 1 if
+    the cloud is not what the file says in the end.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('file', metavar='FILE',
+                            help='definition; - is standard input')
+        parser.add_argument('--dry-run', action='store_true',
+                            help='show what would be done')
+        parser.add_argument('--yes', action='store_true', help='do not ask')
+        parser.add_argument(
+            '--prune', action='store_true',
+            help='delete what this command has made and is not in the file')
+        parser.add_argument(
+            '--adopt', action='store_true',
+            help='take over what is in the file and this command has not '
+                 'made')
+        parser.add_argument(
+            '--strict', action='store_true',
+            help='refuse a device profile that no GPU of the cloud offers '
+                 'now')
+        return parser
+
+    def take_action(self, parsed_args):
+        wanted = self.resolved(definition.parse(*_read(parsed_args.file)))
+        present = state.read(self.cloud, wanted, self.region,
+                             everything=parsed_args.prune)
+        changes = list(plan.make(wanted.items, present, parsed_args.adopt,
+                                 parsed_args.prune))
+        if self.warn(wanted) and parsed_args.strict:
+            return self.refuse(changes)
+        if not parsed_args.prune:
+            for item in plan.left_over(wanted.items, present):
+                base.say(f'{item.kind.value} {item.name} is not in the file; '
+                         '--prune deletes it.')
+        if any(change.action is plan.Action.REFUSE for change in changes):
+            return self.refuse(changes)
+        acting = [change for change in changes if change.acts]
+        if not acting:
+            base.say('There is nothing to do.')
+        elif parsed_args.dry_run:
+            return self.answer(changes, lambda change: _PLANNED)
+        elif not parsed_args.yes and not _agreed(acting):
+            return self.refuse(changes)
+        return self.carry_out(changes)
+
+
+class CreateProfile(_Changing):
+    """Create a device profile for GPUs and, if wanted, a flavor for it."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', metavar='NAME',
+                            help='of the device profile')
+        parser.add_argument(
+            '--gpu', metavar='PROFILE', required=True,
+            help='what a server gets: passthrough, a GPU instance profile '
+                 'such as 1g.10gb or a vGPU type such as T4-2B')
+        parser.add_argument(
+            '--count', type=int, default=1, metavar='N',
+            help='how many, on any GPUs of one host (default: 1)')
+        parser.add_argument(
+            '--together', action='store_true', help='all from one GPU')
+        parser.add_argument(
+            '--trait', action='append', default=[], metavar='TRAIT',
+            help='trait that the GPU must have (repeatable)')
+        parser.add_argument(
+            '--forbidden-trait', action='append', default=[],
+            metavar='TRAIT',
+            help='trait that the GPU must not have (repeatable)')
+        flavor = parser.add_argument_group('a flavor that names it')
+        flavor.add_argument('--flavor', metavar='NAME')
+        flavor.add_argument('--vcpus', type=int, metavar='N')
+        flavor.add_argument('--ram', type=int, metavar='MIB')
+        flavor.add_argument('--disk', type=int, metavar='GIB')
+        flavor.add_argument(
+            '--project', action='append', metavar='PROJECT',
+            help='project that may use it; public if none is named '
+                 '(repeatable)')
+        return parser
+
+    def take_action(self, parsed_args):
+        wanted = self.resolved(definition.parse(
+            json.dumps(_document(parsed_args)), 'arguments'))
+        present = state.read(self.cloud, wanted, self.region)
+        for item in wanted.items:
+            if item.key in present:
+                raise self.cloud.error(f'there is a {item.kind.value} '
+                                       f'{item.name} already')
+        self.warn(wanted)
+        return self.carry_out(list(plan.make(wanted.items, present)))
+
+
+def _document(parsed_args):
+    """What the arguments say, as a file would."""
+    profile = {'name': parsed_args.name, 'groups': [{
+        'gpu': parsed_args.gpu, 'count': parsed_args.count,
+        'together': parsed_args.together, 'required': parsed_args.trait,
+        'forbidden': parsed_args.forbidden_trait}]}
+    sizes = {key: getattr(parsed_args, key)
+             for key in ('vcpus', 'ram', 'disk', 'project')
+             if getattr(parsed_args, key) is not None}
+    document = {'version': definition.VERSION, 'profiles': [profile]}
+    if parsed_args.flavor is not None:
+        document['flavors'] = [{
+            'name': parsed_args.flavor, 'profile': parsed_args.name,
+            **{'projects' if key == 'project' else key: value
+               for key, value in sizes.items()}}]
+    elif sizes:
+        raise exception.InvalidValue(
+            what='--' + next(iter(sizes)), value=next(iter(sizes.values())),
+            expected='it is for the flavor that --flavor names')
+    return document
+
+
+def _read(name):
+    """A file's text, and what to call it in complaints.
+
+    :raises InvalidValue: if it cannot be read.
+    """
+    try:
+        if name == _STDIN:
+            return sys.stdin.read(), 'standard input'
+        with open(name, encoding='utf-8') as stream:
+            return stream.read(), name
+    except (OSError, UnicodeDecodeError) as error:
+        raise exception.InvalidValue(
+            what='file', value=name, expected=f'cannot be read: {error}'
+        ) from error
+
+
+def _agreed(changes):
+    """Whether a person wants these changes."""
+    for change in changes:
+        base.say(f'{change.action.value} {change.item.kind.value} '
+                 f'{change.item.name} ({change.text})')
+    print(f'Make these {len(changes)} changes? [y/N] ', end='',
+          file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ('y', 'yes')

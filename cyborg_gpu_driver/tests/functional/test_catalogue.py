@@ -1,0 +1,310 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu`` on the released Cyborg and Placement."""
+
+import json
+import os
+
+import fixtures
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.osc import capacity
+from cyborg_gpu_driver.osc import host
+from cyborg_gpu_driver.osc import profile
+from cyborg_gpu_driver.osc import server
+from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_EMPTY_NOVA = {
+    '/v2.1/servers': {'servers': []}, '/v2.1/flavors/detail': {'flavors': []},
+    '/v2.1/servers/detail': {'servers': []},
+    '/v2.1/os-services': {'services': [{
+        'host': gpu_cloud.HOST, 'state': 'up', 'status': 'enabled',
+        'disabled_reason': None}]}}
+_EMPTY_KEYSTONE = {
+    '/v3/services': {'services': [{'id': 'nova'}]},
+    '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
+    '/v3/registered_limits': {'registered_limits': []},
+    '/v3/limits': {'limits': []}}
+_DEFINITION = {'version': 'v1', 'profiles': [
+    {'name': 'slice', 'groups': [{'gpu': '1g.10gb'}]},
+    {'name': 'whole', 'description': 'all of it',
+     'groups': [{'gpu': 'passthrough',
+                 'required': ['CUSTOM_GPU_MEMORY_80GB']}]}]}
+
+
+class OperatorCase(gpu_cloud.GpuTestCase):
+    """A host with one GPU for slices and a whole one."""
+
+    overrides = {
+        'gpu': {'policies': 'one, another'},
+        'gpu_policy:one': {'mode': 'mig',
+                           'match_address': gpu_cloud.GpuTestCase.gpu},
+        'gpu_policy:another': {'mode': 'passthrough',
+                               'match_address': '0000:0f:00.0'}}
+
+    def setUp(self):
+        super().setUp()
+        self.nova = dict(_EMPTY_NOVA)
+        self.applications = {
+            'accelerator': cyborg_app.load_app(),
+            'placement': services.forwarded(
+                self.cloud.cloud.placement_service.url, 'admin'),
+            'compute': services.documents(self.nova, services.NOVA),
+            'identity': services.documents(_EMPTY_KEYSTONE, {
+                'id': 'v3.14', 'status': 'stable'})}
+        self.openstack = self.log_in()
+
+    def log_in(self, **options):
+        found = self.useFixture(services.Services(
+            self.applications, **options))
+        self.asked = found.cloud
+        return running.Openstack(found.cloud)
+
+    def write(self, document=_DEFINITION):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump(document, stream)
+        return path
+
+    def sync(self, document=_DEFINITION, *arguments, **kwargs):
+        """What came of each, by name."""
+        return {row['Name']: (row['Action'], row['Result'])
+                for row in self.openstack.rows(
+                    sync.SyncProfile, self.write(document), '--yes',
+                    *arguments, **kwargs)}
+
+    def device_profiles(self):
+        return {existing.item.name: existing
+                for existing in state.profiles(self.asked)}
+
+
+class CatalogueTest(OperatorCase):
+
+    def test_what_is_offered_and_taken(self):
+        self.sync()
+        server_ = self.cloud.bind('slice')
+        rows = {row['Profile']: row
+                for row in self.openstack.rows(profile.ListProfile)}
+        self.assertEqual(
+            {'Profile': '1g.10gb', 'Resource Class': 'CUSTOM_NVIDIA_1G_10GB',
+             'Traits': ['CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_KIND_MIG',
+                        'CUSTOM_GPU_MEMORY_10GB',
+                        'CUSTOM_GPU_MODEL_A100_SXM4_80GB'],
+             'Hosts': ['compute1'], 'GPUs': 1, 'Total': 7, 'Used': 1,
+             'Reserved': 0, 'Free': 6, 'Device Profiles': ['slice'],
+             'Flavors': []}, rows['1g.10gb'])
+        self.assertEqual((1, 1, 0, 1, ['whole']), tuple(
+            rows['passthrough'][key] for key in (
+                'GPUs', 'Total', 'Used', 'Free', 'Device Profiles')))
+        self.assertEqual((1, 1, 0), tuple(
+            rows['7g.80gb'][key] for key in ('Total', 'Reserved', 'Free')))
+        self.cloud.unbind(server_)
+        rows = {row['Profile']: row['Free'] for row in self.openstack.rows(
+            profile.ListProfile, '--kind', 'mig')}
+        self.assertEqual((7, 1), (rows['1g.10gb'], rows['7g.80gb']))
+        self.assertNotIn('passthrough', rows)
+
+    def test_capacity_is_what_can_be_booted(self):
+        self.sync()
+
+        def room(name):
+            (row,) = self.openstack.rows(
+                capacity.ShowCapacity, '--profile', name)
+            self.assertEqual('exact', row['Count'])
+            return row['Servers']
+
+        self.assertEqual((7, 1, 2), (room('slice'), room('whole'),
+                                     room('3g.40gb')))
+        self.cloud.bind('slice')
+        self.assertEqual((6, 1, 1), (room('slice'), room('whole'),
+                                     room('3g.40gb')))
+        for _ in range(6):
+            self.cloud.bind('slice')
+        self.assertEqual(0, room('slice'))
+        self.assertEqual([], self.cloud.nova.candidates('slice'))
+
+    def test_what_cannot_be_used_has_no_room(self):
+        def servers():
+            return {row['Profile']: row['Servers'] for row in
+                    self.openstack.rows(capacity.ShowCapacity)}
+
+        self.assertEqual(7, servers()['1g.10gb'])
+        self.nova['/v2.1/os-services'] = {'services': [{
+            'host': gpu_cloud.HOST, 'state': 'down', 'status': 'enabled',
+            'disabled_reason': None}]}
+        self.assertEqual({0}, set(servers().values()))
+        (row,) = self.openstack.rows(host.ListHost)
+        self.assertEqual((False, 'down, enabled'),
+                         (row['Usable'], row['Service']))
+        del self.nova['/v2.1/os-services']
+        self.assertEqual(7, servers()['1g.10gb'])
+        root = self.cloud.cloud.root_provider
+        traits = f'/resource_providers/{root}/traits'
+        before = self.cloud.placement.get(traits)
+        for names in (['COMPUTE_NODE'],
+                      ['COMPUTE_ACCELERATORS', 'COMPUTE_STATUS_DISABLED']):
+            before = self.cloud.placement.put(traits, dict(
+                before, traits=names))
+            self.assertEqual({0}, set(servers().values()))
+        self.assertRaises(exception.CloudError, self.openstack.run,
+                          capacity.ShowCapacity, '--profile', 'nothing')
+
+
+class HostTest(OperatorCase):
+
+    def test_hosts(self):
+        (row,) = self.openstack.rows(host.ListHost)
+        self.assertEqual(
+            ('compute1', True, 'up, enabled', True, 2, ['A100_SXM4_80GB'],
+             ['MIG', 'PASSTHROUGH'], [], 2), tuple(row[key] for key in (
+                 'Host', 'Usable', 'Service', 'Accelerators', 'GPUs',
+                 'Models', 'Modes', 'Sick', 'Cyborg Devices')))
+        self.assertEqual(7, row['Free']['1g.10gb'])
+        shown = self.openstack.rows(host.ShowHost, 'compute1')
+        sliced = next(gpu for gpu in shown['gpus']
+                      if gpu['address'] == self.gpu)
+        self.assertEqual(('MIG', 3, [], 7), tuple(
+            sliced[key] for key in ('mode', 'numa_node', 'sick'))
+            + (len(sliced['profiles']),))
+        self.assertEqual(2, len(shown['cyborg_devices']))
+        text, _ = self.openstack.run(host.ShowHost, 'compute1')
+        self.assertIn(f'{self.gpu} MIG A100_SXM4_80GB NUMA 3: 1g.10gb 7 of 7 '
+                      'free', text)
+        self.assertRaises(exception.CloudError, self.openstack.run,
+                          host.ShowHost, 'compute2')
+
+    def test_who_may_not_ask_cyborg_sees_placements_part(self):
+        self.openstack = self.log_in(roles=('reader',))
+        text, errors = self.openstack.run(host.ListHost)
+        self.assertIn('compute1', text)
+        self.assertIn('role admin', errors)
+
+    def test_a_server(self):
+        self.sync()
+        slice_, whole = self.cloud.bind('slice'), self.cloud.bind('whole')
+        (row,) = self.openstack.rows(server.ShowServer, slice_.uuid)
+        (arq,) = slice_.arqs
+        self.assertEqual(
+            (arq['uuid'], 'Bound', 'slice', 'compute1', self.gpu, '1g.10gb',
+             'MDEV', arq['attach_handle_uuid'], '3', 'good'),
+            tuple(row[key] for key in (
+                'ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
+                'Handle Type', 'Handle', 'NUMA Node', 'Health')))
+        self.assertEqual({row['Handle']: row['Function']},
+                         {uuid: function for uuid, (function, _)
+                          in self.mdevs().items()})
+        (row,) = self.openstack.rows(server.ShowServer, whole.uuid)
+        self.assertEqual(('passthrough', 'PCI', row['GPU'], row['GPU']),
+                         tuple(row[key] for key in (
+                             'Profile', 'Handle Type', 'Handle',
+                             'Function')))
+        self.cloud.unbind(whole)
+        self.assertRaises(exception.CloudError, self.openstack.run,
+                          server.ShowServer, whole.uuid)
+
+
+class SyncTest(OperatorCase):
+
+    def test_the_second_run_has_nothing_to_do(self):
+        done = {'slice': ('create', 'done'), 'whole': ('create', 'done')}
+        self.assertEqual(
+            dict.fromkeys(done, ('create', 'planned')),
+            self.sync(_DEFINITION, '--dry-run'))
+        self.assertEqual({}, self.device_profiles())
+        self.assertEqual(done, self.sync())
+        self.assertEqual({}, self.sync())
+        self.assertEqual(
+            [('resources:PGPU', '1'),
+             ('trait:CUSTOM_GPU_MEMORY_80GB', 'required')],
+            list(self.device_profiles()['whole'].item.groups[0]))
+
+    def test_what_is_in_use_stays(self):
+        self.sync()
+        server_ = self.cloud.bind('slice')
+        before = self.device_profiles()
+        other = {'version': 'v1', 'profiles': [
+            {'name': 'slice', 'groups': [{'gpu': '2g.20gb'}]},
+            {'name': 'another', 'groups': [{'gpu': '2g.20gb'}]}]}
+        output, errors = self.openstack.run(
+            sync.SyncProfile, self.write(other), '--yes', code=1)
+        self.assertIn(f'in use by server {server_.uuid}', output)
+        self.assertIn('Nothing was changed', errors)
+        self.assertEqual(before, self.device_profiles())
+        nothing = {'version': 'v1'}
+        self.assertEqual({'slice': ('keep', ''), 'whole': ('delete', 'done')},
+                         self.sync(nothing, '--prune'))
+        self.cloud.unbind(server_)
+        self.assertEqual({'slice': ('replace', 'done'),
+                          'another': ('create', 'done')}, self.sync(other))
+        self.assertEqual((2, 0), (len(self.sync(nothing, '--prune')),
+                                  len(self.device_profiles())))
+
+    def test_what_others_have_made_is_theirs(self):
+        self.cloud.cyborg.create_device_profile(
+            'slice', {'resources:PGPU': '1'})
+        self.cloud.cyborg.create_device_profile(
+            'theirs', {'resources:PGPU': '1'})
+        self.assertEqual({'slice': ('refuse', ''),
+                          'whole': ('create', 'not done')},
+                         self.sync(_DEFINITION, '--prune', code=1))
+        self.assertEqual({'slice': ('replace', 'done'),
+                          'whole': ('create', 'done')},
+                         self.sync(_DEFINITION, '--prune', '--adopt'))
+        self.assertIn('theirs', self.device_profiles())
+
+    def test_what_no_gpu_offers(self):
+        document = {'version': 'v1', 'profiles': [
+            {'name': 'x', 'groups': [{'gpu': '1g.11gb'}]}]}
+        _, errors = self.openstack.run(
+            sync.SyncProfile, self.write(document), '--yes', '--strict',
+            code=1)
+        self.assertIn('no GPU offers CUSTOM_NVIDIA_1G_11GB', errors)
+        self.assertEqual({}, self.device_profiles())
+        self.assertEqual({'x': ('create', 'done')}, self.sync(document))
+
+    def test_a_failure_says_what_was_done_and_another_run_goes_on(self):
+        working, path = self.openstack, self.write()
+        cyborg = self.applications['accelerator']
+
+        def second_fails(environ, start_response):
+            if (environ['REQUEST_METHOD'] == 'POST'
+                    and len(self.device_profiles())):
+                start_response('503 Service Unavailable', [])
+                return [b'']
+            return cyborg(environ, start_response)
+
+        self.applications['accelerator'] = second_fails
+        failing = self.log_in()
+        output, errors = failing.run(sync.SyncProfile, path, '--yes', code=1)
+        self.assertIn('1 of 2 changes were made', errors)
+        self.assertIn('failed: cloud here: ', output)
+        self.assertEqual(['slice'], [*self.device_profiles()])
+        self.openstack = working
+        self.assertEqual({'whole': ('create', 'done')}, self.sync())
+
+    def test_one_is_created_by_hand(self):
+        self.openstack.run(sync.CreateProfile, 'two', '--gpu', '1g.10gb+me',
+                           '--count', '2', '--trait',
+                           'CUSTOM_GPU_ARCH_AMPERE')
+        self.assertEqual(
+            2 * ((('resources:CUSTOM_NVIDIA_1G_10GB_ME', '1'),
+                  ('trait:CUSTOM_GPU_ARCH_AMPERE', 'required')),),
+            self.device_profiles()['two'].item.groups)
+        self.assertIn('already', str(self.assertRaises(
+            exception.CloudError, self.openstack.run, sync.CreateProfile,
+            'two', '--gpu', '1g.10gb')))

@@ -1,0 +1,224 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What Cyborg and Placement keep of servers that are gone, and its end."""
+
+import uuid
+
+from cyborg import context
+from cyborg.objects import ext_arq
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import orphans_clean
+from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.osc import orphan
+from cyborg_gpu_driver.tests.functional import explain_case
+
+SLICE = explain_case.SLICE
+
+
+class OrphanCase(explain_case.ExplainCase):
+    """Nova's own user looks after a cloud."""
+
+    roles = ('admin', 'service')
+
+    def listed(self, code=1):
+        """Kinds and subjects of what is left, and the rows."""
+        rows = self.openstack.rows(orphan.ListOrphan, code=code)
+        return {(row['Kind'], row['Subject']) for row in rows}, rows
+
+    def clean(self, code=0):
+        return self.openstack.run(
+            orphan.CleanOrphan, '--yes', '--older-than', '0', code=code)[1]
+
+    def quiet(self):
+        """After it all is as before, but for the device profiles."""
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+        self.assertEqual(0, self.handles_in_use())
+        self.assertEqual(set(), self.listed(code=0)[0])
+
+    def allocate(self):
+        """A consumer of a slice, which is nobody."""
+        provider = self.cloud.provider(self.name('1g.10gb'))['uuid']
+        consumer = str(uuid.uuid4())
+        self.cloud.placement.put(f'/allocations/{consumer}', {
+            'allocations': {provider: {'resources': {SLICE: 1}}},
+            'project_id': client.PROJECT, 'user_id': client.USER,
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'})
+        return consumer
+
+    def fail(self, arq, state):
+        """Have a request in a state as Cyborg leaves it in."""
+        admin = context.get_admin_context()
+        found = ext_arq.ExtARQ.get(admin, arq)
+        found.update_state(admin, state)
+
+
+class CleanTest(OrphanCase):
+
+    def test_nothing_is_left_of_a_server_that_lives(self):
+        server = self.boot(self.profile(SLICE), 'alive')
+        self.assertEqual(set(), self.listed(code=0)[0])
+        self.assertIn('nothing to remove', self.clean())
+        self.assertEqual(1, len(self.mdevs()))
+        self.cloud.unbind(server)
+
+    def test_a_server_that_is_gone(self):
+        server = self.boot(self.profile(SLICE), 'gone')
+        del self.compute.servers[server.uuid]
+        (arq,) = server.arqs
+        found, rows = self.listed()
+        self.assertEqual({('request-of-gone-server', arq['uuid']),
+                          ('allocation-of-gone-server', server.uuid)}, found)
+        self.assertEqual({True}, {row['Safe'] for row in rows})
+        self.assertIn(server.device_profile, {row['Pins'] for row in rows})
+        self.clean()
+        self.assertEqual({}, self.mdevs())
+        self.quiet()
+
+    def test_a_request_that_names_no_server(self):
+        self.cloud.cyborg.create_arqs(self.profile(SLICE))
+        ((kind, _),) = self.listed()[0]
+        self.assertEqual('request-of-nobody', kind)
+        self.clean()
+        self.quiet()
+
+    def test_a_bind_that_failed(self):
+        server = self.boot(self.profile(SLICE), 'failed')
+        (arq,) = server.arqs
+        self.fail(arq['uuid'], 'BindFailed')
+        self.assertEqual({('request-failed', arq['uuid'])},
+                         self.listed()[0])
+        self.assertIn('delete or rebuild the server', self.clean(code=1))
+        self.assertEqual(1, len(self.mdevs()))
+        del self.compute.servers[server.uuid]
+        self.clean()
+        self.assertEqual({}, self.mdevs())
+        self.quiet()
+
+    def test_a_consumer_that_is_no_server(self):
+        consumer = self.allocate()
+        self.compute.migrations.append({'uuid': consumer})
+        self.assertEqual({('allocation-of-migration', consumer)},
+                         self.listed()[0])
+        self.clean(code=1)
+        self.compute.migrations.clear()
+        self.clean()
+        self.quiet()
+
+    def test_nova_of_another_region_knows_no_server(self):
+        server = self.boot(self.profile(SLICE), 'alive')
+        del self.compute.servers[server.uuid]
+        self.compute.hypervisors.clear()
+        for command, arguments in ((orphan.ListOrphan, ()),
+                                   (orphan.CleanOrphan, ('--yes',))):
+            self.assertIn('another region', str(self.assertRaises(
+                exception.CloudError, self.openstack.run, command,
+                *arguments)))
+        self.assertEqual(1, len(self.mdevs()))
+        self.cloud.unbind(server)
+
+    def test_it_asks(self):
+        self.cloud.cyborg.create_arqs(self.profile(SLICE))
+        for answer, code in (('n', 1), ('', 1), ('y', 0)):
+            self.openstack.run(orphan.CleanOrphan, '--older-than', '0',
+                               answer=answer + '\n', code=code)
+        self.quiet()
+
+    def test_a_bind_under_way_is_let_alone(self):
+        profile = self.profile(SLICE)
+        arqs = self.cloud.cyborg.create_arqs(profile)
+        before = orphans.find(orphans_clean.read(
+            self.services.cloud))
+        self.cloud.cyborg.delete_arqs(uuids=[arqs[0]['uuid']])
+        self.cloud.cyborg.create_arqs(profile)
+        now = orphans.find(orphans_clean.read(
+            self.services.cloud))
+        self.assertEqual((1, 1), (len(before), len(now)))
+        self.assertEqual((), orphans.lasting(before, now))
+        self.clean()
+
+
+class RaceTest(OrphanCase):
+    """What changes between the look and the deed."""
+
+    def found(self):
+        return orphans.find(
+            orphans_clean.read(self.services.cloud))
+
+    def kept(self, item):
+        return str(self.assertRaises(
+            exception.OrphanKept, orphans_clean.remove,
+            self.services.cloud, item))
+
+    def test_a_server_that_comes_back_keeps_all(self):
+        server = self.boot(self.profile(SLICE), 'late')
+        shown = self.compute.servers.pop(server.uuid)
+        found = self.found()
+        self.assertEqual(2, len(found))
+        self.compute.servers[server.uuid] = shown
+        for item in found:
+            self.assertIn('is there', self.kept(item))
+        self.assertEqual(1, len(self.mdevs()))
+        self.cloud.unbind(server)
+
+    def test_a_migration_that_shows_up_keeps_its_own(self):
+        consumer = self.allocate()
+        (item,) = self.found()
+        self.compute.migrations.append({'uuid': consumer})
+        self.assertIn('is there', self.kept(item))
+        self.compute.migrations.clear()
+        orphans_clean.remove(self.services.cloud, item)
+        self.quiet()
+
+    def test_what_has_gone_meanwhile_is_no_error(self):
+        server = self.boot(self.profile(SLICE), 'gone')
+        del self.compute.servers[server.uuid]
+        found = self.found()
+        self.cloud.unbind(server)
+        for item in found:
+            orphans_clean.remove(self.services.cloud, item)
+        self.quiet()
+
+    def test_a_request_that_is_bound_meanwhile_is_kept(self):
+        profile = self.profile(SLICE)
+        arqs = self.cloud.cyborg.create_arqs(profile)
+        (item,) = self.found()
+        nova = self.cloud.nova
+        candidate = nova.candidates(profile)[0]
+        server = str(uuid.uuid4())
+        nova.claim(server, candidate)
+        self.compute.add(server, 'new')
+        self.cloud.cyborg.bind({arqs[0]['uuid']: {
+            'hostname': nova.host, 'instance_uuid': server,
+            'device_rp_uuid': candidate['mappings'][
+                '_device_profile_0'][0]}})
+        self.assertIn('has it now', self.kept(item))
+        self.cloud.cloud.events.wait_for(server, 1, 30)
+        nova.delete_server(server)
+
+
+class NoServiceTest(OrphanCase):
+    """An administrator who is not a service."""
+
+    roles = ('admin',)
+
+    def test_he_is_told_whom_cyborg_heeds(self):
+        server = self.boot(self.profile(SLICE), 'gone')
+        del self.compute.servers[server.uuid]
+        said = self.clean(code=1)
+        self.assertIn('roles admin and service', said)
+        self.assertIn('must go first', said)
+        self.assertEqual(1, len(self.mdevs()))
+        self.assertEqual(2, len(self.listed()[0]))
+        self.cloud.unbind(server)

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What stands in the way, told by the released Cyborg and Placement."""
+
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import explain_case
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+SLICE, THIRD = explain_case.SLICE, explain_case.THIRD
+
+
+class ExplainTest(explain_case.ExplainCase):
+
+    def test_it_schedules(self):
+        found = self.explain('--profile', self.profile(SLICE), code=0)
+        self.assertTrue(found['schedulable'])
+        self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
+                         found['verdict'])
+
+    def test_a_full_gpu_names_the_servers_of_other_profiles(self):
+        whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
+        self.boot(self.profile(THIRD), 'trainer')
+        found = self.reasons('--profile', whole)
+        self.assertEqual({'RESERVED_SIBLING'}, set(found))
+        self.assertIn('trainer (has 3g.40gb)', found['RESERVED_SIBLING'])
+
+    def test_a_full_profile_names_its_servers(self):
+        third = self.profile(THIRD)
+        self.boot(third, 'one')
+        self.boot(third, 'two')
+        self.assertIn('by one, two', self.reasons('--profile', third)['USED'])
+
+    def test_a_sick_gpu(self):
+        simulator.Machine.load(
+            self.machine, self.hardware_path).set_remapped_rows(
+                self.gpu, uncorrected=1, pending=True)
+        self.report()
+        found = self.reasons('--profile', self.profile(SLICE))
+        self.assertEqual({'RESERVED_SICK'}, set(found))
+        self.assertIn('REMAP', found['RESERVED_SICK'])
+
+    def test_a_misspelt_trait_and_class(self):
+        profile = self.profile(
+            SLICE, 'spelt', CUSTOM_GPU_MODEL_A100_SXM4_80GBB='required')
+        found = self.reasons('--profile', profile)
+        self.assertIn('did you mean CUSTOM_GPU_MODEL_A100_SXM4_80GB',
+                      found['TRAIT_UNKNOWN'])
+        self.assertIn('No such trait', found['REFUSED'])
+        found = self.reasons('--profile', self.profile(
+            'CUSTOM_NVIDIA_1G_1OGB'))
+        self.assertIn(f'did you mean {SLICE}', found['CLASS_NOWHERE'])
+
+    def test_groups_that_do_not_fit_together(self):
+        self.cloud.cyborg.create_device_profile(
+            'three', *[{f'resources:{THIRD}': '1'}] * 3)
+        self.cloud.cyborg.create_device_profile(
+            'sum', {f'resources:{THIRD}': '3'})
+        self.assertEqual({'GROUPS_TOGETHER'}, set(self.reasons(
+            '--profile', 'three')))
+        self.assertEqual({'TOO_MANY'}, set(self.reasons('--profile', 'sum')))
+        self.cloud.cyborg.create_device_profile(
+            'two', {f'resources:{THIRD}': '1'}, {f'resources:{SLICE}': '1'})
+        found = self.explain('--profile', 'two', code=0)
+        self.assertEqual(['SAME_GPU'], [
+            item['code'] for item in found['hosts'][0]['missing']])
+
+    def test_a_provider_of_which_cyborg_knows_nothing(self):
+        placement, root = self.cloud.placement, self.cloud.cloud.root_provider
+        stale = 'f6d0a1c2-34f6-4c7e-9b8a-001122334455'
+        placement.post('/resource_providers', {
+            'name': f'{gpu_cloud.HOST}_gpu_0000:ff:00.0_A30-4-24C',
+            'uuid': stale, 'parent_provider_uuid': root})
+        placement.put('/resource_classes/CUSTOM_NVIDIA_A30_4_24C')
+        placement.put(f'/resource_providers/{stale}/inventories', {
+            'resource_provider_generation': 0,
+            'inventories': {'CUSTOM_NVIDIA_A30_4_24C': {'total': 1}}})
+        placement.put(f'/resource_providers/{stale}/traits', {
+            'resource_provider_generation': 1, 'traits': ['OWNER_CYBORG']})
+        profile = self.profile('CUSTOM_NVIDIA_A30_4_24C')
+        found = self.explain('--profile', profile)
+        (host,) = found['hosts']
+        self.assertEqual((True, False), (host['scheduled'],
+                                         host['accepted']))
+        self.assertEqual({'STALE_PROVIDER'},
+                         set(self.reasons('--profile', profile)))
+
+    def test_a_flavor_and_its_host(self):
+        self.compute.flavor('gpu', accel__device_profile=self.profile(SLICE))
+        self.compute.flavor('none', accel__device_profil='x')
+        self.compute.flavor('wrong', accel__device_profile=f'{SLICE}x')
+        self.explain('--flavor', 'gpu', code=0)
+        self.assertIn('accel:device_profil?', self.reasons(
+            '--flavor', 'none')['NO_PROFILE'])
+        self.assertEqual({'PROFILE_UNKNOWN'}, set(self.reasons(
+            '--flavor', 'wrong')))
+        self.compute.service['state'] = 'down'
+        self.assertEqual({'SERVICE_DOWN'}, set(self.reasons(
+            '--flavor', 'gpu')))
+
+    def test_the_table_begins_with_the_verdict(self):
+        self.boot(self.profile(THIRD), 'trainer')
+        output, errors = self.openstack.run(
+            explain.ExplainRequest, '--profile',
+            self.profile('CUSTOM_NVIDIA_7G_80GB'), code=1)
+        sentence, rule, *_ = output.splitlines()
+        self.assertTrue(sentence.startswith(
+            'Not schedulable: 0 of 1 hosts can take it; nearest is '
+            'compute1: '), sentence)
+        self.assertTrue(rule.startswith('+--'), rule)
+        self.assertIn('name a project', errors)
+
+    def test_what_is_not_there(self):
+        for arguments, words in (
+                (('--profile', 'x', '--host', 'compute2'),
+                 'did you mean compute1'),
+                (('--flavor', 'gppu'), "flavor 'gppu'"),
+                (('--server', 'gone'), 'no server called gone')):
+            self.assertIn(words, str(self.assertRaises(
+                exception.GpuDriverError,
+                self.openstack.run, explain.ExplainRequest, *arguments)))
+
+    def test_without_nova_the_rest_is_told(self):
+        cloud = self.useFixture(services.Services({
+            'accelerator': cyborg_app.load_app(),
+            'placement': services.forwarded(
+                self.cloud.placement.url, 'admin')})).cloud
+        self.openstack = running.Openstack(cloud)
+        found = self.explain('--profile', self.profile(SLICE), code=0)
+        self.assertIn('compute services', [
+            item.split(':')[0] for item in found['unchecked']])
+
+
+class OtherUserTest(explain_case.ExplainCase):
+
+    roles = ('member',)
+
+    def test_who_sees_a_part_is_not_answered(self):
+        self.assertIn('role admin', str(self.assertRaises(
+            exception.CloudError, self.openstack.run,
+            explain.ExplainRequest, '--profile', self.profile(SLICE))))

@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What is said of servers that a real Nova has refused, and of orphans."""
+
+from __future__ import annotations
+
+import json
+
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.osc import orphan
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+
+
+class ExplainTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.openstack = running.Openstack(
+            connection.Cloud(self.admin, 'admin'))
+
+    def explain(self, *arguments, code=1):
+        return json.loads(self.openstack.run(
+            explain.ExplainRequest, *arguments, '-f', 'json', code=code)[0])
+
+    def codes(self, *arguments, code=1):
+        """Codes of what is said of each host, and of all."""
+        found = self.explain(*arguments, code=code)
+        return [item['code'] for item in found['missing']], {
+            host['host']: {item['code'] for item in host['missing'] + [
+                one for candidate in host['candidates']
+                for one in candidate['missing']]}
+            for host in found['hosts']}
+
+    def test_the_refused_one_is_told_who_has_the_gpus(self):
+        flavor = self.flavor_of('PGPU')
+        for _ in self.cloud.hosts:
+            self.boot(flavor)
+        refused = self.wait(self.create(flavor))
+        self.assertEqual('ERROR', refused.status)
+        self.assertEqual(
+            (['NO_VALID_HOST'], {host: {'USED'} for host in self.cloud.hosts}),
+            self.codes('--server', refused.id))
+        self.assertIn(refused.name, self.explain(
+            '--flavor', flavor.name)['verdict'])
+
+    def test_what_schedules_and_where_it_does_not(self):
+        flavor = self.flavor_of(_SLICE)
+        host = self.cloud.hosts[0]
+        service = next(self.admin.compute.services(
+            binary='nova-compute', host=host))
+        found = self.explain('--flavor', flavor.name, '--project', 'admin',
+                             code=0)
+        self.assertTrue(all(one['accepted'] for one in found['hosts']))
+        self.admin.compute.disable_service(
+            service, disabled_reason='a test')
+        self.addCleanup(self.admin.compute.enable_service, service)
+        self.until(lambda: self.codes(
+            '--flavor', flavor.name, '--host', host)[1] == {
+                host: {'HOST_DISABLED'}}, 'the host is disabled', 90)
+        self.assertEqual((1, 2), self.taking('--flavor', flavor.name))
+
+    def taking(self, *arguments):
+        """How many hosts take it, of how many."""
+        hosts = self.explain(*arguments, code=0)['hosts']
+        return sum(host['accepted'] for host in hosts), len(hosts)
+
+    def test_a_flavor_too_large_for_the_hosts(self):
+        profile = self.device_profile({f'resources:{_SLICE}': '1'})
+        flavor = self.admin.compute.create_flavor(
+            name=f'large-{profile}', vcpus=100000, ram=64, disk=1)
+        self.addCleanup(self.admin.compute.delete_flavor, flavor)
+        self.admin.compute.create_flavor_extra_specs(
+            flavor, {'accel:device_profile': profile})
+        _, hosts = self.codes('--flavor', flavor.name)
+        self.assertEqual({host: {'HOST_RESOURCES'}
+                          for host in self.cloud.hosts}, hosts)
+
+    def test_a_request_that_nobody_bound(self):
+        profile = self.device_profile({f'resources:{_SLICE}': '1'})
+        self.admin.accelerator.post('/accelerator_requests', json={
+            'device_profile_name': profile})
+        (left,) = self.openstack.rows(orphan.ListOrphan, code=1)
+        self.assertEqual(('request-of-nobody', profile),
+                         (left['Kind'], left['Pins']))
+        self.openstack.run(orphan.CleanOrphan, '--yes', '--older-than', '1')
+        self.assert_nothing_left()
+
+    def test_a_server_that_lives_leaves_nothing(self):
+        self.boot(self.flavor_of(_SLICE))
+        self.assertEqual([], self.openstack.rows(orphan.ListOrphan))
+
+    def test_a_server_that_was_deleted_while_cyborg_was_down(self):
+        server = self.boot(self.flavor_of(_SLICE))
+        self.cloud.kill('cyborg-api')
+        self.addCleanup(self.cloud.restart, 'cyborg-api')
+        self.delete(server)
+        self.cloud.restart('cyborg-api')
+        (left,) = self.openstack.rows(orphan.ListOrphan, code=1)
+        self.assertEqual(('request-of-gone-server', server.id),
+                         (left['Kind'], left['Server']))
+        self.assertIn('roles admin and service', self.openstack.run(
+            orphan.CleanOrphan, '--yes', '--older-than', '0', code=1)[1])
+        nova = running.Openstack(
+            connection.Cloud(self.cloud.connect('nova'), 'nova'))
+        nova.run(orphan.CleanOrphan, '--yes', '--older-than', '0')
+        self.assert_nothing_left()

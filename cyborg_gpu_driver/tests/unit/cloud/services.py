@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A Keystone, and any services behind it."""
+
+from __future__ import annotations
+
+import json
+
+import requests
+from keystoneauth1 import fixture
+from openstack import connection as sdk
+
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+_PATHS = {'accelerator': '/v2', 'compute': '/v2.1', 'placement': '',
+          'identity': '/v3'}
+"""Where the endpoint of each service is on its server."""
+_FORWARDED = {'Content-Type': 'CONTENT_TYPE', 'Accept': 'HTTP_ACCEPT',
+              'OpenStack-API-Version': 'HTTP_OPENSTACK_API_VERSION'}
+
+
+class Services(keystone.KeystoneFixture):
+    """A cloud of these services.
+
+    :param applications: as WSGI has them, by the service's type.
+    :param roles: of whoever asks, with a service's token, too.
+    """
+
+    def __init__(self, applications, roles=('admin',)):
+        super().__init__(None, roles)
+        self._applications = applications
+
+    def _setUp(self):
+        keystone.forget_clouds(self)
+        self.urls = {
+            kind: self._serve(self._behind(application)) + _PATHS[kind]
+            for kind, application in self._applications.items()}
+        self.auth_url = self._serve(self._keystone) + '/v3'
+
+    @property
+    def cloud(self):
+        """What asks it."""
+        made = sdk.Connection(
+            auth_type='password', api_timeout=60, auth={
+                'auth_url': self.auth_url, 'username': 'operator',
+                'password': 'x', 'project_name': 'admin',
+                'user_domain_name': 'Default',
+                'project_domain_name': 'Default'})
+        return connection.Cloud(made, 'here')
+
+    def _keystone(self, environ, start_response):
+        if environ['REQUEST_METHOD'] != 'POST':
+            return keystone.Keystone(self._roles, '')(environ, start_response)
+        token = fixture.V3Token()
+        token.set_project_scope(id=keystone.PROJECT)
+        for role in self._roles:
+            token.add_role(role)
+        for kind, url in self.urls.items():
+            token.add_service(kind).add_standard_endpoints(
+                public=url, region='one')
+        start_response('201 Created', [
+            ('Content-Type', 'application/json'),
+            ('X-Subject-Token', keystone.TOKEN)])
+        return [json.dumps(token).encode()]
+
+    def _behind(self, application):
+        """As Keystone's filter tells a service who asks."""
+        def answer(environ, start_response):
+            told = dict(environ, HTTP_X_ROLES=','.join(self._roles),
+                        HTTP_X_PROJECT_ID=keystone.PROJECT,
+                        HTTP_X_USER_ID='operator')
+            if environ.get('HTTP_X_AUTH_TOKEN') != keystone.TOKEN:
+                start_response('401 Unauthorized', [])
+                return [b'']
+            if environ.get('HTTP_X_SERVICE_TOKEN') == keystone.TOKEN:
+                told['HTTP_X_SERVICE_ROLES'] = ','.join(self._roles)
+            return application(told, start_response)
+        return answer
+
+
+def documents(answers, version=None):
+    """A service that answers with JSON.
+
+    :param answers: documents by path, or callables that make one of the
+        query's text; what is not there is not found.
+    :param version: what it says of itself where it is asked for that.
+    """
+    def answer(environ, start_response):
+        path = environ['PATH_INFO']
+        found = answers.get(path)
+        if found is None and version and path in ('/', '/v2.1', '/v2.1/',
+                                                  '/v3', '/v3/'):
+            found = {'version': {**version, 'links': [{
+                'rel': 'self',
+                'href': f'http://{environ["HTTP_HOST"]}{path}'}]}}
+        if callable(found):
+            found = found(environ['QUERY_STRING'])
+        start_response('404 Not Found' if found is None else '200 OK',
+                       [('Content-Type', 'application/json')])
+        return [json.dumps(found or {}).encode()]
+    return answer
+
+
+def forwarded(url, token):
+    """A service that runs elsewhere, and knows one token.
+
+    :param url: of its root.
+    :param token: that it takes.
+    """
+    def answer(environ, start_response):
+        query = environ['QUERY_STRING']
+        length = int(environ.get('CONTENT_LENGTH') or 0)
+        given = requests.request(
+            environ['REQUEST_METHOD'], url + environ['PATH_INFO']
+            + (f'?{query}' if query else ''),
+            data=environ['wsgi.input'].read(length) if length else None,
+            headers={'X-Auth-Token': token, **{
+                name: environ[key] for name, key in _FORWARDED.items()
+                if environ.get(key)}}, timeout=60)
+        start_response(f'{given.status_code} {given.reason}', [
+            ('Content-Type', given.headers.get('Content-Type', 'text/plain'))
+        ])
+        return [given.content]
+    return answer
+
+
+NOVA = {'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+        'min_version': '2.1'}
+"""What Nova says of its versions."""
+KEYSTONE = {'id': 'v3.14', 'status': 'stable'}
+PLACEMENT = {'versions': [{
+    'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
+    'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]}
+"""Placement's are a list, at its root."""

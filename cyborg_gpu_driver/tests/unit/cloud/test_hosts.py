@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPU hosts, and what servers have, from what the services say."""
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.tests.unit.cloud import samples
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+_SICK = ('CUSTOM_GPU_KIND_PASSTHROUGH', samples.MODEL, 'CUSTOM_GPU_NUMA_1',
+         'CUSTOM_GPU_SICK_XID_79')
+_FOUND = (
+    samples.provider(), samples.provider('2g.20gb', total=3),
+    samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_SICK),
+    samples.provider(host='compute2'), samples.provider(host='compute3'))
+_ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
+_UP = hosts.Service('up', 'enabled')
+_ARQ = {'uuid': 'arq', 'state': 'Bound', 'device_profile_name': 'slice',
+        'hostname': 'compute1', 'device_rp_uuid': 'rp',
+        'attach_handle_type': 'MDEV', 'attach_handle_uuid': 'handle',
+        'attach_handle_info': {'domain': '0000', 'bus': '07', 'device': '02',
+                               'function': '3', 'asked_type': 'nvidia-711'}}
+
+
+class HostsTest(base.BaseTestCase):
+
+    def build(self, services_=None, devices=None, disabled=()):
+        return {host.name: host for host in hosts.build(
+            _FOUND, _ABLE, disabled, services_, devices)}
+
+    def test_gpus(self):
+        gpus = self.build()['compute1'].gpus
+        self.assertEqual(
+            [('0000:07:00.0', 'MIG', 'A100_SXM4_80GB', None, (), 2),
+             ('0000:0f:00.0', 'PASSTHROUGH', 'A100_SXM4_80GB', '1',
+              ('XID_79',), 1)],
+            [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.sick,
+              len(gpu.offers)) for gpu in gpus])
+
+    def test_which_are_usable(self):
+        def usable(**kwargs):
+            return [name for name, host in self.build(**kwargs).items()
+                    if host.usable]
+
+        self.assertEqual(['compute1', 'compute2'], usable())
+        self.assertEqual(['compute2'], usable(disabled=['root-compute1']))
+        self.assertEqual(['compute1', 'compute2'], usable(
+            services_={'compute1': _UP}))
+        down = hosts.Service('down', 'enabled')
+        self.assertEqual(['compute1'], usable(
+            services_={'compute1': _UP, 'compute2': down}))
+
+    def test_what_nova_and_cyborg_say(self):
+        found = self.build({'compute1': _UP}, {'compute1': ['a']})
+        self.assertEqual((_UP, ('a',)), (found['compute1'].service,
+                                         found['compute1'].devices))
+        self.assertEqual((None, ()), (found['compute2'].service,
+                                      found['compute2'].devices))
+        self.assertIsNone(self.build()['compute1'].devices)
+
+
+class ServersTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.compute = {'/v2.1/servers': {'servers': [
+            {'id': 'a', 'name': 'one'}, {'id': 'b', 'name': 'one-more'},
+            {'id': 'c', 'name': 'two'}, {'id': 'd', 'name': 'two'}]}}
+        self.accelerator = {'/v2/accelerator_requests': {'arqs': []}}
+        self.cloud = self.useFixture(services.Services({
+            'compute': services.documents(self.compute, services.NOVA),
+            'accelerator': services.documents(self.accelerator, {
+                'id': 'v2.0', 'status': 'CURRENT'})})).cloud
+
+    def test_a_name(self):
+        self.assertEqual('a', servers.find(self.cloud, 'one'))
+        for name, said in (('two', '2 servers are called two'),
+                           ('three', 'there is no server called three')):
+            self.assertIn(said, str(self.assertRaises(
+                exception.CloudError, servers.find, self.cloud, name)))
+        uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+        self.assertEqual(uuid, servers.find(self.cloud, uuid))
+
+    def test_what_is_bound(self):
+        provider = samples.provider()
+        self.assertEqual((servers.Accelerator(
+            'arq', 'Bound', 'slice', 'compute1', provider, 'MDEV', 'handle',
+            '0000:07:02.3'),), servers.build([_ARQ], {'rp': provider}))
+        (whole,) = servers.build([{**_ARQ, 'attach_handle_type': 'PCI'}], {})
+        self.assertEqual(('0000:07:02.3', None),
+                         (whole.handle, whole.provider))
+
+    def test_what_is_not(self):
+        (one,) = servers.build([{
+            **_ARQ, 'state': 'BindFailed', 'hostname': None,
+            'device_rp_uuid': None, 'attach_handle_type': '',
+            'attach_handle_uuid': None, 'attach_handle_info': {}}], {})
+        self.assertEqual(servers.Accelerator(
+            'arq', 'BindFailed', 'slice', None, None, None, None, None), one)
+
+    def test_a_request_that_is_none(self):
+        self.assertIn('no accelerator request', str(self.assertRaises(
+            exception.CloudError, servers.read, self.cloud, 'a')))
+        for wrong in ({}, {**_ARQ, 'attach_handle_info': {'domain': '0'},
+                           'device_rp_uuid': None}):
+            self.accelerator['/v2/accelerator_requests'] = {'arqs': [wrong]}
+            self.assertIn('cannot be understood', str(self.assertRaises(
+                exception.CloudError, servers.read, self.cloud, 'a')))

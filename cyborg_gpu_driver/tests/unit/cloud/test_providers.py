@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is read of Placement, and what is taken for no answer of its."""
+
+import copy
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.tests.unit.cloud import samples
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+_NAME = 'compute1_gpu_0000:07:00.0_1g.10gb'
+_LIST = '/resource_providers'
+_ONE = f'{_LIST}/a'
+_ITEM = {'uuid': 'a', 'name': _NAME, 'root_provider_uuid': 'root'}
+_ANSWERS = {
+    '/': {'versions': [{
+        'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
+        'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]},
+    _LIST: {'resource_providers': [
+        _ITEM, {'uuid': 'b', 'name': 'compute1_FPGA',
+                'root_provider_uuid': 'root'}]},
+    _ONE: _ITEM,
+    f'{_ONE}/inventories': {'inventories': {
+        'CUSTOM_NVIDIA_1G_10GB': {'total': 7, 'reserved': 2}}},
+    f'{_ONE}/usages': {'usages': {'CUSTOM_NVIDIA_1G_10GB': 1}},
+    f'{_ONE}/traits': {'traits': [samples.MODEL]},
+    f'{_ONE}/aggregates': {'aggregates': ['rack']},
+    f'{_ONE}/allocations': {'allocations': {
+        'server': {'resources': {'CUSTOM_NVIDIA_1G_10GB': 1}}}}}
+
+
+class ValueTest(base.BaseTestCase):
+
+    def test_what_is_free(self):
+        for total, reserved, used, free in (
+                (7, 0, 0, 7), (7, 2, 1, 4), (7, 7, 0, 0), (7, 6, 3, 0)):
+            self.assertEqual(free, samples.provider(
+                total=total, reserved=reserved, used=used).free)
+
+    def test_what_the_traits_say(self):
+        one = samples.provider(traits=[
+            samples.MODEL, 'CUSTOM_GPU_NUMA_3', 'CUSTOM_GPU_SICK_XID_79',
+            'CUSTOM_GPU_SICK_ECC'])
+        self.assertEqual(('ECC', 'XID_79'), one.sick)
+        self.assertEqual(('A100_SXM4_80GB', '3', None), tuple(
+            map(one.fact, ('MODEL', 'NUMA', 'KIND'))))
+
+
+class ReadTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.answers = copy.deepcopy(_ANSWERS)
+        self.cloud = self.useFixture(services.Services(
+            {'placement': services.documents(self.answers)})).cloud
+
+    def test_a_provider(self):
+        wanted = providers.Provider(
+            'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
+            'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1, frozenset({samples.MODEL}),
+            frozenset({'rack'}))
+        seen = []
+        self.assertEqual((wanted,), providers.read(
+            self.cloud, progress=lambda *of: seen.append(of)))
+        self.assertEqual([(1, 1)], seen)
+        self.assertEqual((), providers.read(self.cloud, 'compute2'))
+        self.assertEqual(wanted, providers.one(self.cloud, 'a'))
+        self.assertIsNone(providers.one(self.cloud, 'c'))
+        self.assertEqual({'server': {'CUSTOM_NVIDIA_1G_10GB': 1}},
+                         providers.holders(self.cloud, 'a'))
+        self.assertEqual({}, providers.holders(self.cloud, 'c'))
+
+    def test_one_that_is_not_ours_or_goes_meanwhile(self):
+        self.answers[_ONE] = dict(_ITEM, name='compute1_FPGA')
+        self.assertIsNone(providers.one(self.cloud, 'a'))
+        del self.answers[f'{_ONE}/traits']
+        self.assertEqual((), providers.read(self.cloud))
+
+    def test_one_without_an_inventory(self):
+        self.answers[f'{_ONE}/inventories'] = {'inventories': {}}
+        self.answers[f'{_ONE}/usages'] = {'usages': {}}
+        (one,) = providers.read(self.cloud)
+        self.assertEqual((None, 0, 0, 0),
+                         (one.resource_class, one.total, one.used, one.free))
+
+    def test_another_shape(self):
+        inventories = f'{_ONE}/inventories'
+        for path, document in (
+                (_LIST, ['a']), (_LIST, {'providers': []}),
+                (_LIST, {'resource_providers': 5}),
+                (_LIST, {'resource_providers': [{'uuid': 'a'}]}),
+                (inventories, {'inventory': {}}),
+                (inventories, {'inventories': [5]}),
+                (inventories, {'inventories': {'X': {'total': 7}}}),
+                (inventories, {'inventories': {
+                    'X': {'total': '7', 'reserved': 0}}}),
+                (f'{_ONE}/usages', {'usages': None}),
+                (f'{_ONE}/traits', {'traits': [5]}),
+                (f'{_ONE}/aggregates', {})):
+            self.answers[path] = document
+            self.assertIn('is not Placement', str(self.assertRaises(
+                exception.CloudError, providers.read, self.cloud)), document)
+            self.answers[path] = _ANSWERS[path]
+        self.answers[_ONE] = {'name': 5}
+        self.assertRaises(exception.CloudError, providers.one, self.cloud,
+                          'a')
+        self.answers[f'{_ONE}/allocations'] = {'allocations': {'x': {}}}
+        self.assertRaises(exception.CloudError, providers.holders,
+                          self.cloud, 'a')
+
+    def test_placement_that_is_not_there(self):
+        del self.answers[_LIST]
+        self.assertRaises(exception.CloudError, providers.read, self.cloud)

@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is read of device profiles, flavors and limits, and who uses them."""
+
+import copy
+from urllib import parse
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+_SLICE = resources.group('CUSTOM_NVIDIA_1G_10GB')
+_PROFILE = resources.DeviceProfile('slice', (_SLICE,), 'text')
+_FLAVOR = resources.Flavor(
+    'gpu.slice', 4, 8192, 20, False, (('accel:device_profile', 'slice'),),
+    frozenset({'r'}))
+_REGISTERED = resources.RegisteredLimit('class:PGPU', 0)
+_LIMIT = resources.Limit('class:PGPU', 'r', 8)
+_MARK = '[openstack gpu]'
+
+
+def _flavor(name, **fields):
+    return {'id': f'id-{name}', 'name': name, 'vcpus': 4, 'ram': 8192,
+            'disk': 20, 'os-flavor-access:is_public': True,
+            'description': None, 'extra_specs': {}, **fields}
+
+
+def _registered(region, name='class:PGPU'):
+    return {'id': f'{name} in {region}', 'region_id': region,
+            'resource_name': name, 'default_limit': 0, 'description': _MARK}
+
+
+_ACCELERATOR = {
+    '/v2/device_profiles': {'device_profiles': [
+        {'uuid': 'dp', 'name': 'slice', 'description': f'text {_MARK}',
+         'groups': [{'resources:CUSTOM_NVIDIA_1G_10GB': '1'}]}]},
+    '/v2/accelerator_requests': {'arqs': [
+        {'uuid': 'arq1', 'instance_uuid': 'server1', 'state': 'Bound',
+         'device_profile_name': 'slice'},
+        {'uuid': 'arq2', 'instance_uuid': 'server1', 'state': 'Bound',
+         'device_profile_name': 'slice'},
+        {'uuid': 'arq3', 'instance_uuid': None, 'state': 'Initial',
+         'device_profile_name': 'slice'}]}}
+_COMPUTE = {
+    '/v2.1/flavors/detail': {'flavors': [
+        _flavor('gpu.slice', **{
+            'description': _MARK, 'os-flavor-access:is_public': False,
+            'extra_specs': {'accel:device_profile': 'slice'}}),
+        _flavor('plain'),
+        _flavor('theirs', extra_specs={'accel:device_profile': 'x'})]},
+    '/v2.1/flavors/id-gpu.slice/os-flavor-access': {
+        'flavor_access': [{'flavor_id': 'id-gpu.slice', 'tenant_id': 'r'}]},
+    '/v2.1/servers': {'servers': [{'id': 'server1'}]},
+    '/v2.1/servers/detail': {'servers': [
+        {'id': 'server2', 'flavor': {'extra_specs': {
+            'accel:device_profile': 'slice'}}},
+        {'id': 'server3', 'flavor': {'extra_specs': {}}}]}}
+_IDENTITY = {
+    '/v3/services': {'services': [{'id': 'nova'}]},
+    '/v3/endpoints': {'endpoints': [{'region_id': 'one'},
+                                    {'region_id': 'one'}]},
+    '/v3/registered_limits': {'registered_limits': [
+        _registered('one'), _registered('two'), _registered(None)]},
+    '/v3/limits': {'limits': [
+        {'id': 'limit', 'region_id': 'one', 'resource_name': 'class:PGPU',
+         'project_id': 'r', 'resource_limit': 8, 'description': _MARK},
+        {'id': 'of a domain', 'region_id': 'one', 'project_id': None,
+         'resource_name': 'class:PGPU', 'resource_limit': 8,
+         'description': None}]},
+    '/v3/projects/r': {'project': {'id': 'r'}},
+    '/v3/projects': lambda query: {'projects': [
+        {'id': f'{name}{number}'} for name in parse.parse_qs(query)['name']
+        for number in range({'research': 1, 'lab': 2}.get(name, 0))]}}
+
+
+class StateCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.accelerator = copy.deepcopy(_ACCELERATOR)
+        self.compute = copy.deepcopy(_COMPUTE)
+        self.identity = copy.deepcopy(_IDENTITY)
+        self.cloud = self.useFixture(services.Services({
+            'accelerator': services.documents(self.accelerator, {
+                'id': 'v2.0', 'status': 'CURRENT'}),
+            'compute': services.documents(self.compute, services.NOVA),
+            'identity': services.documents(self.identity, {
+                'id': 'v3.14', 'status': 'stable'})})).cloud
+
+
+class ReadTest(StateCase):
+
+    def read(self, *items, **kwargs):
+        return state.read(self.cloud, definition.Definition(items), None,
+                          **kwargs)
+
+    def test_everything(self):
+        found = self.read(everything=True)
+        server1, server2 = ('server server1',), ('shelved server server2',)
+        self.assertEqual({
+            _PROFILE.key: resources.Existing(
+                _PROFILE, 'dp', True, (*server1, 'accelerator request arq3 '
+                                       '(Initial)', *server2)),
+            _FLAVOR.key: resources.Existing(
+                _FLAVOR, 'id-gpu.slice', True, server1),
+            _REGISTERED.key: resources.Existing(
+                _REGISTERED, 'class:PGPU in one'),
+            _LIMIT.key: resources.Existing(_LIMIT, 'limit')},
+            {key: one for key, one in found.items() if one.ours})
+        self.assertEqual(
+            {(resources.Kind.FLAVOR, 'theirs')},
+            {key for key, one in found.items() if not one.ours})
+
+    def test_what_is_not_concerned_is_not_asked(self):
+        self.compute.clear()
+        self.identity.clear()
+        self.assertEqual([_PROFILE.key], [*self.read(_PROFILE)])
+        del self.accelerator['/v2/accelerator_requests']
+        self.assertEqual([_PROFILE.key], [*self.read(_PROFILE)])
+
+    def test_who_uses_what_may_go(self):
+        (profile,) = self.read(resources.DeviceProfile(
+            'slice', (_SLICE, _SLICE))).values()
+        self.assertEqual(3, len(profile.users))
+        for flavor, users in (
+                (_FLAVOR, ()), (resources.Flavor(**{
+                    **vars(_FLAVOR), 'vcpus': 8}), ('server server1',))):
+            self.assertEqual(users, self.read(_PROFILE, flavor)[
+                _FLAVOR.key].users)
+
+    def test_projects(self):
+        self.assertEqual({'r': 'r', 'research': 'research0'},
+                         state.projects(self.cloud, {'research', 'r'}))
+        for name, said in (('nobody', 'there is no project nobody'),
+                           ('lab', '2 projects are called lab')):
+            self.assertIn(said, str(self.assertRaises(
+                exception.CloudError, state.projects, self.cloud, {name})))
+
+    def test_whom_limits_are_for(self):
+        endpoints = '/v3/endpoints'
+        self.assertEqual({'service_id': 'nova', 'region_id': 'one'},
+                         state.limit_scope(self.cloud, None))
+        self.identity[endpoints] = {'endpoints': [
+            {'region_id': 'one'}, {'region_id': 'two'}]}
+        self.assertEqual('two', state.limit_scope(
+            self.cloud, 'two')['region_id'])
+        for region in (None, 'three'):
+            self.assertIn('one, two', str(self.assertRaises(
+                exception.CloudError, state.limit_scope, self.cloud,
+                region)))
+        self.identity[endpoints] = {'endpoints': [{'region_id': None}]}
+        self.assertEqual({'service_id': 'nova'},
+                         state.limit_scope(self.cloud, 'one'))
+        self.assertEqual(
+            ['class:PGPU in None'], [one.identity for one in state.limits(
+                self.cloud, {'service_id': 'nova'})])
+        self.identity['/v3/services'] = {'services': []}
+        self.assertRaises(exception.CloudError, state.limit_scope,
+                          self.cloud, None)
+
+    def test_answers_of_another_shape(self):
+        for there, path, document in (
+                (self.accelerator, '/v2/device_profiles',
+                 {'device_profiles': [{'name': 'x'}]}),
+                (self.accelerator, '/v2/accelerator_requests',
+                 {'arqs': [{}]}),
+                (self.compute, '/v2.1/flavors/detail', {}),
+                (self.compute, '/v2.1/flavors/detail', {'flavors': [
+                    {'id': 'x', 'name': 'gpu.slice', 'extra_specs': {
+                        'accel:device_profile': 'x'}}]}),
+                (self.compute, '/v2.1/servers', ['x']),
+                (self.compute, '/v2.1/servers/detail',
+                 {'servers': [{'id': 'x'}]}),
+                (self.compute, '/v2.1/flavors/id-gpu.slice/os-flavor-access',
+                 None),
+                (self.identity, '/v3/services', None),
+                (self.identity, '/v3/endpoints', {'endpoints': [5]}),
+                (self.identity, '/v3/limits', {'limits': [{}]}),
+                (self.identity, '/v3/registered_limits', [])):
+            before = there[path]
+            there[path] = document
+            self.assertIn('cannot be understood', str(self.assertRaises(
+                exception.CloudError, self.read, everything=True)), path)
+            there[path] = before
+
+
+class PagesTest(StateCase):
+
+    def test_all_pages(self):
+        asked = []
+
+        def page(query):
+            asked.append(parse.parse_qs(query).get('marker', [None])[0])
+            number = len(asked)
+            links = {'things_links': [{'rel': 'next'}]} if number < 3 else {}
+            return {'things': [{'id': f'{number}'}], **links}
+
+        self.compute['/v2.1/things'] = page
+        self.assertEqual(
+            [{'id': '1'}, {'id': '2'}, {'id': '3'}],
+            answers.pages(self.cloud, '/things', 'things', '2.61'))
+        self.assertEqual([None, '1', '2'], asked)

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is asked of the services for each change, and in which order."""
+
+import dataclasses
+import json
+
+from oslotest import base
+
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import sync
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+_MARK = '[openstack gpu]'
+_PROFILE = resources.DeviceProfile(
+    'slice', (resources.group('CUSTOM_NVIDIA_1G_10GB'),))
+_FLAVOR = resources.Flavor(
+    'gpu.slice', 4, 8192, 20, False,
+    (('accel:device_profile', 'slice'), ('hw:numa_nodes', '1')),
+    frozenset({'r'}), 'text')
+_REGISTERED = resources.RegisteredLimit('class:PGPU', 0)
+_LIMIT = resources.Limit('class:PGPU', 'r', 8)
+_SCOPE = {'service_id': 'nova', 'region_id': 'one'}
+_ARQ = {'uuid': 'arq', 'instance_uuid': 'server', 'state': 'Bound',
+        'device_profile_name': 'slice'}
+
+
+class WriterTest(base.BaseTestCase):
+    """Services that take whatever they are sent."""
+
+    def setUp(self):
+        super().setUp()
+        self.asked = []
+        self.refused = None
+        self.answers = {
+            '/v2/accelerator_requests': {'arqs': []},
+            '/v2.1/servers': {'servers': []},
+            '/v2.1/servers/detail': {'servers': []},
+            '/v3/services': {'services': [{'id': 'nova'}]},
+            '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
+            '/v3/registered_limits': {'registered_limits': []},
+            '/v3/limits': {'limits': []}}
+        self.cloud = self.useFixture(services.Services({
+            'accelerator': self.taking({'id': 'v2.0', 'status': 'CURRENT'}),
+            'compute': self.taking(services.NOVA),
+            'identity': self.taking({'id': 'v3.14', 'status': 'stable'})}
+        )).cloud
+
+    def taking(self, version):
+        reading = services.documents(self.answers, version)
+
+        def answer(environ, start_response):
+            method = environ['REQUEST_METHOD']
+            if method == 'GET':
+                return reading(environ, start_response)
+            length = int(environ.get('CONTENT_LENGTH') or 0)
+            body = environ['wsgi.input'].read(length)
+            path = environ['PATH_INFO'].partition('/')[2].partition('/')[2]
+            self.asked.append((method, path,
+                               json.loads(body) if body else None))
+            if path == self.refused:
+                start_response('503 Service Unavailable', [])
+                return [b'']
+            start_response('200 OK', [('Content-Type', 'application/json')])
+            return [json.dumps({'flavor': {'id': 'new'}}).encode()]
+        return answer
+
+    def carry_out(self, *changes):
+        return [(change.item.name, error and str(error)) for change, error
+                in sync.carry_out(self.cloud, changes, None)]
+
+    def change(self, action, wanted, existing=None, **kwargs):
+        """What is asked for one change that goes well."""
+        self.assertEqual(
+            [((wanted or existing).name, None)],
+            self.carry_out(plan.Change(
+                action, '', wanted, existing and resources.Existing(
+                    existing, 'old', **kwargs))))
+        asked, self.asked = self.asked, []
+        return asked
+
+    def test_device_profiles(self):
+        created = ('POST', 'device_profiles', [{
+            'name': 'slice', 'description': _MARK,
+            'groups': [{'resources:CUSTOM_NVIDIA_1G_10GB': '1'}]}])
+        deleted = ('DELETE', 'device_profiles/old', None)
+        self.assertEqual([created], self.change(
+            plan.Action.CREATE, _PROFILE))
+        self.assertEqual([deleted, created], self.change(
+            plan.Action.REPLACE, _PROFILE, _PROFILE))
+        self.assertEqual([deleted], self.change(
+            plan.Action.DELETE, None, _PROFILE))
+
+    def test_flavors(self):
+        made = [
+            ('POST', 'flavors', {'flavor': {
+                'name': 'gpu.slice', 'vcpus': 4, 'ram': 8192, 'disk': 20,
+                'os-flavor-access:is_public': False,
+                'description': f'text {_MARK}'}}),
+            ('POST', 'flavors/new/os-extra_specs', {'extra_specs': {
+                'accel:device_profile': 'slice', 'hw:numa_nodes': '1'}}),
+            ('POST', 'flavors/new/action',
+             {'addTenantAccess': {'tenant': 'r'}})]
+        self.assertEqual(made, self.change(plan.Action.CREATE, _FLAVOR))
+        self.assertEqual(
+            [('DELETE', 'flavors/old', None), *made],
+            self.change(plan.Action.REPLACE, _FLAVOR, _FLAVOR))
+
+    def test_what_changes_of_a_flavor(self):
+        self.assertEqual([
+            ('PUT', 'flavors/old', {'flavor': {
+                'description': f'text {_MARK}'}}),
+            ('POST', 'flavors/old/os-extra_specs',
+             {'extra_specs': {'accel:device_profile': 'slice'}}),
+            ('DELETE', 'flavors/old/os-extra_specs/a b', None),
+            ('POST', 'flavors/old/action',
+             {'addTenantAccess': {'tenant': 'r'}}),
+            ('POST', 'flavors/old/action',
+             {'removeTenantAccess': {'tenant': 's'}})],
+            self.change(plan.Action.UPDATE, _FLAVOR, dataclasses.replace(
+                _FLAVOR, description='', projects=frozenset('s'),
+                extra_specs=(('a b', 'x'), ('hw:numa_nodes', '1')))))
+        self.assertEqual(
+            [('PUT', 'flavors/old', {'flavor': {
+                'description': f'text {_MARK}'}})],
+            self.change(plan.Action.UPDATE, _FLAVOR, _FLAVOR, ours=False))
+
+    def test_limits(self):
+        registered = {'default_limit': 0, 'description': _MARK}
+        limit = {'resource_limit': 8, 'description': _MARK}
+        self.assertEqual(
+            [('POST', 'registered_limits', {'registered_limits': [{
+                **_SCOPE, 'resource_name': 'class:PGPU', **registered}]})],
+            self.change(plan.Action.CREATE, _REGISTERED))
+        self.assertEqual(
+            [('PATCH', 'registered_limits/old',
+              {'registered_limit': registered})],
+            self.change(plan.Action.UPDATE, _REGISTERED, _REGISTERED))
+        self.assertEqual(
+            [('POST', 'limits', {'limits': [{
+                **_SCOPE, 'resource_name': 'class:PGPU', 'project_id': 'r',
+                **limit}]})],
+            self.change(plan.Action.CREATE, _LIMIT))
+        self.assertEqual(
+            [('PATCH', 'limits/old', {'limit': limit})],
+            self.change(plan.Action.UPDATE, _LIMIT, _LIMIT))
+        self.assertEqual(
+            [('DELETE', 'limits/old', None)],
+            self.change(plan.Action.DELETE, None, _LIMIT))
+
+    def test_a_registered_limit_that_has_limits(self):
+        kept = [{'id': 'limit', 'region_id': 'one', 'project_id': 'r',
+                 'resource_name': 'class:PGPU', 'resource_limit': 8,
+                 'description': _MARK}]
+
+        def answer(query):
+            # It is gone as soon as it has been deleted.
+            gone = any(method == 'DELETE' for method, _, _ in self.asked)
+            return {'limits': [] if gone else kept}
+
+        self.answers['/v3/limits'] = answer
+        asked = self.change(plan.Action.UPDATE, _REGISTERED, _REGISTERED)
+        self.assertEqual(
+            [('DELETE', 'limits/limit'), ('PATCH', 'registered_limits/old'),
+             ('POST', 'limits')],
+            [(method, path) for method, path, _ in asked])
+        self.assertEqual(8, asked[2][2]['limits'][0]['resource_limit'])
+        self.refused = 'registered_limits/old'
+        ((_, error),) = self.carry_out(plan.Change(
+            plan.Action.UPDATE, '', _REGISTERED,
+            resources.Existing(_REGISTERED, 'old')))
+        self.assertIn('503', error)
+        self.assertEqual('limits', self.asked[-1][1])
+        self.asked.clear()
+        self.assertEqual(
+            [('PATCH', 'limits/limit')],
+            [(method, path) for method, path, _ in self.change(
+                plan.Action.UPDATE, _LIMIT, _LIMIT)])
+
+    def test_what_has_come_into_use_stays(self):
+        self.answers['/v2/accelerator_requests'] = {'arqs': [_ARQ]}
+        self.answers['/v2.1/servers'] = {'servers': [{'id': 'server'}]}
+        for item in (_PROFILE, _FLAVOR):
+            for action, wanted in ((plan.Action.DELETE, None),
+                                   (plan.Action.REPLACE, item)):
+                ((_, error),) = self.carry_out(plan.Change(
+                    action, '', wanted, resources.Existing(item, 'old')))
+                self.assertIn('has come into use: server server', error)
+        self.assertEqual([], self.asked)
+
+    def test_the_first_failure_is_the_end(self):
+        self.refused = 'flavors/new/os-extra_specs'
+        found = self.carry_out(*(
+            plan.Change(plan.Action.CREATE, '', item)
+            for item in (_PROFILE, _FLAVOR, _REGISTERED)))
+        self.assertEqual(('slice', None), found[0])
+        self.assertIn('503', found[1][1])
+        self.assertEqual(['device_profiles', 'flavors', self.refused],
+                         [path for _, path, _ in self.asked])
+        self.assertEqual(2, len(found))

@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Run a command of ``openstack gpu`` as the client runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import types
+
+import fixtures
+
+
+class Openstack:
+    """The client of somebody who has logged in to a cloud.
+
+    :param cloud: that the commands ask.
+    :param region: the user's own.
+    """
+
+    def __init__(self, cloud, region=None):
+        self._manager = types.SimpleNamespace(gpu=cloud, region_name=region)
+
+    def run(self, command, *arguments, answer='', code=0):
+        """Run a command; what it says to programs and to people.
+
+        :param answer: what the person types.
+        :param code: the exit code that it is to have.
+        """
+        output, errors = io.StringIO(), io.StringIO()
+        app = types.SimpleNamespace(client_manager=self._manager,
+                                    stdout=output)
+        made = command(app, None)
+        parsed = made.get_parser('openstack gpu').parse_args(arguments)
+        with contextlib.redirect_stderr(errors), \
+                fixtures.MonkeyPatch('sys.stdin', io.StringIO(answer)):
+            found = made.run(parsed)
+        if found != code:
+            raise AssertionError(f'exit code {found}: {output.getvalue()}'
+                                 f'{errors.getvalue()}')
+        return output.getvalue(), errors.getvalue()
+
+    def rows(self, command, *arguments, **kwargs):
+        """What a command tells programs."""
+        return json.loads(self.run(command, *arguments, '-f', 'json',
+                                   **kwargs)[0])

@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the commands take, ask and say; and how ``openstack`` finds them."""
+
+import argparse
+import configparser
+import importlib
+import io
+import json
+import os
+import pathlib
+import types
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.osc import base as osc_base
+from cyborg_gpu_driver.osc import plugin
+from cyborg_gpu_driver.osc import profile
+from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_ROOT = pathlib.Path(__file__).resolve().parents[4]
+_FOUND = {
+    '/': {'versions': [{
+        'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
+        'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]},
+    '/resource_providers': {'resource_providers': []}}
+
+
+def _entry_points(group):
+    parser = configparser.ConfigParser()
+    parser.read(_ROOT / 'setup.cfg')
+    text = parser['entry_points'][group]
+    return [line.split(' = ') for line in text.splitlines() if line]
+
+
+class PluginTest(base.BaseTestCase):
+
+    def test_a_cloud_is_named(self):
+        for config, name in (
+                (types.SimpleNamespace(name='here', auth={}), 'here'),
+                (types.SimpleNamespace(name='', auth={
+                    'auth_url': 'http://there/v3'}), 'http://there/v3')):
+            made = plugin.make_client(types.SimpleNamespace(
+                sdk_connection=types.SimpleNamespace(config=config)))
+            self.assertEqual(name, made.name)
+
+    def test_the_option_of_each_plugin(self):
+        parser = plugin.build_option_parser(argparse.ArgumentParser())
+        parsed = parser.parse_args(['--os-gpu-api-version', '1'])
+        self.assertEqual('1', getattr(parsed, plugin.API_VERSION_OPTION))
+
+
+class ProgressTest(base.BaseTestCase):
+
+    def shown(self, terminal):
+        stream = io.StringIO()
+        stream.isatty = lambda: terminal
+        with fixtures.MonkeyPatch('sys.stderr', stream):
+            osc_base.show_progress(1, 2)
+            osc_base.show_progress(2, 2)
+        return stream.getvalue()
+
+    def test_people_alone_see_it(self):
+        self.assertEqual('', self.shown(False))
+        self.assertIn('1 of 2', self.shown(True))
+
+
+class SyncTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.asked = []
+        self.profiles = []
+        self.openstack = running.Openstack(self.useFixture(
+            services.Services({
+                'accelerator': self.cyborg,
+                'placement': services.documents(_FOUND)})).cloud)
+
+    def cyborg(self, environ, start_response):
+        """Keeps device profiles, as far as they are to be created."""
+        path = environ['PATH_INFO']
+        if environ['REQUEST_METHOD'] == 'POST':
+            body = json.loads(environ['wsgi.input'].read(
+                int(environ['CONTENT_LENGTH'])))
+            self.asked.append(body)
+            self.profiles += [dict(one, uuid='x') for one in body]
+        return services.documents({
+            '/v2/device_profiles': {'device_profiles': self.profiles}},
+            {'id': 'v2.0', 'status': 'CURRENT'})(
+                dict(environ, PATH_INFO=path), start_response)
+
+    def write(self, text):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
+
+    def sync(self, *arguments, **kwargs):
+        path = self.write('{version: v1, profiles: '
+                          '[{name: slice, groups: [{gpu: 1g.10gb}]}]}')
+        return self.openstack.run(sync.SyncProfile, path, *arguments,
+                                  **kwargs)
+
+    def test_a_person_is_asked(self):
+        for answer in ('', 'n', 'no', '\n', 'maybe'):
+            _, errors = self.sync(answer=answer, code=1)
+            self.assertIn('create device profile slice (1x CUSTOM_NVIDIA',
+                          errors)
+            self.assertIn('Make these 1 changes? [y/N]', errors)
+            self.assertIn('Nothing was changed', errors)
+        self.assertEqual([], self.asked)
+        self.sync(answer='y\n')
+        self.assertEqual(1, len(self.asked))
+        _, errors = self.sync()
+        self.assertIn('There is nothing to do', errors)
+        self.assertEqual(1, len(self.asked))
+
+    def test_a_dry_run_changes_nothing(self):
+        output, errors = self.sync('--dry-run')
+        self.assertIn('planned', output)
+        self.assertNotIn('[y/N]', errors)
+        self.assertIn('Warning: device profile slice: no GPU offers', errors)
+        self.assertEqual([], self.asked)
+
+    def test_what_the_file_has_no_more_is_named(self):
+        self.sync('--yes')
+        _, errors = self.openstack.run(
+            sync.SyncProfile, self.write('version: v1'), '--yes')
+        self.assertIn('device profile slice is not in the file; --prune',
+                      errors)
+
+    def test_files_that_are_none(self):
+        path = self.write('{')
+        for name, error in (
+                (path, exception.DefinitionError),
+                (path + '.yaml', exception.InvalidValue),
+                (os.path.dirname(path), exception.InvalidValue)):
+            self.assertIn(name, str(self.assertRaises(
+                error, self.openstack.run, sync.SyncProfile, name)))
+        self.assertIn('standard input', str(self.assertRaises(
+            exception.DefinitionError, self.openstack.run, sync.SyncProfile,
+            '-', answer='{')))
+
+    def test_arguments_that_are_wrong(self):
+        for arguments, said in (
+                (('a b', '--gpu', '1g.10gb'),
+                 'arguments: profiles[0].name'),
+                (('x', '--gpu', 'big'),
+                 'arguments: profiles[0].groups[0].gpu'),
+                (('x', '--gpu', '1g.10gb', '--count', '0'),
+                 'arguments: profiles[0].groups[0].count'),
+                (('x', '--gpu', '1g.10gb', '--trait', 'HW_X'),
+                 'arguments: profiles[0].groups[0].required[0]'),
+                (('x', '--gpu', '1g.10gb', '--vcpus', '4'), '--vcpus'),
+                (('x', '--gpu', '1g.10gb', '--flavor', 'f'),
+                 "arguments: flavors[0]: key 'vcpus' is missing")):
+            self.assertIn(said, str(self.assertRaises(
+                exception.GpuDriverError, self.openstack.run,
+                sync.CreateProfile, *arguments)))
+        self.assertEqual([], self.asked)
+
+
+class ListTest(base.BaseTestCase):
+
+    def test_flavors_are_unknown_where_nova_does_not_say(self):
+        answers = {'/v2/device_profiles': {'device_profiles': [
+            {'uuid': 'x', 'name': 'slice', 'description': None,
+             'groups': [{'resources:PGPU': '1'}]}]}}
+        openstack = running.Openstack(self.useFixture(services.Services({
+            'accelerator': services.documents(answers, {
+                'id': 'v2.0', 'status': 'CURRENT'}),
+            'placement': services.documents(_FOUND)})).cloud)
+        _, errors = openstack.run(profile.ListProfile)
+        self.assertIn('The flavors are not known', errors)
+        self.assertIn('device profile slice: no GPU offers PGPU', errors)
+
+
+class EntryPointTest(base.BaseTestCase):
+
+    def test_every_command_can_be_asked_for_help(self):
+        for _, target in _entry_points('openstack.gpu.v1'):
+            module, _, name = target.partition(':')
+            command = getattr(importlib.import_module(module), name)
+            parser = command(types.SimpleNamespace(), None).get_parser('x')
+            self.assertTrue(parser.format_help())

@@ -1,0 +1,230 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What ``openstack gpu explain`` asks of Nova and Keystone, and shows."""
+
+import urllib.parse
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.tests.unit.cloud import explain_clouds as clouds
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_ROOT = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+_CHILD = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a12'
+_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a13'
+_PROJECT = 'c3a2b1d0e4f54a7b8c9d0e1f2a3b4c5d'
+_USUAL = {'reserved': 0, 'min_unit': 1, 'max_unit': 64, 'step_size': 1,
+          'allocation_ratio': 1.0}
+
+
+def _provider(uuid, name, parent=None):
+    return {'uuid': uuid, 'name': name, 'root_provider_uuid': _ROOT,
+            'parent_provider_uuid': parent}
+
+
+class World:
+    """A compute node with one GPU, as the APIs' answers tell of it."""
+
+    def __init__(self):
+        self.flavor = {
+            'id': 'f1', 'name': 'small', 'vcpus': 2, 'ram': 512, 'disk': 1,
+            'OS-FLV-EXT-DATA:ephemeral': 0, 'swap': 1025,
+            'os-flavor-access:is_public': False,
+            'OS-FLV-DISABLED:disabled': False,
+            'extra_specs': {'accel:device_profile': 'gpus'}}
+        self.access = [_PROJECT]
+        self.fault = {'message': 'No valid host was found. '}
+        self.quotas = {name: {'limit': -1, 'in_use': 1, 'reserved': 0}
+                       for name in ('instances', 'cores', 'ram')}
+        self.registered, self.limits, self.usages = [], [], {}
+        self.aggregates = []
+        self.inventory = dict(_USUAL, total=4)
+
+    def applications(self):
+        return {'compute': services.documents(self.compute(), services.NOVA),
+                'identity': services.documents(
+                    self.identity(), services.KEYSTONE),
+                'placement': services.documents(self.placement()),
+                'accelerator': services.documents(self.cyborg())}
+
+    def compute(self):
+        server = {
+            'id': _SERVER, 'name': 'trainer', 'status': 'ERROR',
+            'tenant_id': _PROJECT, 'fault': self.fault,
+            'OS-EXT-SRV-ATTR:hypervisor_hostname': None,
+            'OS-EXT-AZ:availability_zone': '', 'flavor': {
+                **{key: self.flavor[key] for key in (
+                    'vcpus', 'ram', 'disk', 'swap', 'extra_specs')},
+                'original_name': 'small', 'ephemeral': 0}}
+        return {
+            '/v2.1/flavors/f1': {'flavor': self.flavor},
+            '/v2.1/flavors/detail': {'flavors': [self.flavor]},
+            '/v2.1/flavors/f1/os-flavor-access': {'flavor_access': [
+                {'tenant_id': owner} for owner in self.access]},
+            '/v2.1/servers': {'servers': [server]},
+            f'/v2.1/servers/{_SERVER}': {'server': server},
+            '/v2.1/os-services': {'services': [{
+                'host': 'gpu1.example.org', 'zone': 'nova', 'state': 'up',
+                'status': 'enabled', 'disabled_reason': None}]},
+            '/v2.1/os-hypervisors/detail': {'hypervisors': [{
+                'id': _ROOT, 'hypervisor_hostname': 'compute1',
+                'service': {'host': 'gpu1.example.org'}}]},
+            '/v2.1/os-aggregates': {'aggregates': self.aggregates},
+            f'/v2.1/os-quota-sets/{_PROJECT}/detail': {
+                'quota_set': self.quotas}}
+
+    def identity(self):
+        return {
+            '/v3/projects': lambda query: {'projects': [
+                {'id': _PROJECT}] if query == 'name=physics' else []},
+            '/v3/services': {'services': [{'id': 'nova'}]},
+            '/v3/registered_limits': {'registered_limits': self.registered},
+            '/v3/limits': {'limits': self.limits}}
+
+    def placement(self):
+        root = _provider(_ROOT, 'compute1')
+        child = _provider(
+            _CHILD, f'compute1_gpu_{clouds.GPU}_1g.10gb', _ROOT)
+
+        def listed(query):
+            asked = urllib.parse.parse_qs(query)
+            if 'MISC_SHARES_VIA_AGGREGATE' in asked.get('required', []):
+                return {'resource_providers': []}
+            found = [child] if 'required' in asked else [root, child]
+            if 'name' in asked:
+                found = [item for item in found
+                         if item['name'] in asked['name']]
+            return {'resource_providers': found}
+
+        answers = {
+            '/': services.PLACEMENT, '/resource_providers': listed,
+            '/resource_classes': {'resource_classes': [
+                {'name': clouds.SLICE}]},
+            '/usages': {'usages': self.usages},
+            '/allocation_candidates': {
+                'allocation_requests': [{'allocations': {
+                    _ROOT: {}, _CHILD: {}}}], 'provider_summaries': {
+                        uuid: {'root_provider_uuid': _ROOT}
+                        for uuid in (_ROOT, _CHILD)}}}
+        for uuid, inventories, traits in (
+                (_ROOT, {name: dict(_USUAL, total=9999, max_unit=9999)
+                         for name in ('VCPU', 'MEMORY_MB', 'DISK_GB')},
+                 ['COMPUTE_ACCELERATORS']),
+                (_CHILD, {clouds.SLICE: self.inventory}, ['OWNER_CYBORG'])):
+            answers.update({
+                f'/resource_providers/{uuid}/inventories': {
+                    'inventories': inventories},
+                f'/resource_providers/{uuid}/allocations': {
+                    'allocations': {}},
+                f'/resource_providers/{uuid}/traits': {'traits': traits},
+                f'/resource_providers/{uuid}/aggregates': {
+                    'aggregates': []}})
+        return answers
+
+    def cyborg(self):
+        return {
+            '/v2/device_profiles': {'device_profiles': [{
+                'name': 'gpus', 'groups': [
+                    {f'resources:{clouds.SLICE}': '1'}]}]},
+            '/v2/devices': {'devices': [{
+                'uuid': 'd', 'hostname': 'compute1', 'model': 'A100',
+                'status': 'enabled'}]},
+            '/v2/deployables': {'deployables': [{
+                'rp_uuid': _CHILD, 'num_accelerators': 4}]},
+            '/v2/accelerator_requests': {'arqs': []}}
+
+
+class ExplainTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.world = World()
+
+    def openstack(self):
+        return running.Openstack(self.useFixture(
+            services.Services(self.world.applications())).cloud)
+
+    def codes(self, *arguments, code=1):
+        found = self.openstack().rows(explain.ExplainRequest, *arguments,
+                                      code=code)
+        said = found['missing'] + [item for host in found['hosts']
+                                   for item in host['missing']]
+        return {item['code']: item['what'] for item in said}
+
+    def test_a_flavor_by_name_and_by_id(self):
+        for name in ('small', 'f1'):
+            self.assertEqual({}, self.codes('--flavor', name, code=0))
+
+    def test_a_project_that_may_not(self):
+        self.world.access = []
+        self.assertEqual({'FLAVOR_ACCESS'}, set(self.codes(
+            '--flavor', 'small', '--project', 'physics')))
+
+    def test_quotas(self):
+        self.world.quotas['cores'].update(limit=4, reserved=2)
+        found = self.codes('--flavor', 'small', '--project', 'physics')
+        self.assertIn('is 4: 3 used, 2 more wanted', found['QUOTA'])
+        self.world.quotas['cores'].update(limit=5)
+        self.world.quotas['instances'].update(limit=1)
+        self.assertIn('limit instances', self.codes(
+            '--flavor', 'small', '--project', 'physics')['QUOTA'])
+
+    def test_a_unified_limit_of_the_project_goes_before_the_registered(self):
+        name = f'class:{clouds.SLICE}'
+        self.world.registered = [{'resource_name': name, 'default_limit': 1}]
+        self.world.usages = {clouds.SLICE: 1}
+        arguments = ('--flavor', 'small', '--project', 'physics')
+        self.assertIn(f'limit {name}', self.codes(*arguments)['QUOTA'])
+        self.world.limits = [{'resource_name': name, 'resource_limit': 2}]
+        self.assertEqual({}, self.codes(*arguments, code=0))
+
+    def test_a_server_and_its_failure(self):
+        for name in ('trainer', _SERVER):
+            self.assertEqual({'NO_VALID_HOST'}, set(self.codes(
+                '--server', name, code=0)))
+
+    def test_an_aggregate_of_the_service_that_has_another_name(self):
+        self.world.aggregates = [{
+            'name': 'a', 'hosts': ['gpu1.example.org'],
+            'metadata': {'filter_tenant_id': 'other'}}]
+        self.assertEqual({'PROJECT_ISOLATED'}, set(self.codes(
+            '--profile', 'gpus', '--project', 'physics', code=0)))
+
+    def test_an_answer_that_is_none(self):
+        self.world.inventory = {'total': 4}
+        self.assertIn('Placement', str(self.assertRaises(
+            exception.CloudError, self.openstack().run,
+            explain.ExplainRequest, '--profile', 'gpus')))
+
+    def test_names_of_nothing(self):
+        for arguments, words in (
+                (('--flavor', 'smal'), 'did you mean small'),
+                (('--profile', 'gpus', '--project', 'x'), "project 'x'"),
+                (('--profile', 'gpus', '--host', 'compute2'),
+                 'did you mean compute1'),
+                (('--server', 'x'), 'no server')):
+            self.assertIn(words, str(self.assertRaises(
+                exception.GpuDriverError, self.openstack().run,
+                explain.ExplainRequest, *arguments)))
+
+    def test_the_table(self):
+        self.world.inventory['reserved'] = 4
+        output, errors = self.openstack().run(
+            explain.ExplainRequest, '--flavor', 'small', code=0)
+        self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
+                         output.splitlines()[0])
+        self.assertIn('DISAGREES', output)
+        self.assertIn('RESERVED_UNUSED', output)
+        self.assertIn('Not considered: limits', errors)
