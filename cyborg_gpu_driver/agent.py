@@ -76,6 +76,8 @@ class Agent:
         self._state_path = conf.gpu.state_path
         self._mdev_problem = mdev_problem
         self._said: set[str] = set()
+        self._unwritten: type[Exception] | None = None
+        """What keeps Placement from being written, as an error."""
         machine = platform.from_conf(conf)
         if machine.is_root():
             privileged.run_here(machine)
@@ -102,7 +104,8 @@ class Agent:
         self._reconciler = reconcile.Reconciler(
             machine, self._host, self._journal, settings, self._state_path,
             self._binder.recover, self._publish,
-            usages=drift.Drift(placement, hostname).read,
+            usages=drift.Drift(placement, hostname,
+                               withheld=self._is_sick).read,
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
         taker = prepare.StepTaker(machine, host_reader,
@@ -153,8 +156,12 @@ class Agent:
         self._watcher.stop()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
-        """Stubs of all that was ever reported: "leave all as it is"."""
-        return self._withdrawal.held()
+        """Stubs of all GPUs that there are or were reported.
+
+        They say "leave all as it is".
+        """
+        return self._withdrawal.held(
+            gpu.address for gpu in self._host.host().gpus)
 
     def _make_ready(self, host):
         """Make idle GPUs what their policies need; the host as it is then.
@@ -197,9 +204,12 @@ class Agent:
         with locks.gpu(self._state_path, address):
             self._publish(address)
 
+    def _is_sick(self, address):
+        return self._health.sick(address) is not None
+
     def _is_used(self, device):
         return (bool(self._journal.entries(device.address))
-                or any(self._keeper.in_use(deployable.provider_uuid)
+                or any(self._withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 
     def _clean(self, decided):
@@ -217,7 +227,7 @@ class Agent:
         offers = self._host.offers(self._host.gpu(address))
         return capacity.inventories(
             offers, owned, self._hostname,
-            self._health.sick(address) is not None
+            self._is_sick(address)
             or self._cleaner.withholds(offers))
 
     def _publish(self, address):
@@ -225,9 +235,7 @@ class Agent:
         try:
             self._keeper.write(self._inventories(address))
         except Exception as error:
-            LOG.warning('Could not write what is left on GPU %(gpu)s to '
-                        'Placement: %(error)s. The next report does it.',
-                        {'gpu': address, 'error': error})
+            self._say_unwritten(error)
 
     def _enforce(self, decided):
         """Put ``reserved`` right for every GPU that is reported."""
@@ -244,8 +252,20 @@ class Agent:
                                          generations)
             self._keeper.enforce(decided.draining, generations)
         except Exception as error:
-            LOG.warning('Could not compare what is left on the GPUs with '
-                        'Placement: %s. The next report does it.', error)
+            self._say_unwritten(error)
+        else:
+            self._unwritten = None
+
+    def _say_unwritten(self, error):
+        """Log once what keeps Placement from being written.
+
+        By the kind of error: the requests that meet it differ.
+        """
+        if self._unwritten is not type(error):
+            self._unwritten = type(error)
+            LOG.warning('What is left on the GPUs cannot be written to '
+                        'Placement, which each report tries again: %s',
+                        exception.steady(error))
 
     def _say_empty(self, host):
         if not host.gpus:

@@ -43,8 +43,8 @@ class GPUDriver(base.GPUDriver):
     The agent makes it in its master process, then calls :meth:`discover`
     in a forked one; so nothing of the machine is opened here.
 
-    :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong; the
-        agent then does not start.
+    :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong, or
+        ``[placement]`` has no credentials; the agent then does not start.
     """
 
     VENDOR = 'cyborg_gpu_driver'
@@ -52,39 +52,50 @@ class GPUDriver(base.GPUDriver):
     def __init__(self):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
+        _check_placement(self._conf.placement)
         self._settings = capability.completed(policies.read(self._conf))
         self._mutex = threading.Lock()
         self._agent = None
         self._process = None
+        self._failure = ''
         self._mdev_problem = seam.mismatch()
-        if self._mdev_problem:
-            LOG.error('This release of Cyborg is not one that vGPUs and MIG '
-                      'slices can be bound with: %s. Only whole GPUs are '
-                      'offered.', self._mdev_problem)
-        else:
+        if not self._mdev_problem:
             seam.install(self.bind, self.unbind)
+            self._mdev_problem = capability.mdev_problem()
+        if self._mdev_problem:
+            LOG.error('Servers cannot have vGPUs and MIG slices with these '
+                      'releases of Cyborg and Nova: %s. Only whole GPUs are '
+                      'offered.', self._mdev_problem)
 
     def discover(self):
         """Everything to report, as Cyborg's driver objects.
 
         Never raises: the agent would lose the reports of all its drivers.
-        Where the report fails, Cyborg is told to leave all as it is.
+        Where the report fails, Cyborg is told to leave all as it is, and
+        the log says why once.
 
         :returns: list of ``cyborg.objects`` DriverDevice.
         """
         try:
-            return objects.driver_devices(self._running().report())
-        except exception.GpuDriverError as error:
-            LOG.error('Nothing can be reported: %s. Cyborg keeps what it '
-                      'knows of the GPUs.', error)
-        except Exception:
-            LOG.exception('Nothing can be reported. Cyborg keeps what it '
-                          'knows of the GPUs.')
+            reported = objects.driver_devices(self._running().report())
+        except Exception as error:
+            self._say_failure(error)
+        else:
+            self._failure = ''
+            return reported
         try:
             return objects.driver_devices(self._running().held())
         except Exception:
             LOG.exception('Nor is it known what was reported before.')
             return []
+
+    def _say_failure(self, error):
+        reason = exception.steady(error)
+        if reason != self._failure:
+            self._failure = reason
+            LOG.error('Nothing can be reported: %s. Cyborg keeps what it '
+                      'knows of the GPUs.', reason, exc_info=not isinstance(
+                          error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Make what an MDEV handle stands for; called through the seam.
@@ -143,3 +154,19 @@ class GPUDriver(base.GPUDriver):
         """
         return (_IN_TREE in self._conf.agent.enabled_drivers
                 and not running.owns(function))
+
+
+def _check_placement(group):
+    """Whether Placement can be asked at all.
+
+    Before Cyborg 16 the agent itself did not (cyborg/agent/manager.py), and
+    a file without credentials was good enough for it.
+
+    :raises InvalidConfiguration: if nothing says as whom.
+    """
+    if not (group.auth_type or group.auth_section):
+        raise exception.InvalidConfiguration(
+            group='placement', option='auth_type', value=group.auth_type,
+            reason='the driver keeps in Placement what is left on a GPU: '
+            'name auth_type and what belongs to it in cyborg.conf of this '
+            "host, as in nova-compute's nova.conf")

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -40,20 +41,9 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
                        'checksum': _checksum(text)})
     try:
         make_directory(directory)
-        descriptor, temporary = tempfile.mkstemp(
-            dir=directory, prefix=os.path.basename(path) + '.',
-            suffix=_NEW)
-        try:
-            with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
-                stream.write(f'{head[:-1]}, "content": {text}}}\n')
-                stream.flush()
-                os.fsync(stream.fileno())
-            hand_over(temporary)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        _sync_directory(directory)
+        with _named(path):
+            _replace(path, f'{head[:-1]}, "content": {text}}}\n')
+            _sync_directory(directory)
     except OSError as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be written: {error}; check that '
@@ -94,27 +84,29 @@ def read(path: str, kind: str, version: int) -> Any:
 def make_directory(path: str) -> None:
     """Make a directory and those above it, where they are missing.
 
+    What root makes belongs to whom the directory around it does: an
+    operator's command runs as root and cyborg-agent as its own user, and
+    both write here. It has its owner before it has its name, so that a
+    process that is killed leaves nothing that the agent cannot use.
+
     :raises OSError: if one cannot be made.
     """
     if os.path.isdir(path):
         return
-    above = os.path.dirname(os.path.abspath(path))
+    above, name = os.path.split(os.path.abspath(path))
     make_directory(above)
-    os.makedirs(path, mode=0o750, exist_ok=True)
-    hand_over(path)
+    with _named(path):
+        _make_directory(path, above, name)
 
 
-def hand_over(path: str) -> None:
-    """Give what root has made to whom the directory around it belongs.
+def make_file(path: str) -> None:
+    """Make an empty file where there is none, as :func:`make_directory`.
 
-    An operator's command runs as root and cyborg-agent as its own user;
-    both write here.
-
-    :raises OSError: if it cannot be given.
+    :raises OSError: if it cannot be made.
     """
-    if os.geteuid() == 0:
-        owner = os.stat(os.path.dirname(os.path.abspath(path)))
-        os.chown(path, owner.st_uid, owner.st_gid)
+    if not os.path.exists(path):
+        with _named(path):
+            _make_file(path, *os.path.split(path))
 
 
 def leftovers(path: str) -> list[str]:
@@ -141,6 +133,78 @@ def set_aside(path: str) -> str:
         raise exception.JournalError(
             path=path, reason=f'cannot be moved aside: {error}') from error
     return kept
+
+
+@contextlib.contextmanager
+def _named(path):
+    """Let errors name a file, and not what it is called while it is made.
+
+    The same trouble has the same text each time.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _replace(path, text):
+    directory, name = os.path.split(path)
+    descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
+                                       suffix=_NEW)
+    try:
+        with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+            stream.flush()
+            _hand_over(stream.fileno(), directory)
+            os.fsync(stream.fileno())
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+def _make_directory(path, above, name):
+    new = tempfile.mkdtemp(dir=above, prefix=f'.{name}.', suffix=_NEW)
+    try:
+        descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY
+                             | os.O_NOFOLLOW)
+        try:
+            os.fchmod(descriptor, 0o750)
+            _hand_over(descriptor, above)
+        finally:
+            os.close(descriptor)
+        os.rename(new, path)
+    except OSError:
+        os.rmdir(new)
+        # Another may have been faster.
+        if not os.path.isdir(path):
+            raise
+
+
+def _make_file(path, directory, name):
+    descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
+                                       suffix=_NEW)
+    try:
+        os.fchmod(descriptor, 0o640)
+        _hand_over(descriptor, directory)
+        os.link(new, path)
+    except FileExistsError:
+        # Another was faster, unless it is a link that leads nowhere.
+        os.stat(path)
+    finally:
+        os.close(descriptor)
+        os.unlink(new)
+
+
+def _hand_over(descriptor, directory):
+    """Give what root has just made to whom its directory belongs.
+
+    By its descriptor: whom the directory belongs to may put a link in the
+    place of any name there, and would be given what that leads to.
+    """
+    if os.geteuid() == 0:
+        owner = os.stat(directory)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _text(content):

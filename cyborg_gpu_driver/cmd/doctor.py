@@ -36,6 +36,7 @@ with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     from cyborg_gpu_driver.program import binder
     from cyborg_gpu_driver.program import hardware
+    from cyborg_gpu_driver.program import health
     from cyborg_gpu_driver.program import journal
     from cyborg_gpu_driver.program import live
     from cyborg_gpu_driver.program import privileged
@@ -99,6 +100,8 @@ class _Practice:
         self._journal = journal.Journal(conf.gpu.state_path)
         self._host = live.LiveHost(reader.HostReader(self._machine),
                                    self._settings, self._journal.entries)
+        self._health = health.HealthKeeper(self._machine,
+                                           conf.gpu.state_path)
         self._placement = self._open_placement()
         handler = binder.Binder(
             self._host, hardware.Hardware(self._machine), self._journal,
@@ -159,11 +162,14 @@ class _Practice:
     @functools.cached_property
     def _drift(self):
         return drift.Drift(lambda: self._placement, self._hostname,
-                           history=False)
+                           history=False, withheld=self._is_sick)
 
     @functools.cached_property
     def _keeper(self):
         return reserved.ReservedKeeper(lambda: self._placement)
+
+    def _is_sick(self, address):
+        return self._health.sick(address) is not None
 
     def _publish(self, address):
         """Write what can be made now; the agent does so as well."""
@@ -171,7 +177,8 @@ class _Practice:
             return
         wanted = capacity.inventories(
             self._host.offers(self._host.gpu(address)),
-            journal.owned(self._journal.entries(address)), self._hostname)
+            journal.owned(self._journal.entries(address)), self._hostname,
+            self._is_sick(address))
         try:
             self._keeper.enforce(wanted, self._keeper.generations(
                 [inventory.provider for inventory in wanted]))

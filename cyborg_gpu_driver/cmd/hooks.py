@@ -31,10 +31,10 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import layout_yaml
 
 START = 'apply-start'
 MODE = 'pre-apply-mode'
@@ -83,13 +83,24 @@ class Hooks:
                 output, errors = processutils.execute(
                     hook.command, *hook.args, cwd=hook.workdir or None,
                     env_variables=envs)
-            except (OSError, processutils.ProcessExecutionError) as error:
+            except (OSError, ValueError,
+                    processutils.ProcessExecutionError) as error:
                 raise exception.HookError(
                     source=self.source, where=f'{name}[{number}]',
                     reason=f'{hook.command}: {_reason(error)}') from error
             for text in (output, errors):
                 if text.strip():
                     self.say(text.rstrip())
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """Where a complaint about the whole file belongs."""
+
+    source: str
+
+    def error(self, problem: str, expected: str) -> exception.HookError:
+        return _error(self.source, 'the file', f'{problem}; {expected}')
 
 
 def parse(text: str, source: str, envs: Mapping[str, str],
@@ -100,10 +111,7 @@ def parse(text: str, source: str, envs: Mapping[str, str],
     :param envs: given to each hook, over its own ``envs``.
     :raises HookError: saying what would be right.
     """
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _error(source, 'the file', f'is not YAML: {error}') from error
+    content = layout_yaml.plain(text, _File(source))
     if not isinstance(content, dict) or content.get('version') != _VERSION:
         raise _error(source, 'version', f'expected {_VERSION}')
     unknown = sorted(set(content) - {'version', 'hooks'})
@@ -151,7 +159,8 @@ def _list(value, source, where):
 
 
 def _reason(error):
-    if isinstance(error, OSError):
+    if isinstance(error, (OSError, ValueError)):
+        # The latter of what no program can be given, such as a null byte.
         return f'cannot be run: {error}'
     said = f'{error.stdout}{error.stderr}'.strip()
     return f'exit code {error.exit_code}' + (f': {said}' if said else '')

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 
@@ -84,7 +83,8 @@ class ApplyLayout(layout_options.LayoutCommand):
 class CheckpointLayout(layout_options.LayoutCommand):
     """Remember how the GPUs are, for layout restore.
 
-    What is bound to handles is left out: it comes back with them.
+    What is bound to handles and what fixed vGPUs lie on is left out: it
+    comes back with them.
     """
 
     formats = _TEXT
@@ -96,9 +96,8 @@ class CheckpointLayout(layout_options.LayoutCommand):
 
     def take_action(self, parsed_args):
         shop = self.workshop()
-        saved = [checkpoint.saved(
-            shop.current(gpu), self.app.machine.entries(gpu))
-            for gpu in shop.gpus if not shop.ignores(gpu)]
+        saved = [shop.applier.saved(shop.current(gpu))
+                 for gpu in shop.gpus if not shop.ignores(gpu)]
         file = _checkpoint_file(parsed_args, shop)
         checkpoint.write(file, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
@@ -133,10 +132,9 @@ class RestoreLayout(layout_options.LayoutCommand):
         saved = {item.gpu: item for item in checkpoint.read(file)}
         gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)]
         absent = sorted(set(saved) - {gpu.address for gpu in shop.gpus})
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(gpus))
-                                                   ) as pool:
-            rows = list(pool.map(
-                lambda gpu: _restored(shop, gpu, saved), gpus))
+        # One after the other: while virtual functions are made, NVML is
+        # closed for all GPUs.
+        rows = [_restored(shop, gpu, saved) for gpu in gpus]
         rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
             exception.UnknownGpu(address=address))) for address in absent)

@@ -69,7 +69,8 @@ def load(path: str) -> dict[str, Any]:
             document = json.load(stream)
         if (document['kind'], document['version']) != (KIND, VERSION):
             raise ValueError('of another kind or version')
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError,
+            RecursionError) as error:
         raise exception.InvalidValue(
             what='hardware-check file', value=path,
             expected=f'expected version {VERSION} of what hardware-check '

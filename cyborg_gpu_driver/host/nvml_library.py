@@ -40,7 +40,9 @@ _REASONS = {
     _MISSING: 'there is no NVML library (libnvidia-ml.so.1) on this machine',
     _NOT_LOADED: 'the NVIDIA kernel driver is not loaded',
     'LIB_RM_VERSION_MISMATCH': 'the NVML library and the loaded NVIDIA '
-                               'kernel driver are of different versions',
+                               'kernel driver are of different versions; a '
+                               'process keeps the library that it has '
+                               'loaded, so restart it after an upgrade',
     'NO_PERMISSION': 'this user may not open the NVIDIA driver',
 }
 

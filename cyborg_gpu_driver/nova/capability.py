@@ -71,15 +71,48 @@ def installed_passes_managed_on() -> bool:
     Importing Nova's libvirt driver would do a lot in an agent. A host whose
     Nova lives elsewhere (in a container, say) answers no.
     """
+    return _asks_source(source_passes_managed_on, unknown=False)
+
+
+def mdev_problem() -> str:
+    """Why no handle of type MDEV is of use with the Nova installed here.
+
+    Nova 31 to 33 (nova/virt/libvirt/driver.py, ``_get_guest_config``) leave
+    all accelerators out of a guest that has one whose handle is not of type
+    PCI, and start it.
+
+    :returns: ``''`` if it attaches them, or is not to be seen from here.
+    """
+    if _asks_source(source_attaches_mdevs, unknown=True):
+        return ''
+    return (f'Nova {nova_version()} leaves accelerators with handles of type '
+            'MDEV out of its guests, which start without them; Nova 34.0.0 '
+            '(2026.2) is the first to attach them')
+
+
+def source_attaches_mdevs(source: str) -> bool:
+    """Whether this libvirt driver knows handles of type MDEV.
+
+    :raises SyntaxError: if it is not Python.
+    """
+    return any(isinstance(node, ast.Constant) and node.value == 'MDEV'
+               for node in ast.walk(ast.parse(source)))
+
+
+def _asks_source(question, unknown):
+    """An answer of the installed Nova's libvirt driver.
+
+    :param unknown: the answer where it cannot be read.
+    """
     found = importlib.util.find_spec('nova')
     if found is None or not found.submodule_search_locations:
-        return False
+        return unknown
     path = os.path.join(found.submodule_search_locations[0], _DRIVER)
     try:
         with open(path, encoding='utf-8') as stream:
-            return source_passes_managed_on(stream.read())
+            return question(stream.read())
     except (OSError, SyntaxError, ValueError):
-        return False
+        return unknown
 
 
 def completed(settings: policies.Settings) -> policies.Settings:

@@ -23,6 +23,10 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import device_spec
 
+_UNREADABLE = (cfg.Error, OSError, ValueError, OverflowError, RecursionError)
+"""What oslo.config raises of a file: the last of an option that refers to
+itself, or JSON in it that goes too deep; that before of a pattern in it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class NovaConf:
@@ -60,7 +64,7 @@ def read(paths: Sequence[str]) -> NovaConf:
             device_spec=device_spec.parse(conf.pci.device_spec),
             report_in_placement=conf.pci.report_in_placement,
             enabled_mdev_types=tuple(conf.devices.enabled_mdev_types))
-    except (cfg.Error, OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise exception.InvalidValue(
             what='nova.conf', value=', '.join(paths),
             expected=f'expected files of oslo.config: {error}') from error

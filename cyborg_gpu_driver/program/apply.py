@@ -40,6 +40,7 @@ from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import gpu_state
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import locks
@@ -95,6 +96,7 @@ class Applier:
         self._machine = machine
         self._state_path = state_path
         self._binds = journal.Journal(state_path)
+        self._fixed = fixed_journal.FixedJournal(state_path)
         self._changes = change_journal.ChangeJournal(state_path)
         self._reader = gpu_state.StateReader(machine)
         self._undoer = undo.Undoer(machine, self._reader, self._changes,
@@ -119,6 +121,15 @@ class Applier:
         """
         return blockers.in_use(self._machine, gpu,
                                self._binds.entries(gpu.address))
+
+    def saved(self, gpu: model.Gpu) -> checkpoint.Saved:
+        """What a checkpoint remembers of a GPU.
+
+        :param gpu: as :meth:`read` gives it.
+        :raises JournalError: if it is not known what is whose on it.
+        """
+        return checkpoint.saved(gpu, self._binds.entries(gpu.address),
+                                self._fixed.get(gpu.address).instances)
 
     def plan(self, gpu: model.Gpu, wanted: layout.Wanted,
              options: Options = Options()) -> change.Change:
@@ -281,7 +292,7 @@ class Applier:
         try:
             known = {item.gpu: item for item in checkpoint.read(
                 checkpoint.path(self._state_path))}
-            saved = checkpoint.saved(now, self._binds.entries(now.address))
+            saved = self.saved(now)
             if known.get(now.address, None if anew else saved) == saved:
                 return
             if anew or now.address in known:

@@ -155,12 +155,15 @@ def _alone(path) -> Iterator[int]:
     Whoever held it before may have rotated it away.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT,
-                             0o640)
+        durable.make_file(path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND
+                                 | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_at(descriptor, path):
-                durable.hand_over(path)
                 yield descriptor
                 return
         finally:

@@ -42,7 +42,9 @@ LOG = logging.getLogger(__name__)
 _ATTEMPTS = 3
 """Plans tried where others than we change the GPU at the same time."""
 
-
+_SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
+"""What NVML says to one whose session another thread has ended, and of a
+handle from there: sriov-manage wants NVML closed for any GPU."""
 _NO_ROOM = (errno.ENOSPC, errno.EIO)
 """What the kernel says where no GPU instance takes the vGPU: of an mdev, and
 of vendor VFIO."""
@@ -86,6 +88,8 @@ class Binder:
         self._publish = publish
         self._destroyed = destroyed
         self._audit = audit.Audit(state_path)
+        self._kept: dict[str, str] = {}
+        """Why what a handle had left could not be removed, by handle."""
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Make what the handle stands for.
@@ -118,15 +122,24 @@ class Binder:
         """Return what the handle stands for; idempotent.
 
         What is still held by a guest stays in the journal and is removed
-        by :meth:`recover` when it can be.
+        by :meth:`recover` when it can be. So is what was given back while
+        the journal could not be written, as long as this process lives.
 
         :raises InvalidValue: if an argument is malformed.
         :raises BindRefused: if the handle is bound as something else; that
             is left alone.
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
+        :raises JournalError: if that could not be written.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
+        try:
+            self._unbind(asked)
+        except exception.JournalError:
+            self._journal.give_back(asked.handle)
+            raise
+
+    def _unbind(self, asked):
         entry = self._journal.get(asked.handle)
         if entry is None:
             self._remove_unrecorded(asked)
@@ -139,9 +152,11 @@ class Binder:
 
     def recover(self) -> None:
         """Finish what was under way when a process ended; never raises."""
-        for entry in self._journal.entries():
-            if entry.phase is journal.Phase.BOUND:
-                continue
+        left = [entry for entry in self._journal.entries()
+                if entry.phase is not journal.Phase.BOUND]
+        self._kept = {entry.handle: self._kept.get(entry.handle, '')
+                      for entry in left}
+        for entry in left:
             try:
                 with locks.gpu(self._state_path, entry.gpu):
                     current = self._journal.get(entry.handle)
@@ -151,10 +166,17 @@ class Binder:
                         LOG.info('Removed what handle %s had left on GPU '
                                  '%s', entry.handle, entry.gpu)
             except exception.GpuDriverError as error:
-                LOG.warning('Handle %(handle)s still has a part of GPU '
-                            '%(gpu)s: %(error)s. Trying again at the next '
-                            'report.', {'handle': entry.handle,
-                                        'gpu': entry.gpu, 'error': error})
+                self._tell_kept(entry, str(error))
+
+    def _tell_kept(self, entry, reason):
+        """Say once why something cannot be removed."""
+        if self._kept.get(entry.handle) == reason:
+            return
+        self._kept[entry.handle] = reason
+        LOG.warning('Handle %(handle)s still has a part of GPU %(gpu)s: '
+                    '%(error)s. Each report tries again.',
+                    {'handle': entry.handle, 'gpu': entry.gpu,
+                     'error': reason})
 
     def _is_done(self, entry, asked):
         """Whether an earlier bind left what this one asks for.
@@ -211,11 +233,15 @@ class Binder:
                 LOG.info('The instances on GPU %s take no more', address)
                 share, failure = False, full.error
             except exception.NvmlError as error:
-                if error.symbol != 'INSUFFICIENT_RESOURCES':
+                if error.symbol in _SESSION_ENDED:
+                    LOG.info('NVML was closed meanwhile')
+                    failure = error
+                elif error.symbol == 'INSUFFICIENT_RESOURCES':
+                    LOG.info('GPU %s was changed by somebody else', address)
+                    failure = plan.refusal(
+                        asked, 'the place chosen was taken by somebody else')
+                else:
                     raise
-                LOG.info('GPU %s was changed by somebody else', address)
-                failure = plan.refusal(
-                    asked, 'the place chosen was taken by somebody else')
             except exception.BindRefused as error:
                 failure = error
             if (attempt == _ATTEMPTS
@@ -301,7 +327,7 @@ class Binder:
         if entry.phase is journal.Phase.BOUND:
             entry = dataclasses.replace(
                 entry, phase=journal.Phase.UNBINDING)
-            self._journal.put(entry)
+            self._mark_unbinding(entry)
         self._tools.remove_vgpu(
             entry, self._host.gpu(entry.gpu) if entry.vfio else None)
         if entry.phase is journal.Phase.UNBINDING and not entry.vfio:
@@ -316,6 +342,17 @@ class Binder:
         self._host.record(entry.gpu, gone=(instance, _vgpu(entry)))
         if published:
             self._publish(entry.gpu)
+
+    def _mark_unbinding(self, entry):
+        """Write that an entry's partition is to go.
+
+        It goes all the same where that cannot be written: whoever is given
+        the handle next must not find it.
+        """
+        try:
+            self._journal.put(entry)
+        except exception.JournalError:
+            self._journal.give_back(entry.handle)
 
 
 def _where(entry):

@@ -14,13 +14,15 @@
 
 Instances never outlive a reboot, and on most GPUs the MIG mode does not
 either. The checkpoint keeps what an operator laid out; what is bound to
-handles is in the journal of binds and not here, because it goes with them.
+handles, or was cut for fixed vGPUs, is in a record of its own and not here,
+because it goes with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,17 +54,21 @@ def path(state_path: str) -> str:
     return os.path.join(state_path, 'checkpoint.json')
 
 
-def saved(gpu: model.Gpu, entries: Iterable[journal.Entry]) -> Saved:
+def saved(gpu: model.Gpu, entries: Iterable[journal.Entry],
+          fixed: Collection[tuple[int, model.Placement]] = ()) -> Saved:
     """What to remember of a GPU.
 
     :param gpu: as it is now, with compute instances.
     :param entries: its binds, whose instances are left out.
+    :param fixed: profile id and placement of the instances that were cut
+        for fixed vGPUs, which are left out, too.
     """
-    bound = {(entry.profile_id, entry.placement) for entry in entries}
+    others = {*fixed, *((entry.profile_id, entry.placement)
+                        for entry in entries)}
     found = arrangement.of(gpu)
     return Saved(gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
                  dataclasses.replace(found, pending=found.enabled, cuts=tuple(
-                     cut for cut in found.cuts if cut.place not in bound)))
+                     cut for cut in found.cuts if cut.place not in others)))
 
 
 def read(file: str) -> tuple[Saved, ...]:

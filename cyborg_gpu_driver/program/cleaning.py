@@ -101,6 +101,8 @@ class Cleaner:
         self._enabled = enabled
         self._clock = clock
         self._memory: dict[model.PciAddress, cleaning.Known] | None = None
+        self._unsaved = False
+        """Whether memory knows more than the file."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said: dict[Any, str] = {}
 
@@ -129,7 +131,7 @@ class Cleaner:
                 seen = self._tenancy.seen(whole.provider)
             except Exception as error:
                 # It would not answer for the others either.
-                self._say_away(str(error))
+                self._say_away(exception.steady(error))
                 return
             self._say_away('')
             self._follow(whole, seen)
@@ -138,8 +140,9 @@ class Cleaner:
         address = whole.gpu.address
         before = self._known().get(address)
         known = cleaning.following(before, seen)
-        self._keep(address, known)
+        # Rather recorded twice, if this process is killed, than never.
         self._tell(address, before, known, cleaning.doubt(before, seen))
+        self._keep(address, known)
         if known.state is _State.DIRTY and seen is not None:
             self._clean(whole, known, seen)
         elif known.state is _State.FREE:
@@ -240,20 +243,29 @@ class Cleaner:
     def _load(self):
         """What is remembered; nothing if the file cannot be used.
 
-        Each GPU that has had a provider is reset then.
+        Each GPU that has had a provider is reset then. The file is kept
+        beside.
         """
         try:
             return cleaning.from_content(
                 durable.read(self._path, _KIND, _VERSION) or {})
         except (exception.GpuDriverError, KeyError, TypeError, ValueError,
                 AttributeError) as error:
-            LOG.error('The record of whole GPUs cannot be used: %r. Those '
-                      'that are idle are reset.', error)
+            LOG.error('The record of whole GPUs cannot be used: %(error)r. '
+                      'It is %(kept)s; those that are idle are reset.',
+                      {'error': error, 'kept': self._set_aside()})
             return {}
+
+    def _set_aside(self):
+        """Move the file away; what became of it, for people."""
+        try:
+            return f'kept as {durable.set_aside(self._path)}'
+        except exception.JournalError as error:
+            return f'in the way: {error}'
 
     def _keep(self, address, known):
         memory = self._known()
-        if memory.get(address) == known:
+        if memory.get(address) == known and not self._unsaved:
             return
         memory[address] = known
         try:
@@ -264,8 +276,10 @@ class Cleaner:
             if _FILE not in self._said:
                 LOG.error('%s', error)
             self._said[_FILE] = str(error)
+            self._unsaved = True
         else:
             self._said.pop(_FILE, None)
+            self._unsaved = False
 
 
 def _who(known):

@@ -143,7 +143,8 @@ class FixedVgpus:
         record = self._ours.get(gpu.address)
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
-                or not self._unwanted(gpu, record)):
+                or not (self._unwanted(gpu, record)
+                        or self._is_left_over(gpu, record))):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
             now = self._taker.read(gpu.address)
@@ -178,6 +179,15 @@ class FixedVgpus:
             return tuple(sorted(ours))
         return fixed.surplus(gpu, self._policy(gpu), ours)
 
+    def _is_left_over(self, gpu, record):
+        """Whether there is only an end of a release that was killed.
+
+        Its vGPUs are gone and their instances are not.
+        """
+        return (bool(record.instances) and self._policy(gpu) is None
+                and not any(vf.current_vgpu_type for vf in gpu.vfs
+                            if vf.address in record.types))
+
     def _in_the_way(self, gpu, ours):
         """Whether nothing but what is ours keeps a GPU from changing."""
         wants = prepare.wants(self._settings, gpu)
@@ -201,6 +211,9 @@ class FixedVgpus:
                  if carried.get(function) == type_id or (
                      wanted and function not in carried)}
         instances = set(record.instances)
+        if not wanted:
+            instances &= {(item.profile_id, item.placement) for item in (
+                gpu.mig.instances if gpu.mig else ())}
         used = blockers.in_use(self._machine, gpu,
                                self._binds.entries(gpu.address))
         for instance in gpu.mig.instances if gpu.mig else ():

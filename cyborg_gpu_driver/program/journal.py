@@ -89,6 +89,8 @@ class Journal:
         self._path = os.path.join(state_path, 'journal.json')
         self._read: tuple | None = None
         """The file's mark and entries when it was last read."""
+        self._given_back: set[str] = set()
+        """Handles of which the file does not say yet that they are."""
 
     def get(self, handle: str) -> Entry | None:
         """The entry of ``handle``.
@@ -122,6 +124,15 @@ class Journal:
             if known.pop(handle, None) is not None:
                 self._store(known)
 
+    def give_back(self, handle: str) -> None:
+        """Remember that Cyborg has given a handle back.
+
+        For where that cannot be written now: Cyborg does not ask twice, and
+        may give the handle to the next server. Its entry counts as
+        unbinding from now on, and is written so with the next write.
+        """
+        self._given_back.add(handle)
+
     def check(self) -> bool:
         """Set an unusable file aside, with a message, and start anew.
 
@@ -144,6 +155,14 @@ class Journal:
                 and bool(glob.glob(glob.escape(self._path) + '.unusable-*')))
 
     def _load(self) -> dict[str, Entry]:
+        found = self._load_file()
+        for handle in self._given_back & found.keys():
+            if found[handle].phase is Phase.BOUND:
+                found[handle] = dataclasses.replace(
+                    found[handle], phase=Phase.UNBINDING)
+        return found
+
+    def _load_file(self):
         mark = _mark(self._path)
         known = self._read
         if known is not None and mark is not None and known[0] == mark:
@@ -165,6 +184,9 @@ class Journal:
         durable.write(self._path, _KIND, _VERSION,
                       [_record(entry) for entry in known.values()])
         self._read = (_mark(self._path), known)
+        self._given_back -= {
+            handle for handle in tuple(self._given_back)
+            if handle not in known or known[handle].phase is not Phase.BOUND}
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:

@@ -14,6 +14,8 @@
 
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
 
 from oslo_concurrency import lockutils
 
@@ -46,22 +48,29 @@ def fixed(state_path: str) -> contextlib.AbstractContextManager:
     return _lock(state_path, 'fixed')
 
 
-def _lock(state_path, name):
+@contextlib.contextmanager
+def _lock(state_path, name) -> Iterator[None]:
     directory = os.path.join(state_path, 'locks')
     name = f'cyborg-gpu-{name}'
     _prepare(directory, name)
-    return lockutils.lock(name, external=True, lock_path=directory)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(lockutils.lock(name, external=True,
+                                              lock_path=directory))
+        except (OSError, threading.ThreadError) as error:
+            raise exception.JournalError(
+                path=os.path.join(directory, name),
+                reason=f'cannot be locked: {error}; check that [gpu] '
+                'state_path can be written') from error
+        yield
 
 
 def _prepare(directory, name):
     """Make the lock's file so that cyborg-agent can lock it too."""
     path = os.path.join(directory, name)
-    if os.path.exists(path):
-        return
     try:
         durable.make_directory(directory)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o640))
-        durable.hand_over(path)
+        durable.make_file(path)
     except OSError as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be made: {error}; check that [gpu] '

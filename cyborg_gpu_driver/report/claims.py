@@ -71,7 +71,8 @@ class Claims:
                 if any(usages['usages'].values()):
                     return f'Placement has allocations of provider {uuid}'
         except Exception as error:
-            return f'Placement does not tell its allocations: {error}'
+            return ('Placement does not tell its allocations: '
+                    + exception.steady(error))
         return ''
 
     def _providers(self, address):

@@ -27,6 +27,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
@@ -52,13 +53,17 @@ class Drift:
     :param history: whether ``reserved`` counts as wrong only where it was
         right before and has changed without us. What has changed on the GPU
         itself, the report writes anyway.
+    :param withheld: whether nothing may be promised on a GPU now.
     """
 
     def __init__(self, client: Callable[[], Any], hostname: str,
-                 history: bool = True):
+                 history: bool = True,
+                 withheld: Callable[[model.PciAddress], bool]
+                 = lambda address: False):
         self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
         self._history = history
+        self._withheld = withheld
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = ''
@@ -71,16 +76,17 @@ class Drift:
         :param looked: by GPU its offers and how many of each are bound.
         :returns: None if Placement could not be asked, which is said once.
         """
-        wanted = {address: self._inventories(*told)
+        wanted = {address: self._inventories(address, *told)
                   for address, told in looked.items()}
         try:
             self._read([inventory for pairs in wanted.values()
                         for _, inventory in pairs])
         except Exception as error:
-            if str(error) != self._said:
-                self._said = str(error)
+            reason = exception.steady(error)
+            if reason != self._said:
+                self._said = reason
                 LOG.warning('Placement cannot be compared with what is '
-                            'bound: %s', error)
+                            'bound: %s', reason)
             return None
         self._said = ''
         found = {address: tuple(
@@ -93,13 +99,14 @@ class Drift:
                         if inventory.provider in self._seen}
         return found
 
-    def _inventories(self, offers, owned):
+    def _inventories(self, address, offers, owned):
         """Offers of parts of a GPU, and their inventories."""
         return [(offer, inventory) for offer in offers
                 if offer.mode is not policy.Mode.PASSTHROUGH
                 and not offer.as_made
                 for inventory in capacity.inventories(
-                    (offer,), owned, self._hostname)]
+                    (offer,), owned, self._hostname,
+                    self._withheld(address))]
 
     def _usage(self, offer, inventory):
         seen = self._seen[inventory.provider]

@@ -81,16 +81,36 @@ def untrusted(gpu: model.Gpu, known: Remembered | None,
     return 'the nvidia driver is bound and NVML does not show the GPU'
 
 
-def remember(gpu: model.Gpu, device: values.ReportedDevice) -> Remembered:
-    """What to keep of a GPU and the device that is reported for it."""
+def remember(gpu: model.Gpu, device: values.ReportedDevice,
+             before: Remembered | None = None, left: Iterable[str] = ()
+             ) -> Remembered:
+    """What to keep of a GPU and the device that is reported for it.
+
+    :param before: what was kept of it before.
+    :param left: UUIDs of providers from there that this report withdraws
+        and that Placement still has. As long as there are any, the GPU has
+        the mode that it had.
+    """
+    leftover = leaving(before, left).providers if before else {}
     mode = (device.deployables[0].mode if device.deployables
             else policy.Mode.OFF)
     return Remembered(
-        device_id=gpu.device_id, mode=mode.value,
+        device_id=gpu.device_id,
+        mode=before.mode if leftover else mode.value,
         facts={name: getattr(gpu, name) for name in _FACTS
                if getattr(gpu, name) is not None},
-        providers={item.provider_uuid: _provider(item)
-                   for item in device.deployables})
+        providers={**leftover, **{
+            item.provider_uuid: _provider(item)
+            for item in device.deployables}})
+
+
+def leaving(before: Remembered, left: Iterable[str]) -> Remembered:
+    """What to keep of a GPU of which nothing is reported any more.
+
+    :param left: as of :func:`remember`.
+    """
+    return dataclasses.replace(before, providers={
+        uuid: before.providers[uuid] for uuid in left})
 
 
 def withdrawn(known: Remembered, device: values.ReportedDevice | None

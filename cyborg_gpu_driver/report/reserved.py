@@ -94,13 +94,14 @@ class ReservedKeeper:
                     inventory.reserved, generation):
                 self._put(inventory)
 
-    def in_use(self, provider: str) -> bool:
+    def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.
 
+        :returns: None if it has no such provider.
         :raises Exception: what the client raises.
         """
         found = self._tree.get(f'/resource_providers/{provider}/usages')
-        return found is not None and any(found['usages'].values())
+        return None if found is None else any(found['usages'].values())
 
     def seen(self, provider: str) -> cleaning.Seen | None:
         """Who has allocations of a provider; None without the provider.

@@ -18,6 +18,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 
 from oslo_log import log as logging
 
@@ -53,14 +54,22 @@ class Decision:
 class Withdrawal:
     """Remembers reports in ``state_path`` and compares the next with them.
 
-    :param in_use: whether a provider (UUID) has allocations; it may raise,
-        which is taken for yes.
+    A report may never reach Cyborg. So what one leaves out is remembered,
+    and asked for again with the next, until Placement does not have it any
+    more.
+
+    :param in_use: whether a provider (UUID) has allocations, None if there
+        is no such provider; it may raise, which is taken for yes.
     """
 
-    def __init__(self, state_path: str, in_use: Callable[[str], bool]):
+    def __init__(self, state_path: str,
+                 in_use: Callable[[str], bool | None]):
         self._state_path = state_path
         self._in_use = in_use
         self._memory: dict | None = None
+        self._stored: dict | None = None
+        """What the file has."""
+        self._unwritten = False
         self._said: dict[model.PciAddress, str] = {}
 
     def decide(self, host: model.Host,
@@ -75,6 +84,8 @@ class Withdrawal:
         :param claimed: GPUs with entries in the journal.
         :param sick: GPUs on which nothing more may be promised, also where
             they cannot be read any more.
+        :raises JournalUnreadable: if the record of earlier reports cannot
+            be read now.
         """
         known = self._known()
         kept, devices, trusted, draining = {}, [], [], []
@@ -85,16 +96,14 @@ class Withdrawal:
                 present.get(address), before, make, ignored,
                 host.library_missing)
             waiting = ''
-            if device is not None and device.busy and _is_news(device,
-                                                               before):
+            if device is not None and device.busy and self._is_news(
+                    device, before):
                 device, waiting = None, device.busy
+            left = ()
             if not reason and before is not None:
-                dropped = memory.withdrawn(before, device)
-                if dropped and (address in claimed
-                                or any(map(self._held_by, dropped))):
-                    reason = ('what was reported of it is in use and is to '
-                              'be withdrawn')
-                    draining.extend(_drained(before, dropped))
+                reason, left = self._withdrawn(before, device,
+                                               address in claimed)
+                draining.extend(_drained(before, left))
             if reason:
                 self._say(address, reason, _LEFT)
                 draining.extend(_drained(before, before.providers)
@@ -108,14 +117,24 @@ class Withdrawal:
             elif device is not None:
                 devices.append(device)
                 trusted.append(address)
-                kept[address] = memory.remember(gpu, device)
+                kept[address] = memory.remember(gpu, device, before, left)
+            elif left:
+                kept[address] = memory.leaving(before, left)
         self._keep(kept)
         return Decision(tuple(devices), tuple(trusted), tuple(draining))
 
-    def held(self) -> tuple[values.ReportedDevice, ...]:
-        """Stubs of all that is remembered."""
+    def held(self, present: Iterable[model.PciAddress] = ()
+             ) -> tuple[values.ReportedDevice, ...]:
+        """Stubs of all that is remembered, as far as that can be read.
+
+        :param present: GPUs that there are, which get stubs too.
+        """
+        try:
+            known = self._known()
+        except exception.JournalUnreadable:
+            known = ()
         return tuple(build.stub_device(address)
-                     for address in sorted(self._known()))
+                     for address in sorted({*known, *present}))
 
     def _look(self, gpu, before, make, ignored, library_missing):
         """The device to report, the GPU completed, why it must wait."""
@@ -127,7 +146,24 @@ class Withdrawal:
         gpu = memory.complete(gpu, before)
         return make(gpu), gpu, ''
 
-    def _held_by(self, provider):
+    def _withdrawn(self, before, device, claimed):
+        """Why nothing may be withdrawn, and which providers are to go.
+
+        Nothing more may be promised of those.
+        """
+        uses = {uuid: claimed or self.held_by(uuid)
+                for uuid in memory.withdrawn(before, device)}
+        there = [uuid for uuid, used in uses.items() if used is not None]
+        if any(uses.values()):
+            return ('what was reported of it is in use and is to be '
+                    'withdrawn', there)
+        # The others get other handles.
+        kept = {deployable.provider_uuid for deployable
+                in (device.deployables if device else ())}
+        return '', [uuid for uuid in there if uuid not in kept]
+
+    def held_by(self, provider: str) -> bool | None:
+        """Whether servers may use a provider; None if there is none."""
         try:
             return self._in_use(provider)
         except Exception as error:
@@ -135,17 +171,26 @@ class Withdrawal:
                       {'uuid': provider, 'error': error})
             return True
 
+    def _is_news(self, device, before):
+        """Whether Cyborg does not have all that is to be reported."""
+        known = before.providers if before is not None else {}
+        return any(deployable.provider_uuid not in known
+                   or self.held_by(deployable.provider_uuid) is None
+                   for deployable in device.deployables)
+
     def _known(self):
         if self._memory is None:
             try:
                 self._memory = remembered(self._state_path)
+            except exception.JournalUnreadable:
+                raise
             except exception.JournalError as error:
                 self._memory = {}
                 LOG.error('The record of earlier reports cannot be used: '
                           '%s. GPUs that are gone are now withdrawn, in use '
                           'or not.', error)
-                if not isinstance(error, exception.JournalUnreadable):
-                    self._set_aside()
+                self._set_aside()
+            self._stored = self._memory
         return self._memory
 
     def _set_aside(self):
@@ -156,14 +201,19 @@ class Withdrawal:
             LOG.error('%s', error)
 
     def _keep(self, kept):
-        if kept == self._memory:
-            return
         self._memory = kept
+        if kept == self._stored:
+            return
         try:
             durable.write(_path(self._state_path), _KIND, _VERSION,
                           memory.to_content(kept))
         except exception.JournalError as error:
-            LOG.error('%s', error)
+            if not self._unwritten:
+                LOG.error('%s', error)
+            self._unwritten = True
+        else:
+            self._stored = kept
+            self._unwritten = False
 
     def _say(self, address, reason, message):
         """Log a change of reason, in either direction, once."""
@@ -194,13 +244,6 @@ def remembered(state_path: str) -> dict[model.PciAddress, memory.Remembered]:
 
 def _path(state_path):
     return os.path.join(state_path, 'reported.json')
-
-
-def _is_news(device, before):
-    """Whether Cyborg was never told of what is to be reported."""
-    known = before.providers if before is not None else {}
-    return any(deployable.provider_uuid not in known
-               for deployable in device.deployables)
 
 
 def _drained(before, dropped):

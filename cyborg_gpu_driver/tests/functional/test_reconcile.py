@@ -289,6 +289,17 @@ class HandleTest(ReconcileCase):
         self.doctor('--repair')
         self.assertEqual(right, self.reserved())
 
+    def test_all_of_a_sick_gpu_is_reserved_and_stays_so(self):
+        self.world.set_remapped_rows(_GPU, uncorrected=1, pending=True)
+        self.report()
+        right = self.reserved()
+        self.assertEqual((7, 7), right['1g.10gb'])
+        self.assertEqual([], self.reports())
+        self.doctor()
+        self.write_reserved('1g.10gb', 0)
+        self.doctor('--repair')
+        self.assertEqual(right, self.reserved())
+
     def write_reserved(self, label, reserved):
         provider = self.cloud.provider(self.name(label))
         resource_class, inventory = self.cloud.inventory(self.name(label))

@@ -10,68 +10,162 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Many users at once on one GPU, and everything as before afterwards.
+"""Many users at once, and everything as before afterwards.
 
-``CYBORG_GPU_STORM`` says how many servers each user makes.
+``CYBORG_GPU_STORM`` says how many servers each user makes;
+``CYBORG_GPU_STORM_SECONDS`` has them go on for that long instead.
 """
 
 import collections
+import contextlib
+import json
 import os
 import random
 import threading
+import time
+import traceback
+import uuid
 
+import fixtures
+import pynvml
+import testscenarios
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.tests.functional import test_mig
+from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.tests.functional import gpu_cloud
 
-_USERS = 6
-_SERVERS = int(os.environ.get('CYBORG_GPU_STORM', '12'))
-_PROFILES = ('1G_10GB', '2G_20GB', '3G_40GB', '4G_40GB', '7G_80GB')
+load_tests = testscenarios.load_tests_apply_scenarios
+
+_USERS = 8
+_SERVERS = int(os.environ.get('CYBORG_GPU_STORM', '9'))
+_SECONDS = float(os.environ.get('CYBORG_GPU_STORM_SECONDS', '0'))
+_PATIENCE = 120
+"""Seconds for one bind and unbind of each user on a slow machine."""
 
 
-class StormTest(test_mig.OneGpuCase):
+def _configuration(mode, *gpus, **options):
+    """Of GPUs that are offered in one mode, and of no others."""
+    return {'gpu': {'policies': 'one', 'nova_vfio_handles': 'true'},
+            'gpu_policy:one': {'mode': mode, 'match_address': ','.join(gpus),
+                               **options}}
+
+
+class StormTest(gpu_cloud.GpuTestCase):
+
+    scenarios = [
+        ('slices on mdev', {
+            'machine': 'dgx-a100-80', 'gpus': (
+                '0000:07:00.0', '0000:0f:00.0'),
+            'classes': ('1G_10GB', '2G_20GB', '3G_40GB', '4G_40GB',
+                        '7G_80GB'),
+            'overrides': _configuration('mig', '0000:07:00.0',
+                                        '0000:0f:00.0')}),
+        ('slices without mdev', {
+            'machine': 'a100x4-vfio', 'gpus': ('0000:31:00.0',),
+            'classes': ('1G_10GB', '3G_40GB', '7G_80GB'),
+            'overrides': _configuration('mig', '0000:31:00.0')}),
+        ('time slices without mdev', {
+            'machine': 'a100x4-vfio', 'gpus': ('0000:b1:00.0',),
+            'classes': ('A100D_20C', 'A100D_40C'),
+            'overrides': _configuration(
+                'vgpu', '0000:b1:00.0', vgpu_types='A100D-20C, A100D-40C')}),
+    ]
 
     def setUp(self):
         super().setUp()
         self.names = [self.profile(f'CUSTOM_NVIDIA_{name}')
-                      for name in _PROFILES]
+                      for name in self.classes]
         self.lock = threading.Lock()
         self.outcomes = collections.Counter()
         self.failures = []
+        self.owners = {}
+        """Server by vGPU and by GPU instance."""
+        self.quiet = threading.Barrier(_USERS + 1)
+        self.ends = time.monotonic() + _SECONDS
 
     def test_servers_come_and_go(self):
         users = [threading.Thread(target=self._use, args=(number,))
                  for number in range(_USERS)]
-        reports = threading.Event()
-        reporter = threading.Thread(target=self._report, args=(reports,))
-        reporter.start()
-        for user in users:
-            user.start()
-        for user in users:
-            user.join()
-        reports.set()
-        reporter.join()
+        over = threading.Event()
+        reporter = threading.Thread(target=self._report, args=(over,))
+        for thread in (reporter, *users):
+            thread.start()
+        try:
+            self._wait()
+            over.set()
+            reporter.join()
+            self._check_quiet()
+        finally:
+            over.set()
+            self._wait()
+            for user in users:
+                user.join()
+        print(f'{self.id()}: {dict(self.outcomes)}')
         self.assertEqual([], self.failures)
         self.report()
         self.assertEqual(self.untouched, self.everything())
         self.assertEqual(0, self.handles_in_use())
-        self.assertGreater(self.outcomes['bound'], _USERS, self.outcomes)
+        self.assertGreater(self.outcomes['bound'], len(self.names))
+        self.assertGreater(self.outcomes['report'], 0, self.outcomes)
+
+    def _wait(self):
+        self.quiet.wait(_SECONDS + _PATIENCE)
+
+    def _check_quiet(self):
+        """While servers are held and nobody does anything.
+
+        What binds and unbinds have left in Placement is what a report
+        writes.
+        """
+        held = {*self.owners.values()}
+        self.assertEqual(len(held), self.handles_in_use())
+        self.assertEqual(len(held), sum(
+            len(self.hardware(gpu).vgpus) for gpu in self.gpus))
+        reserved = [self.reserved(gpu) for gpu in self.gpus]
+        self.report()
+        self.assertEqual(reserved,
+                         [self.reserved(gpu) for gpu in self.gpus])
 
     def _use(self, number):
         """One user: make servers and delete them, whatever comes of it."""
-        chance = random.Random(number)
-        mine = []
+        mine = collections.deque()
+        with self._noted():
+            self._make(random.Random(number), mine)
+        with self._noted():
+            self._wait()
+            self._wait()
+            while mine:
+                self._delete(mine.popleft())
+
+    @contextlib.contextmanager
+    def _noted(self):
         try:
-            for _ in range(_SERVERS):
-                server = self._create(chance.choice(self.names))
-                if server is not None:
-                    mine.append(server)
-                while mine and (len(mine) > 1 or chance.random() < 0.6):
-                    self.cloud.unbind(mine.pop(0))
-            for server in mine:
-                self.cloud.unbind(server)
-        except Exception as error:
-            self.failures.append(repr(error))
+            yield
+        except Exception:
+            self.failures.append(traceback.format_exc())
+
+    def _make(self, chance, mine):
+        for _ in self._turns():
+            server = self._create(chance.choice(self.names))
+            if server is not None:
+                mine.append(server)
+            while mine and (len(mine) > 1 or chance.random() < 0.6):
+                self._delete(mine.popleft())
+
+    def _turns(self):
+        if not _SECONDS:
+            yield from range(_SERVERS)
+        while time.monotonic() < self.ends:
+            yield None
 
     def _create(self, name):
         try:
@@ -87,17 +181,125 @@ class StormTest(test_mig.OneGpuCase):
             outcome, server = 'lost claim', None
         else:
             outcome = 'bound'
-            self._check_owned(server)
+            self._own(server)
         with self.lock:
             self.outcomes[outcome] += 1
         return server
 
-    def _check_owned(self, server):
-        """Each handle has an mdev of its own on the hardware."""
-        for arq in server.arqs:
-            if arq['attach_handle_uuid'] not in self.mdevs():
-                self.failures.append(f'{arq} has nothing')
+    def _delete(self, server):
+        with self.lock:
+            # First, because from then on they may be another's.
+            self.owners = {thing: owner for thing, owner
+                           in self.owners.items() if owner != server.uuid}
+        self.cloud.unbind(server)
 
-    def _report(self, ended):
-        while not ended.wait(0.5):
-            self.cloud.report()
+    def _own(self, server):
+        """A server has a vGPU, and an instance, that no other has."""
+        for arq in server.arqs:
+            things = self._things(arq)
+            with self.lock:
+                if not things or things & self.owners.keys():
+                    self.failures.append(f'{arq}: {things}, {self.owners}')
+                self.owners.update(dict.fromkeys(things, server.uuid))
+
+    def _things(self, arq):
+        """What a bound handle has on the hardware."""
+        info = arq['attach_handle_info']
+        names = (arq['attach_handle_uuid'],
+                 '{domain}:{bus}:{device}.{function}'.format(**info))
+        kind = int(info['asked_type'].rpartition('-')[2])
+        return {
+            (gpu, thing) for gpu in self.gpus
+            for vgpu in self.hardware(gpu).vgpus
+            if (vgpu.uuid or vgpu.function) in names and vgpu.type_id == kind
+            for thing in (vgpu.function, vgpu.instance) if thing is not None}
+
+    def _report(self, over):
+        while not over.wait(0.5):
+            with self._noted():
+                self.cloud.report()
+                with self.lock:
+                    self.outcomes['report'] += 1
+
+
+class ProcessesTest(base.BaseTestCase):
+    """Two agents on one machine, each of which believes to be alone."""
+
+    machine = 'dgx-a100-80'
+    gpus = ('0000:07:00.0', '0000:0f:00.0')
+    binds = 60
+
+    def test_both_bind_and_unbind(self):
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.hardware = os.path.join(self.directory, 'hardware.json')
+        simulator.Machine.load(self.machine, self.hardware)
+        children = [self._fork(number) for number in range(2)]
+        self.assertEqual([0, 0], [
+            os.WEXITSTATUS(os.waitpid(child, 0)[1]) for child in children],
+            'see standard error')
+        with open(os.path.join(self.directory, 'journal.json'),
+                  encoding='utf-8') as stream:
+            self.assertEqual([], json.load(stream)['content'])
+        with open(self.hardware, encoding='utf-8') as stream:
+            gpus = state.from_json(json.load(stream)['state']).gpus
+        self.assertEqual([({}, [])] * 2, [
+            (gpus[gpu].instances, gpus[gpu].vgpus) for gpu in self.gpus])
+
+    def _fork(self, number):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                self._work(random.Random(number))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        return child
+
+    def _work(self, chance):
+        running = self._agent()
+        handles = [deployable.handles[0] for device in running.report()
+                   for deployable in device.deployables]
+        outcomes = collections.Counter()
+        for _ in range(self.binds):
+            handle = chance.choice(handles)
+            asked = (str(handle.address), handle.asked_type,
+                     str(uuid.UUID(int=chance.getrandbits(128))))
+            try:
+                running.bind(*asked)
+            except exception.BindRefused:
+                outcomes['refused'] += 1
+                continue
+            outcomes['bound'] += 1
+            entries = running._journal.entries()
+            self.assertIn(asked[2], [entry.handle for entry in entries])
+            for name in ('function', 'instance_id', 'placement'):
+                taken = [(entry.gpu, getattr(entry, name))
+                         for entry in entries if entry.phase.value == 'bound']
+                self.assertEqual(len(taken), len({*taken}), (name, entries))
+            running.unbind(*asked)
+        self.assertGreater(outcomes['bound'], self.binds / 4, outcomes)
+        print(f'{self.id()}: {dict(outcomes)}')
+
+    def _agent(self):
+        while isinstance(pynvml.nvmlLib, library.Library):
+            pynvml.nvmlLib.machine.uninstall()
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        gpu_conf.register_policy(conf, 'p')
+        conf([], default_config_files=[])
+        for name, value in (('simulate', self.machine),
+                            ('simulate_state', self.hardware),
+                            ('state_path', self.directory),
+                            ('policies', ['p']), ('health_events', False)):
+            conf.set_override(name, value, group='gpu')
+        for name, value in (('mode', 'mig'), ('match_address', self.gpus)):
+            conf.set_override(name, value, group='gpu_policy:p')
+        return agent.Agent(conf, policies.read(conf), 'host1', _no_placement)
+
+
+def _no_placement():
+    """Where Placement is out of reach."""
+    raise ConnectionError('no Placement here')

@@ -85,3 +85,11 @@ class UnprivilegedTest(base.BaseTestCase):
         self.run_tests(
             'dgx-a100-80', 'test_prepare.WholeTest.test_a_gpu_that_was_'
             'carved_up_is_whole_again')
+
+    def test_beside_root(self):
+        self.run_tests('dgx-a100-80', 'root_beside.BesideTest')
+
+    def test_a_whole_gpu_is_reset(self):
+        self.run_tests(
+            'mixed', 'test_cleaning.WholeTest.test_it_is_not_to_be_had_'
+            'before_it_was_reset')

@@ -40,6 +40,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import root_beside
 
 USER = 65534
 """``nobody`` where there is such a user, and nobody elsewhere."""
@@ -92,6 +93,7 @@ def main(directory: str, machine: str, *names: str) -> bool:
     cfg.CONF(['--config-file', options])
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()
+    root_beside.BesideTest.root = root_beside.Root(directory, machine)
     _give_up(own)
     gpu_cloud.GpuTestCase.hardware_directory = directory
     result = unittest.TextTestRunner().run(

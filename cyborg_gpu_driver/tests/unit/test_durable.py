@@ -14,6 +14,7 @@
 
 import json
 import os
+import tempfile
 import unittest
 
 import fixtures
@@ -97,6 +98,52 @@ class DurableTest(base.BaseTestCase):
                               os.path.join(self.directory, 'locks',
                                            'cyborg-gpu-journal'))}
         self.assertEqual({(4711, 4712)}, found)
+
+    @unittest.skipIf(os.geteuid(), 'only root can give files away')
+    def test_root_gives_away_what_it_made_and_nothing_else(self):
+        """Whom the directory belongs to puts a link in the way."""
+        target = os.path.join(self.useFixture(fixtures.TempDir()).path, 'x')
+        with open(target, 'w', encoding='utf-8'):
+            pass
+        os.chown(self.directory, 4711, 4712)
+        make = tempfile.mkstemp
+
+        def swapped(**arguments):
+            descriptor, path = make(**arguments)
+            os.unlink(path)
+            os.symlink(target, path)
+            return descriptor, path
+
+        self.useFixture(fixtures.MonkeyPatch('tempfile.mkstemp', swapped))
+        durable.write(self.path, 'thing', 1, 1)
+        durable.make_file(os.path.join(self.directory, 'lock'))
+        self.assertEqual(0, os.stat(target).st_uid)
+
+    def test_an_empty_file_is_made_once(self):
+        path = os.path.join(self.directory, 'lock')
+        durable.make_file(path)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('kept')
+        durable.make_file(path)
+        with open(path, encoding='utf-8') as stream:
+            self.assertEqual('kept', stream.read())
+        self.assertEqual(['lock'], os.listdir(self.directory))
+
+    def test_a_link_that_leads_nowhere_is_no_file(self):
+        path = os.path.join(self.directory, 'lock')
+        os.symlink(os.path.join(self.directory, 'nowhere'), path)
+        self.assertRaises(FileNotFoundError, durable.make_file, path)
+        self.assertEqual(['lock'], os.listdir(self.directory))
+
+    def test_the_same_trouble_has_the_same_text(self):
+        with open(os.path.join(self.directory, 'below'), 'w',
+                  encoding='utf-8'):
+            pass
+        for make in (lambda: durable.write(self.path, 'thing', 1, 1),
+                     lambda: durable.write('/proc/self/x', 'thing', 1, 1)):
+            texts = {str(self.assertRaises(exception.JournalError, make))
+                     for _ in range(2)}
+            self.assertEqual(1, len(texts), texts)
 
     def test_leftovers_are_unfinished_writes_of_that_file(self):
         durable.write(self.path, 'thing', 1, 1)

@@ -15,8 +15,11 @@
 import json
 import os
 
+import fixtures
+
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.cmd import layouts
 
 
@@ -95,6 +98,35 @@ class RestoreTest(layouts.LayoutCase):
                        self.file, '-c', name])
         finally:
             os._exit(1)
+
+
+class SeveralGpusTest(base.CommandCase):
+    """While one gets its virtual functions, NVML is closed for all."""
+
+    policies = '''
+[gpu]
+state_path = {path}
+simulate = hgx-h200-vfio
+simulate_state = {path}/machine.json
+policies = sliced
+[gpu_policy:sliced]
+mode = mig
+'''
+
+    def test_all_are_made_ready(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        machine = simulator.Machine.load('hgx-h200-vfio', os.path.join(
+            directory, 'machine.json'))
+        machine.reboot()
+        conf = self.configure(self.policies.format(path=directory),
+                              directory)
+        output, _ = self.run_program('--config-file', conf, 'layout',
+                                     'restore', '-o', 'json')
+        self.assertEqual(['changed'] * 8, [
+            row['status'] for row in json.loads(output)])
+        with machine.operation():
+            self.assertTrue(all(gpu.state.mig and gpu.state.vfs
+                                for gpu in machine.gpus))
 
 
 class InstanceTest(layouts.LayoutCase):

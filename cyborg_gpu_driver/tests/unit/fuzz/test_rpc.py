@@ -75,6 +75,7 @@ class DriverTest(base.FuzzCase):
         conf = self.useFixture(config_fixture.Config(CONF))
         conf.config(group='gpu', simulate='dgx-a100-40', simulate_state=None,
                     state_path=self.state_path, health_events=False)
+        conf.config(group='placement', auth_type='none')
         driver.GPUDriver()
         self.crashes = _Crashes()
         logging.disable(logging.WARNING)

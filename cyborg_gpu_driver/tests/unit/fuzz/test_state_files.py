@@ -25,15 +25,18 @@ import hypothesis
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import cleaning as whole_gpus
 from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import health_file
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.tests.unit.fuzz import base
+from cyborg_gpu_driver.tests.unit.fuzz import checks
 
 _GPU = '0000:07:00.0'
 _ADDRESS = model.PciAddress.parse(_GPU)
@@ -59,6 +62,10 @@ _AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
 _HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
     _AILMENT, {**_AILMENT, 'code': 'ECC', 'placement': None,
                'instance_id': None}]}]
+_KNOWN = {'state': 'used', 'tenants': ['one'], 'generation': 7,
+          'reason': ''}
+_CLEANING = {_GPU: _KNOWN, '0000:0f:00.0': {
+    **_KNOWN, 'state': 'free', 'tenants': [], 'generation': None}}
 _RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
            'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
 
@@ -66,42 +73,18 @@ _RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
 class StateFileTest(base.FuzzCase):
     """What is read is written again and is the same, or it is refused."""
 
-    def put(self, name, kind, content, version=1):
-        durable.write(os.path.join(self.state_path, name), kind, version,
-                      content)
+    def check(self, name, content):
+        checks.state_file(self.state_path, name, content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_ENTRIES))
     def test_journal(self, content):
-        self.put('journal.json', 'cyborg-gpu journal', content)
-        records = journal.Journal(self.state_path)
-        entries = self.attempt(records.entries)
-        if entries is None:
-            self.assertRaises(exception.JournalError, records.get, 'x')
-            return
-        records.put()
-        self.assertEqual(
-            entries, journal.Journal(self.state_path).entries())
-        journal.owned(entries)
-        for entry in entries:
-            self.assertIsInstance(entry.profile, str)
-            self.assertIsInstance(
-                entry.placement, (model.Placement, type(None)))
-            self.assertNotIn(None, entry.foreign_ids)
-            audit.Audit(self.state_path).record(
-                entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
+        self.check('journal.json', content)
 
     @base.examples(150)
     @hypothesis.given(base.mutated(_CHECKPOINT))
     def test_checkpoint(self, content):
-        self.put('checkpoint.json', 'cyborg-gpu checkpoint', content)
-        path = checkpoint.path(self.state_path)
-        saved = self.attempt(checkpoint.read, path)
-        if saved is not None:
-            checkpoint.write(path, saved)
-            self.assertEqual(
-                sorted(saved, key=lambda item: item.gpu),
-                list(checkpoint.read(path)))
+        self.check('checkpoint.json', content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_CHANGE))
@@ -109,15 +92,7 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.example({**_CHANGE, 'touched': [
         {'profile_id': 19, 'start': -1, 'size': 2}]})
     def test_change_record(self, content):
-        records = change_journal.ChangeJournal(self.state_path)
-        self.put(f'changes/{_GPU}.json', 'cyborg-gpu layout change', content)
-        record = self.attempt(records.get, _ADDRESS)
-        if record is not None:
-            records.put(record)
-            self.assertEqual(record, records.get(_ADDRESS))
-            self.assertIsInstance(str(record), str)
-            for _, place in record.touched:
-                self.assertGreaterEqual(place, model.Placement(0, 0))
+        self.check(f'changes/{_GPU}.json', content)
 
     @base.examples(100)
     @hypothesis.given(base.TEXTS)
@@ -136,15 +111,7 @@ class StateFileTest(base.FuzzCase):
     @base.examples(150)
     @hypothesis.given(base.mutated(_FIXED))
     def test_fixed_vgpus(self, content):
-        self.put('fixed.json', 'cyborg-gpu fixed vGPUs', content)
-        records = fixed_journal.FixedJournal(self.state_path)
-        record = self.attempt(records.get, _ADDRESS)
-        if record is not None:
-            other = model.PciAddress.parse('0000:0f:00.0')
-            records.put(other, fixed_journal.Record(
-                instances=frozenset({(1, model.Placement(0, 1))})))
-            records.put(other, fixed_journal.Record())
-            self.assertEqual(record, records.get(_ADDRESS))
+        self.check('fixed.json', content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_HEALTH))
@@ -153,26 +120,29 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.example([{**_HEALTH[0], 'ailments': [
         {**_AILMENT, 'first': math.nan}]}])
     def test_health(self, content):
-        self.put('health.json', 'cyborg-gpu health', content)
-        file = health_file.HealthFile(self.state_path)
-        records = self.attempt(file.read)
-        if records is None:
-            self.assertEqual({}, file.read_or_set_aside())
-            return
-        file.write(records)
-        self.assertEqual(records, file.read())
-        for record in records.values():
-            self.assertIsInstance(record.uuid, (str, type(None)))
-            health.sick_places(record.ailments)
-            verdict = health.judge(record.ailments)
-            for item in record.ailments:
-                self.assertIsInstance(
-                    item.placement, (model.Placement, type(None)))
-                # As people are shown it.
-                self.assertIsInstance(item.text, str)
-                datetime.datetime.fromtimestamp(
-                    item.first, datetime.timezone.utc)
-            self.assertIsInstance(verdict.reasons, tuple)
+        self.check('health.json', content)
+
+    @base.examples(250)
+    @hypothesis.given(base.mutated(_CLEANING))
+    @hypothesis.example({_GPU: {**_KNOWN, 'generation': True}})
+    @hypothesis.example({'0000:7:0.0': _KNOWN})
+    def test_whole_gpus(self, content):
+        """What cannot be used is kept, and each GPU may have had a tenant.
+        """
+        path = os.path.join(self.state_path, 'cleaning.json')
+        durable.write(path, 'cyborg-gpu cleaning', 1, content)
+        usable = checks.cleaning_content(content or {})
+        before = set(os.listdir(self.state_path))
+        offer = offers.Offer(_ADDRESS, 'p', policy.Mode.PASSTHROUGH, 'whole',
+                             1)
+        withheld = whole_gpus.Cleaner(
+            None, self.state_path, None, audit.Audit(self.state_path)
+        ).withholds([offer])
+        known = (usable or {}).get(_ADDRESS)
+        self.assertEqual(known is not None and known.withheld, withheld)
+        gone = before - set(os.listdir(self.state_path))
+        self.assertEqual(set() if usable is not None else {'cleaning.json'},
+                         gone)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_RECORD), base.damaged(
@@ -196,7 +166,7 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.example(b'[' * 100000)
     def test_any_bytes(self, data):
         for name in ('journal.json', 'checkpoint.json', 'fixed.json',
-                     'health.json'):
+                     'health.json', 'cleaning.json'):
             with open(os.path.join(self.state_path, name), 'wb') as stream:
                 stream.write(data)
         for read in (

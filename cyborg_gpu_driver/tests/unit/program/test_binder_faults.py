@@ -26,7 +26,8 @@ from cyborg_gpu_driver.tests.unit.program import binder_case
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
           pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
           pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_TIMEOUT,
-          pynvml.NVML_ERROR_INVALID_ARGUMENT)
+          pynvml.NVML_ERROR_INVALID_ARGUMENT,
+          pynvml.NVML_ERROR_UNINITIALIZED)
 
 
 class FailingBindTest(binder_case.BinderCase):
@@ -66,6 +67,7 @@ class FailingBindTest(binder_case.BinderCase):
         if (after and symbol == 'nvmlDeviceCreateGpuInstanceWithPlacement'
                 and code in (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
                              pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                             pynvml.NVML_ERROR_UNINITIALIZED,
                              pynvml.NVML_ERROR_NO_PERMISSION)):
             # NVML said that it made nothing and did: such an instance is a
             # stranger's, and is left alone.
@@ -83,6 +85,26 @@ class FailingBindTest(binder_case.BinderCase):
             if place not in before[0]:
                 privileged.destroy_gpu_instance(
                     self.gpu, instance.instance_id)
+
+    def test_nvml_is_closed_meanwhile_for_another_gpu(self):
+        """As sriov-manage wants it, before each call in turn."""
+        before = self.truth()
+        pattern = self.calls(self.attempt)
+        self.binder.unbind(*self.handle('2g.10gb'))
+        for symbol in pattern:
+            closed = []
+
+            def close_once(_seconds, closed=closed):
+                if not closed:
+                    closed.append(True)
+                    privileged.machine().nvml.reset()
+
+            self.machine.faults.delay(symbol, 0, close_once)
+            self.assertTrue(self.attempt(), symbol)
+            self.machine.faults.clear()
+            self.binder.unbind(*self.handle('2g.10gb'))
+            self.assertEqual((before, True), (self.truth(), bool(closed)))
+        self.assert_quiet()
 
     def test_each_write_to_sysfs(self):
         before = self.truth()

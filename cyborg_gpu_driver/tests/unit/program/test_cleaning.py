@@ -449,6 +449,10 @@ class CrashTest(CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
         self.assertEqual(1, self.log.output.count('cannot be written'))
+        # From here on there is nothing new to be written.
+        self.look()
         os.rmdir(path)
+        self.assertFalse(self.look())
+        self.assertTrue(os.path.exists(path))
         self.use_up()
         self.assertIs(_STATE.USED, self.state())

@@ -162,6 +162,32 @@ class SlicedTest(FixedCase):
         self.assertEqual({}, self.vgpus())
         self.assertEqual([(47, stranger[1])], self.cuts())
 
+    def test_a_release_that_was_killed_is_gone_on_with(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
+        for index in self.vgpus():
+            self.set_type(index, 0)
+        self.assertEqual(2, len(self.cuts()))
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
+        self.assertEqual((4, 2), (len(self.vgpus()), len(self.cuts())))
+        for index in self.vgpus():
+            self.set_type(index, 0)
+        self.ready('mig')
+        self.assertEqual([], self.cuts())
+
+    def test_places_of_old_are_forgotten(self):
+        """What an operator puts there later is not ours."""
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 1),))
+        ((profile_id, start),) = self.cuts()
+        (item,) = self.gpu().mig.instances
+        self.reboot()
+        self.govern('mig')
+        self.prepare()
+        self.fixed.release(self.gpu())
+        privileged.create_gpu_instance(str(self.address), profile_id, start,
+                                       item.placement.size)
+        self.ready('mig')
+        self.assertEqual([(profile_id, start)], self.cuts())
+
     def test_what_the_driver_does_not_list_is_not_written(self):
         self.govern('mig', fixed_vgpus=(('DC-1-24Q', 1),))
         self.prepare()

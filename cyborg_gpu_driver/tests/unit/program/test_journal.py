@@ -70,6 +70,29 @@ class JournalTest(base.BaseTestCase):
         self.journal.remove(_entry(1).handle)
         self.assertEqual((_entry(2),), self.journal.entries())
 
+    def test_what_was_given_back_is_written_as_soon_as_it_can_be(self):
+        stays, goes = (_entry(number, phase=journal.Phase.BOUND)
+                       for number in (1, 2))
+        self.journal.put(stays, goes)
+        self.journal.give_back(goes.handle)
+        unbinding = dataclasses.replace(goes, phase=journal.Phase.UNBINDING)
+        self.assertEqual((stays, unbinding), self.journal.entries())
+        self.assertEqual((stays, goes),
+                         journal.Journal(self.state_path).entries())
+        other = _entry(3)
+        self.journal.put(other)
+        self.assertEqual((stays, unbinding, other),
+                         journal.Journal(self.state_path).entries())
+
+    def test_a_handle_that_was_given_back_can_be_bound_again(self):
+        bound = _entry(phase=journal.Phase.BOUND)
+        self.journal.put(bound)
+        self.journal.give_back(bound.handle)
+        self.journal.remove(bound.handle)
+        self.journal.put(_entry())
+        self.journal.put(bound)
+        self.assertEqual((bound,), self.journal.entries())
+
     def test_a_record_of_the_first_release_is_of_an_mdev(self):
         self.journal.put(_entry())
         with open(self.path, encoding='utf-8') as stream:

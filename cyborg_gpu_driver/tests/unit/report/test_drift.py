@@ -130,6 +130,12 @@ class DriftTest(base.BaseTestCase):
         self.assertEqual((1, 3, 3), self.usages()['1g.5gb'])
         self.assertEqual((1, 0, 3), self.usages()['1g.5gb'])
 
+    def test_all_of_a_gpu_that_is_withheld_is_to_be_reserved(self):
+        self.drift = drift.Drift(lambda: self.placement, 'here', False,
+                                 withheld={_GPU}.__contains__)
+        self.changed(reserved=6)
+        self.assertEqual((1, 6, 6), self.usages()['1g.5gb'])
+
     def test_without_history_all_counts(self):
         self.drift = drift.Drift(lambda: self.placement, 'here', False)
         self.changed(reserved=2)
@@ -146,6 +152,16 @@ class DriftTest(base.BaseTestCase):
         self.placement.known[names.provider_uuid(names.provider_name(
             'here', self.offers[-1]))] = [1, 1, 0]
         self.assertNotIn('whole', self.usages())
+
+    def test_the_objects_of_an_error_do_not_make_it_another_one(self):
+        def fail(url, version):
+            raise ConnectionError(f'{object()}: Connection refused')
+
+        self.placement.get = fail
+        for _ in range(3):
+            self.assertIsNone(self.read())
+        self.assertEqual(1, self.log.output.count(
+            '<object>: Connection refused'))
 
     def test_a_placement_that_does_not_answer_is_said_once(self):
         self.read()

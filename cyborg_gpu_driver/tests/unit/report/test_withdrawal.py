@@ -18,6 +18,7 @@ import os
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
@@ -50,6 +51,7 @@ class WithdrawalTest(base.BaseTestCase):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.used = set()
+        self.gone = set()
         self.restart()
 
     def restart(self):
@@ -58,7 +60,7 @@ class WithdrawalTest(base.BaseTestCase):
     def _is_used(self, provider):
         if self.used is None:
             raise ConnectionError('Placement is away')
-        return provider in self.used
+        return None if provider in self.gone else provider in self.used
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
                library_missing=False):
@@ -110,9 +112,46 @@ class WithdrawalTest(base.BaseTestCase):
                             self.report(other)[_ADDRESS].model)
 
     def test_an_idle_gpu_that_vanishes_is_withdrawn(self):
-        self.report(_GPU)
+        device = self.report(_GPU)[_ADDRESS]
+        decision, devices = self.decide()
+        self.assertEqual({}, devices)
+        uuids = {item.provider_uuid for item in device.deployables}
+        self.assertEqual(uuids, {item.provider
+                                 for item in decision.draining})
+        self.gone = uuids
         self.assertEqual({}, self.report())
         self.assertEqual((), self.withdrawal.held())
+
+    def test_what_a_lost_report_withdrew_may_be_in_use_by_the_next(self):
+        device = self.report(_GPU)[_ADDRESS]
+        self.assertEqual({}, self.report())
+        self.use(device)
+        self.restart()
+        self.assertTrue(self.report()[_ADDRESS].stub)
+        self.used.clear()
+
+        def one(gpu):
+            return _device(gpu, ('1g.10gb',))
+
+        self.assertEqual({_ADDRESS: one(_GPU)}, self.report(_GPU, make=one))
+        self.restart()
+        self.use(device, 1)
+        decision, devices = self.decide(_GPU, make=one)
+        self.assertTrue(devices[_ADDRESS].stub)
+        self.assertEqual(
+            [(device.deployables[1].provider_uuid, 2, 2)],
+            [(item.provider, item.total, item.reserved)
+             for item in decision.draining])
+
+    def test_a_mode_is_left_when_nothing_of_it_is_left(self):
+        whole = self.report(_GPU, make=self.whole())[_ADDRESS]
+        self.report(_GPU)
+        known = withdrawal.remembered(self.state_path)[_ADDRESS]
+        self.assertEqual('passthrough', known.mode)
+        self.gone.add(whole.deployables[0].provider_uuid)
+        self.report(_GPU)
+        known = withdrawal.remembered(self.state_path)[_ADDRESS]
+        self.assertEqual('mig', known.mode)
 
     def test_a_gpu_that_vanishes_in_use_is_left_alone_even_restarted(self):
         self.use(self.report(_GPU)[_ADDRESS])
@@ -156,7 +195,12 @@ class WithdrawalTest(base.BaseTestCase):
         self.used.clear()
         decision, devices = self.decide(_GPU, make=fewer)
         self.assertEqual(fewer(_GPU), devices[_ADDRESS])
-        self.assertEqual((), decision.draining)
+        self.assertEqual((drained,), decision.draining)
+        self.gone.add(dropped.provider_uuid)
+        for _ in range(2):
+            decision, devices = self.decide(_GPU, make=fewer)
+            self.assertEqual(fewer(_GPU), devices[_ADDRESS])
+            self.assertEqual((), decision.draining)
 
     def test_use_of_a_profile_that_stays_does_not_hold_up_the_others(self):
         first = self.report(_GPU)[_ADDRESS]
@@ -211,6 +255,11 @@ class WithdrawalTest(base.BaseTestCase):
             devices[_ADDRESS], busy=''))
         self.assertEqual((_ADDRESS,), decision.trusted)
 
+    def test_a_gpu_that_a_lost_report_had_is_news_when_busy(self):
+        device = self.report(_GPU, make=self.whole())[_ADDRESS]
+        self.gone.add(device.deployables[0].provider_uuid)
+        self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
+
     def test_what_a_busy_gpu_was_before_is_withdrawn_when_unused(self):
         log = self.useFixture(fixtures.FakeLogger())
         first = self.report(_GPU)[_ADDRESS]
@@ -240,8 +289,36 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertTrue(os.path.exists(path + '.unusable-1'))
 
     def test_a_state_path_that_cannot_be_written_does_not_stop_reports(self):
-        self.state_path = os.path.join(self.state_path, 'file')
-        with open(self.state_path, 'w'):
-            pass
+        log = self.useFixture(fixtures.FakeLogger())
+        self.state_path = '/proc/self/nowhere'
         self.restart()
-        self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
+        for _ in range(3):
+            self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
+        self.assertEqual(1, log.output.count('cannot be written'))
+
+    def test_a_report_is_remembered_as_soon_as_it_can_be(self):
+        target = os.path.join(self.state_path, 'target')
+        self.state_path = os.path.join(self.state_path, 'link')
+        os.symlink(target, self.state_path)
+        self.restart()
+        self.report(_GPU)
+        self.assertFalse(os.path.exists(target))
+        os.mkdir(target)
+        self.report(_GPU)
+        self.assertEqual({_ADDRESS}, {*withdrawal.remembered(
+            self.state_path)})
+
+    def test_a_record_that_cannot_be_read_now_is_waited_for(self):
+        self.report(_GPU)
+        path = os.path.join(self.state_path, 'reported.json')
+        os.rename(path, f'{path}.away')
+        # Stands for a file that this process cannot read: root reads any.
+        os.mkdir(path)
+        self.restart()
+        self.assertRaises(exception.JournalUnreadable, self.report, _GPU)
+        self.assertEqual((build.stub_device(_OTHER),),
+                         self.withdrawal.held([_OTHER]))
+        os.rmdir(path)
+        os.rename(f'{path}.away', path)
+        self.use(self.report(_GPU)[_ADDRESS])
+        self.assertTrue(self.report()[_ADDRESS].stub)

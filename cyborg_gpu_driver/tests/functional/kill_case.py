@@ -1,0 +1,310 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Processes that are killed at every step, and what they leave.
+
+A step is any change on the disk: those of the library's own records, and
+those of the simulated hardware, whose state is a file too; and each request
+to Placement. The process is killed (SIGKILL) before its first step, then in
+another try before the second, and so on until it comes through; each time
+new processes do what comes after such an end.
+"""
+
+import functools
+import json
+import os
+import signal
+import sys
+import traceback
+
+import fixtures
+import pynvml
+from cliff import commandmanager
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.demo import configfile
+from cyborg_gpu_driver.demo import placement_service
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.program import prepare
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import base as functional
+
+GPU = '0000:41:00.0'
+THOROUGH = os.environ.get('CYBORG_GPU_SHAPES') == 'all'
+_LIMIT = 500
+"""More steps than anything here takes."""
+_WRITES = os.O_WRONLY | os.O_RDWR
+_CHANGES = frozenset({'os.rename', 'os.remove', 'os.link', 'os.mkdir',
+                      'os.rmdir', 'os.chmod', 'os.chown'})
+
+
+def chosen(*scenarios):
+    """The first of them, unless CYBORG_GPU_SHAPES asks for all."""
+    return list(scenarios if THOROUGH else scenarios[:1])
+
+
+def no_placement():
+    """Where Placement is out of reach: nobody has an allocation."""
+    raise ConnectionError('no Placement here')
+
+
+@functools.cache
+def _import_commands():
+    """Once, and not in each process that is forked off."""
+    commandmanager.CommandManager(main.NAMESPACE)
+
+
+def _placement_client(directory, url):
+    """What commands ask Placement with, from a file like cyborg.conf."""
+    conf = cfg.ConfigOpts()
+    conf([], default_config_files=[configfile.write(
+        os.path.join(directory, 'credentials.conf'),
+        {'placement': {'auth_type': 'admin_token', 'token': 'admin',
+                       'endpoint': url, 'endpoint_override': url}})])
+    return placement.Placement(conf)
+
+
+class _Killer:
+    """Kills this process before its n-th step below a directory.
+
+    :param locks: whether making the files of locks is a step.
+    """
+
+    def __init__(self, directory, number, locks):
+        self._directory = directory
+        self._left = number
+        self._locks = locks
+        sys.addaudithook(self)
+
+    def __call__(self, event, arguments):
+        if event == 'http.client.send' or self._is_change(event, arguments):
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._left -= 1
+
+    def _is_change(self, event, arguments):
+        if event == 'open':
+            path, _mode, flags = arguments
+            if not isinstance(flags, int) or not flags & _WRITES:
+                return False
+        elif event in _CHANGES:
+            path = arguments[0]
+        else:
+            return False
+        if isinstance(path, int):
+            path = os.readlink(f'/proc/self/fd/{path}')
+        if not (isinstance(path, str) and path.startswith(self._directory)):
+            return False
+        # The simulator opens its lock for each thing that is read, too.
+        return not path.endswith('.lock') and (
+            self._locks or '/locks' not in path and '/.locks' not in path)
+
+
+class KillCase(base.BaseTestCase):
+    """One GPU, and processes that work on it one after the other."""
+
+    model = 'a100-40'
+    framework = 'mdev'
+    prepared = True
+    mig = True
+    options: dict = {}
+    gpu_options: dict = {'nova_vfio_handles': True}
+    owner: int | None = None
+    """To whom the directory of the records belongs; root unless given."""
+    placement = staticmethod(no_placement)
+    hostname = 'host1'
+
+    def setUp(self):
+        super().setUp()
+        self.points = self.number = 0
+        self.host = os.path.join(self.useFixture(fixtures.TempDir()).path,
+                                 'host.yaml')
+        gpu = {'model': self.model, 'address': GPU, 'numa_node': 0,
+               'framework': self.framework}
+        if self.prepared:
+            gpu.update({'vfs': 'all'} if self.model != 't4' else {},
+                       **({'mig': True} if self.mig else {}))
+        with open(self.host, 'w', encoding='utf-8') as stream:
+            json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
+                       'gpus': [gpu]}, stream)
+
+    def use_placement(self):
+        """Start the released Placement, which outlives who is killed."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        service = placement_service.PlacementService(
+            directory, functional.make_templates().copy(directory)[1])
+        self.addCleanup(service.stop)
+        self.placement = lambda: _placement_client(
+            directory, service.url)
+        self.cloud = client.Placement(service.url)
+
+    def begin(self):
+        """A new machine, and nothing known of it."""
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.hardware = os.path.join(self.directory, 'hardware.json')
+        self.state_path = os.path.join(self.directory, 'state')
+        os.mkdir(self.state_path)
+        if self.owner is not None:
+            os.chown(self.state_path, self.owner, self.owner)
+        self.config_path = self.write_config(self.options)
+
+    def write_config(self, options):
+        """Write cyborg.conf, with the options of the one policy."""
+        return configfile.write(
+            os.path.join(self.directory, 'cyborg.conf'),
+            {'gpu': {'simulate': self.host, 'policies': 'p',
+                     'simulate_state': self.hardware,
+                     'state_path': self.state_path, 'health_events': False,
+                     **self.gpu_options},
+             'gpu_policy:p': options})
+
+    def process(self, work, number=None):
+        """Run ``work(agent)`` in a process of its own.
+
+        :param number: before which step it is killed; None for never.
+        :returns: whether it came to its end.
+        """
+        def run():
+            work(self._agent())
+            return 0
+
+        return self._fork(run, number)
+
+    def command(self, *arguments, number=None):
+        """Run ``cyborg-gpu``, as :meth:`process`."""
+        _import_commands()
+        return self._fork(lambda: main.main(
+            ['--config-file', self.config_path, *arguments]), number)
+
+    def _fork(self, work, number):
+        """Whether a process comes to its end, and is content with it.
+
+        :param work: returns the code that it ends with.
+        """
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                while isinstance(pynvml.nvmlLib, library.Library):
+                    pynvml.nvmlLib.machine.uninstall()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                if number is not None:
+                    _Killer(self.directory, number, self.owner is not None)
+                code = work()
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+            finally:
+                os._exit(code)
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFSIGNALED(status):
+            self.assertEqual(signal.SIGKILL, os.WTERMSIG(status))
+            return False
+        self.assertEqual(0, os.WEXITSTATUS(status), 'see standard error')
+        return True
+
+    def _agent(self):
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[self.config_path])
+        return agent.Agent(conf, policies.read(conf), self.hostname,
+                           self.placement)
+
+    def get_ready(self, running):
+        """Make the GPU ready as ``cyborg-gpu gpu prepare`` does."""
+        machine = privileged.machine()
+        host_reader = reader.HostReader(machine)
+        outcome = prepare.Preparer(
+            machine, prepare.StepTaker(machine, host_reader),
+            self.state_path, running._settings, lambda _: '').prepare(
+                host_reader.snapshot().gpus[0])
+        self.assertEqual('', outcome.reason)
+
+    def handle(self, running, handle):
+        """What Cyborg calls the agent with for the first handle."""
+        first = next(
+            one for device in running.report()
+            for deployable in device.deployables
+            for one in deployable.handles)
+        return str(first.address), first.asked_type, handle
+
+    def world(self):
+        """The machine, for what happens to it from outside."""
+        return simulator.Machine.load(self.host, self.hardware)
+
+    def gpu(self):
+        """State of the simulated GPU."""
+        world = self.world()
+        with world.operation():
+            return world.state.gpus[GPU]
+
+    def truth(self):
+        """(instances, (mdev or function) of each vGPU) of the hardware."""
+        gpu = self.gpu()
+        return (sorted((item.profile_id, item.start)
+                       for item in gpu.instances.values()),
+                [vgpu.uuid or vgpu.function for vgpu in gpu.vgpus],
+                (gpu.mig, gpu.vfs, gpu.heterogeneous))
+
+    def journal(self):
+        """Entries of the journal of binds."""
+        path = os.path.join(self.state_path, 'journal.json')
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding='utf-8') as stream:
+            return json.load(stream)['content']
+
+    def not_the_owners(self):
+        """Records that a process of root's has left to root.
+
+        What was never given its name hurts nobody.
+        """
+        if self.owner is None:
+            return []
+        return [path for place, directories, files in os.walk(
+                    self.state_path)
+                for name in (*directories, *files)
+                for path in (os.path.join(place, name),)
+                if os.stat(path).st_uid != self.owner
+                and not name.endswith('.new')]
+
+    def sweep(self, prepare, work, check):
+        """Kill something at every step, each time on a new machine.
+
+        :param prepare: called before.
+        :param work: called with the number of the step; whether it came to
+            its end.
+        :param check: called after.
+        """
+        for number in range(_LIMIT):
+            self.number = number
+            self.begin()
+            prepare()
+            ended = work(number)
+            check()
+            if ended:
+                self.points += number
+                return
+        self.fail(f'not done after {_LIMIT} steps')
+
+    def say(self, what, least=4):
+        """Print how many steps there were."""
+        self.assertGreater(self.points, least)
+        print(f'{what}: killed at {self.points} points')

@@ -1,0 +1,282 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What outages are made of, and what must hold in each and after it.
+
+A door before a service, a disk that fills up; and a cloud with servers that
+are bound before, during and after the outage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import subprocess
+import threading
+import urllib.parse
+
+import fixtures
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import test_mig
+
+_REFUSAL = (b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n'
+            b'Connection: close\r\n\r\nbusy')
+_CHUNK = 1 << 16
+_REPORTS = 4
+
+
+class OutageCase(test_mig.OneGpuCase):
+    """One server that stays, one that goes meanwhile, one that comes."""
+
+    def start(self, **overrides):
+        super().start(**overrides)
+        self.watch_log()
+        self.stays = self.profile('CUSTOM_NVIDIA_3G_40GB')
+        self.goes = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        self.staying = self.cloud.bind(self.stays)
+        self.report()
+        self.alone = self.everything()
+        self.going = self.cloud.bind(self.goes)
+        self.report()
+        self.both = self.everything()
+
+    def watch_log(self):
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.WARNING,
+            format='%(name)s %(message)s', nuke_handlers=False))
+        self.looked = 0
+
+    def world(self):
+        """The simulated machine, for what happens to it from outside."""
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
+    def lines(self):
+        """Warnings and worse since the last look."""
+        lines = self.log.output.splitlines()
+        new = lines[self.looked:]
+        self.looked = len(lines)
+        return new
+
+    def assert_said_once(self, *words, report=None):
+        """The next report says something of these words, others nothing."""
+        report = report or self.cloud.report
+        self.lines()
+        report()
+        first = self.lines()
+        for word in words:
+            self.assertEqual(1, len([line for line in first if word in line]),
+                             (word, first))
+        self.assertNotIn('Traceback', '\n'.join(first))
+        for _ in range(_REPORTS):
+            report()
+        self.assertEqual([], self.lines())
+
+    def assert_bind_fails(self):
+        """Nothing of a bind that fails is left."""
+        before = self.everything()
+        self.assertRaises(nova_part.BindFailed, self.cloud.bind, self.goes)
+        self.assertEqual(before, self.everything())
+
+    def assert_both(self):
+        """Both servers are there, of which one may be another by now."""
+        self.assertEqual(self.both['placement'],
+                         self.cloud.placement.snapshot())
+        self.assertEqual(2, self.handles_in_use())
+        self.assertEqual({arq['attach_handle_uuid']
+                          for arq in self.cloud.cyborg.arqs()},
+                         {*self.mdevs()})
+
+    def assert_all_right(self):
+        """Only the server that stays is there; another comes and goes."""
+        self.report()
+        self.assertEqual(self.alone, self.everything())
+        self.assertEqual(1, self.handles_in_use())
+        self.cloud.unbind(self.cloud.bind(self.goes))
+        self.report()
+        self.assertEqual(self.alone, self.everything())
+        self.cloud.unbind(self.staying)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+        self.assertEqual(0, self.handles_in_use())
+
+
+class Door(fixtures.Fixture):
+    """A port through which a service on another one is reached.
+
+    :param target: the service's URL.
+    """
+
+    def __init__(self, target: str):
+        super().__init__()
+        parsed = urllib.parse.urlsplit(target)
+        self._target = (parsed.hostname, parsed.port)
+        self._answer = None
+        self._listener = None
+        self._port = 0
+        self._open: set[socket.socket] = set()
+
+    def _setUp(self):
+        self._listen()
+        self.addCleanup(self._close)
+
+    @property
+    def url(self) -> str:
+        return f'http://127.0.0.1:{self._port}'
+
+    @contextlib.contextmanager
+    def shut(self):
+        """Refuse every connection for the time of the block."""
+        self._close()
+        try:
+            yield
+        finally:
+            self._listen()
+
+    @contextlib.contextmanager
+    def busy(self):
+        """Answer 503 for the time of the block."""
+        self._answer = _REFUSAL
+        self._hang_up()
+        try:
+            yield
+        finally:
+            self._answer = None
+            self._hang_up()
+
+    @contextlib.contextmanager
+    def silent(self):
+        """Take requests and answer none for the time of the block."""
+        self._answer = b''
+        self._hang_up()
+        try:
+            yield
+        finally:
+            self._answer = None
+            self._hang_up()
+
+    def _listen(self):
+        self._listener = socket.create_server(('127.0.0.1', self._port))
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,),
+                         daemon=True).start()
+
+    def _close(self):
+        # Wakes the thread that waits for a connection.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._hang_up()
+
+    def _hang_up(self):
+        for connection in tuple(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,),
+                             daemon=True).start()
+
+    def _serve(self, connection):
+        with connection, contextlib.suppress(OSError):
+            if self._answer is None:
+                with socket.create_connection(self._target) as service:
+                    threading.Thread(target=_pass_on, args=(
+                        service, connection), daemon=True).start()
+                    _pass_on(connection, service)
+            else:
+                while connection.recv(_CHUNK):
+                    connection.sendall(self._answer)
+        self._open.discard(connection)
+
+
+def _pass_on(source, sink):
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+class SmallDisk(fixtures.Fixture):
+    """A filesystem of its own in the place of a directory, with its files.
+
+    :param directory: what lies in it stays.
+    :ivar refusal: why none could be mounted; empty if one was.
+    """
+
+    _SIZE = '1m'
+
+    def __init__(self, directory: str):
+        super().__init__()
+        self._directory = directory
+        self._filling = os.path.join(directory, 'filling')
+        self.refusal = ''
+
+    def _setUp(self):
+        before = self.useFixture(fixtures.TempDir()).path
+        _run('cp', '-a', f'{self._directory}/.', before)
+        self.refusal = _run('mount', '-t', 'tmpfs', '-o',
+                            f'size={self._SIZE},mode=0755', 'tmpfs',
+                            self._directory)
+        if not self.refusal:
+            self.addCleanup(_run, 'umount', '--lazy', self._directory)
+            _run('cp', '-a', f'{before}/.', self._directory)
+
+    @contextlib.contextmanager
+    def full(self):
+        """Let nothing more be written for the time of the block."""
+        with open(self._filling, 'wb', buffering=0) as stream:
+            try:
+                while True:
+                    stream.write(bytes(_CHUNK))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        try:
+            yield
+        finally:
+            os.unlink(self._filling)
+
+    @contextlib.contextmanager
+    def read_only(self):
+        """Let nothing be changed for the time of the block."""
+        self._remount('ro')
+        try:
+            yield
+        finally:
+            self._remount('rw')
+
+    def _remount(self, how):
+        refusal = _run('mount', '-o', f'remount,{how}', self._directory)
+        if refusal:
+            raise OSError(refusal)
+
+
+def _run(*command):
+    """What a program complains of; empty if it has done its work."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True,
+                              check=False)
+    except OSError as error:
+        return str(error)
+    if done.returncode == 0:
+        return ''
+    return done.stderr.strip() or f'{command[0]} failed'

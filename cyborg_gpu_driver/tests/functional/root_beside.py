@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An operator who is root, beside an agent that is not.
+
+Run by :mod:`cyborg_gpu_driver.tests.functional.unprivileged`.
+"""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+
+class Root:
+    """What root does while the tests run as somebody else."""
+
+    def __init__(self, directory, machine):
+        self._hardware = os.path.join(directory, 'hardware.json')
+        self._machine = machine
+        self._mine, theirs = multiprocessing.Pipe()
+        if os.fork() == 0:
+            self._mine.close()
+            self._serve(theirs)
+            os._exit(0)
+        theirs.close()
+
+    def world(self, act, *arguments):
+        """Let something happen to the machine: a method of the simulator's.
+        """
+        return self._ask('_change', act, *arguments)
+
+    def command(self, *arguments):
+        """Run ``cyborg-gpu``; its exit code and what it said."""
+        return self._ask('_run', *arguments)
+
+    def _ask(self, *what):
+        self._mine.send(what)
+        return self._mine.recv()
+
+    def _serve(self, connection):
+        while True:
+            try:
+                name, *arguments = connection.recv()
+            except EOFError:
+                return
+            connection.send(getattr(self, name)(*arguments))
+
+    def _change(self, act, *arguments):
+        getattr(simulator.Machine.load(self._machine, self._hardware), act)(
+            *arguments)
+
+    def _run(self, *arguments):
+        done = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             *arguments], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+
+class BesideTest(gpu_cloud.GpuTestCase):
+    """An agent without privileges, and an operator who is root."""
+
+    overrides = {'gpu': {'policies': 'slices'},
+                 'gpu_policy:slices': {'mode': 'mig', 'match_address':
+                                       gpu_cloud.GpuTestCase.gpu,
+                                       'profiles': '3g.40gb'}}
+    root: Root
+
+    def setUp(self):
+        super().setUp()
+        self.slices = self.profile('CUSTOM_NVIDIA_3G_40GB')
+
+    def as_root(self, *arguments):
+        """A command of root's that succeeds."""
+        code, said = self.root.command(
+            '--config-file', self.cloud.cloud.config_path, *arguments)
+        self.assertEqual(0, code, said)
+        self.assert_all_is_the_agents()
+
+    def assert_all_is_the_agents(self):
+        for place, directories, files in os.walk(self.state_path):
+            for name in (*directories, *files):
+                path = os.path.join(place, name)
+                self.assertEqual(os.geteuid(), os.stat(path).st_uid, path)
+
+    def restart(self):
+        self.driver._agent = None
+
+    def use_and_return(self):
+        """A server comes and goes, and leaves nothing."""
+        server = self.cloud.bind(self.slices)
+        self.assertEqual(1, len(self.mdevs()))
+        self.cloud.unbind(server)
+        self.assertEqual({}, self.mdevs())
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_what_a_guest_uses_is_not_touched(self):
+        server = self.cloud.bind(self.slices)
+        (handle,) = self.mdevs()
+        self.root.world('start_guest', handle)
+        placements = self.placements()
+        self.cloud.unbind(server)
+        self.restart()
+        self.report()
+        self.assertEqual(([handle], placements),
+                         ([*self.mdevs()], self.placements()))
+        self.root.world('stop_guest', handle)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_root_restores_after_a_reboot(self):
+        servers = [self.cloud.bind(self.slices) for _ in range(2)]
+        before = self.mdevs(), self.placements()
+        self.root.world('reboot')
+        self.assertEqual({}, self.mdevs())
+        self.as_root('layout', 'restore')
+        self.assertEqual(before, (self.mdevs(), self.placements()))
+        self.restart()
+        self.report()
+        for server in servers:
+            self.cloud.unbind(server)
+        self.use_and_return()
+
+    def test_root_is_there_first(self):
+        """The records, their directories and locks are made by root."""
+        for name in ('locks', 'changes'):
+            shutil.rmtree(os.path.join(self.state_path, name),
+                          ignore_errors=True)
+        for name in ('journal.json', 'checkpoint.json', 'audit.jsonl'):
+            path = os.path.join(self.state_path, name)
+            if os.path.exists(path):
+                os.unlink(path)
+        layouts = os.path.join(self.state_path, 'layouts.yaml')
+        with open(layouts, 'w', encoding='utf-8') as stream:
+            stream.write('{version: v1, mig-configs: {a: [{devices: [0], '
+                         'mig-enabled: true, mig-devices: {}}]}}')
+        self.as_root('layout', 'apply', '-f', layouts)
+        self.as_root('layout', 'checkpoint')
+        self.restart()
+        self.use_and_return()
+
+    def test_root_works_on_what_the_agent_has_made(self):
+        server = self.cloud.bind(self.slices)
+        before = self.mdevs(), self.placements(), self.journal()
+        self.as_root('layout', 'checkpoint')
+        self.as_root('layout', 'restore')
+        self.as_root('doctor', '--repair')
+        self.assertEqual(before, (self.mdevs(), self.placements(),
+                                  self.journal()))
+        self.cloud.unbind(server)
+        self.use_and_return()
+
+    def test_root_makes_the_journal_again(self):
+        server = self.cloud.bind(self.slices)
+        before = self.journal()
+        with open(os.path.join(self.state_path, 'journal.json'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('{')
+        self.restart()
+        self.as_root('doctor', '--repair')
+        self.assertEqual(before, self.journal())
+        self.cloud.unbind(server)
+        self.use_and_return()

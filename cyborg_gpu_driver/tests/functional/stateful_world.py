@@ -1,0 +1,400 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A host of several GPUs, what an outsider does to it, and the truth of it.
+
+The truth is the simulator's: its state file says what there is, and what can
+still be made is found out by making it on a copy. The driver that is tested
+is not asked.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+
+import fixtures
+import pynvml
+from cyborg import context
+from cyborg.agent import rpcapi
+from cyborg.api import app as cyborg_app
+from oslo_config import cfg
+
+from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.simulator import gpu as gpu_module
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import mig
+from cyborg_gpu_driver.simulator import refusal
+from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.simulator import vgpu as vgpus
+from cyborg_gpu_driver.tests.functional import base
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+FIRST = '0000:3b:00.0'
+SECOND = '0000:41:00.0'
+THIRD = '0000:81:00.0'
+WHOLE = 'passthrough'
+TOO_HOT = 120
+"""Degrees Celsius at which every board gives up."""
+
+
+def policies(first, second, third):
+    """The policies of the three GPUs, as sections of cyborg.conf."""
+    return {f'gpu_policy:p{number}': {'match_address': address, **options}
+            for number, (address, options) in enumerate(
+                ((FIRST, first), (SECOND, second), (THIRD, third)))}
+
+
+def _vgpu(names, **more):
+    return {'mode': 'vgpu', 'vgpu_types': names, **more}
+
+
+def _mig(**options):
+    return {'mode': 'mig', **options}
+
+
+_PASSTHROUGH = {'mode': WHOLE}
+
+_CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
+_DESTROY = 'nvmlGpuInstanceDestroy'
+_FAULTS = (
+    # What fails, how, and whether its work is done all the same.
+    (_CREATE, pynvml.NVML_ERROR_UNKNOWN, False),
+    (_CREATE, pynvml.NVML_ERROR_UNKNOWN, True),
+    (_CREATE, pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, False),
+    (_DESTROY, pynvml.NVML_ERROR_IN_USE, False),
+    (_DESTROY, pynvml.NVML_ERROR_UNKNOWN, False),
+    (_DESTROY, pynvml.NVML_ERROR_UNKNOWN, True),
+    ('nvmlDeviceGetGpuInstances', pynvml.NVML_ERROR_UNKNOWN, False),
+    ('nvmlGpuInstanceGetInfo', pynvml.NVML_ERROR_UNKNOWN, False),
+    ('nvmlDeviceGetHandleByPciBusId_v2', pynvml.NVML_ERROR_TIMEOUT, False),
+    ('nvmlDeviceSetMigMode', pynvml.NVML_ERROR_UNKNOWN, False),
+    ('nvmlDeviceGetRemappedRows', pynvml.NVML_ERROR_UNKNOWN, False),
+    ('sriov-manage', errno.EBUSY, False), ('*/reset', errno.EIO, False))
+
+MDEV = {
+    'framework': 'mdev',
+    'faults': (
+        *_FAULTS, ('mdevctl', errno.EIO, False),
+        ('*/create', errno.EIO, False), ('*/create', errno.EIO, True),
+        ('*/create', errno.ENOSPC, False), ('*/remove', errno.EBUSY, False),
+        ('*/remove', errno.EIO, True)),
+    'models': ('t4', 'a100-80', 'h100-80'),
+    'configurations': (
+        policies(_vgpu('T4-4C,T4-8C'),
+                 _mig(profiles='1g.10gb,2g.20gb,3g.40gb,7g.80gb'),
+                 _PASSTHROUGH),
+        policies(_vgpu('T4-4C'), _mig(profiles='1g.10gb,3g.40gb'),
+                 _PASSTHROUGH),
+        policies(_PASSTHROUGH, _vgpu('A100D-20C'),
+                 _mig(profiles='2g.20gb')),
+        policies({'mode': 'off'}, _mig(profiles='1g.10gb'),
+                 _vgpu('H100XM-40C'))),
+    'classes': ('T4_4C', 'T4_8C', '1G_10GB', '2G_20GB', '3G_40GB', '7G_80GB',
+                'A100D_20C', 'H100XM_40C')}
+"""vGPUs on the GPU itself, slices on virtual functions, and a whole GPU."""
+
+VFIO = {
+    'framework': 'vendor-vfio',
+    'faults': (
+        *_FAULTS, ('*/current_vgpu_type', errno.EIO, False),
+        ('*/current_vgpu_type', errno.EIO, True),
+        ('*/current_vgpu_type', errno.EBUSY, False),
+        ('*/vgpu_params', errno.EBUSY, False)),
+    'models': ('rtx-pro-6000', 'a100-40', 'l40s'),
+    'configurations': (
+        policies(_mig(vgpu_types='DC-1-8Q,DC-1-12A,DC-2-24Q',
+                      max_instances='DC-1-8Q:5,DC-1-12A:3'),
+                 _vgpu('A100-8C,A100-20C', mixed_sizes='true'),
+                 _PASSTHROUGH),
+        policies(_mig(vgpu_types='DC-1-8Q', max_instances='DC-1-8Q:5'),
+                 _vgpu('A100-20C', mixed_sizes='true'), _PASSTHROUGH),
+        policies(_vgpu('DC-24C'), _mig(profiles='2g.10gb,3g.20gb'),
+                 _vgpu('L40S-12Q')),
+        policies(_mig(vgpu_types='DC-2-24Q'), _vgpu('A100-10C'),
+                 {'mode': 'off'})),
+    'classes': ('DC_1_8Q', 'DC_1_12A', 'DC_2_24Q', 'A100_8C', 'A100_20C',
+                'DC_24C', '2G_10GB', '3G_20GB', 'L40S_12Q', 'A100_10C')}
+"""Several vGPUs to a slice, vGPUs of mixed sizes, and a whole GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A vGPU on the simulated hardware."""
+
+    gpu: str
+    name: str
+    """The mdev's UUID, or the address of its function."""
+    function: str
+    type_id: int
+    number: int
+    """That no other vGPU ever had."""
+    placement: int | None
+    """Among vGPUs of mixed sizes."""
+    instance: int | None
+    """Serial number of the GPU instance that it lies on."""
+    guest: bool
+
+
+class StatefulCase(gpu_cloud.GpuTestCase):
+    """One cloud after the other, each with a new host of three GPUs."""
+
+    kind = MDEV
+
+    def setUp(self):
+        self._stack = contextlib.ExitStack()
+        self.machine = self._host_file()
+        self.overrides = {
+            'gpu': {'policies': 'p0,p1,p2', 'os_cloud': 'here',
+                    'orphan_grace': 0, 'health_clean_checks': 1,
+                    'nova_vfio_handles': self.kind is VFIO},
+            **self.kind['configurations'][0]}
+        super().setUp()
+        self.addCleanup(self.stop)
+
+    def _host_file(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = os.path.join(directory, 'host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            # JSON is YAML.
+            json.dump({
+                'driver_version': '570.124.03', 'cuda_version': 12080,
+                'gpus': [{'model': name, 'address': address, 'numa_node': 0,
+                          'framework': self.kind['framework']}
+                         for name, address in zip(
+                             self.kind['models'], (FIRST, SECOND, THIRD),
+                             strict=True)]}, stream)
+        return path
+
+    def use_cloud(self, **kwargs):
+        """A cloud that lasts until :meth:`stop`."""
+        return self._stack.enter_context(base.CloudFixture(**kwargs))
+
+    def start(self, **overrides):
+        """Start a cloud that has the device profiles of all classes."""
+        super().start(**overrides)
+        accounts = self._stack.enter_context(keystone.KeystoneFixture(
+            cyborg_app.load_app()))
+        accounts.write_clouds(here=accounts.auth_url)
+        self.world = simulator.Machine.load(self.machine, self.hardware_path)
+        self.profiles = [self.profile(f'CUSTOM_NVIDIA_{name}')
+                         for name in self.kind['classes']]
+        self.profiles.append(self.profile('PGPU'))
+        # The agent has not known of the accounts until now.
+        self.cloud.report()
+        self.untouched = self.everything()
+        self._used = False
+
+    def renew(self):
+        """Have a cloud to which nothing has happened yet."""
+        if self._used:
+            self.stop()
+            self.start()
+        self._used = True
+
+    def stop(self):
+        """End the cloud that was started last."""
+        self._stack.close()
+
+    # The operator
+
+    def restart_agent(self):
+        """Start the agent again, as a new process reads its files."""
+        cfg.CONF.reload_config_files()
+        type(self.driver).__init__(self.driver)
+
+    def configure(self, number):
+        """Write the policies of a configuration; the agent starts again."""
+        parser = configparser.RawConfigParser(default_section='')
+        path = self.cloud.cloud.config_path
+        parser.read(path, encoding='utf-8')
+        for section, options in self.kind['configurations'][number].items():
+            parser.remove_section(section)
+            parser.read_dict({section: options})
+        with open(path, 'w', encoding='utf-8') as stream:
+            parser.write(stream)
+        self.restart_agent()
+
+    # What Cyborg's conductor asks of the agent
+
+    def create_by_rpc(self, *strings):
+        rpcapi.AgentAPI().create_vgpu_mdev(
+            context.get_admin_context(), cfg.CONF.host, *strings)
+
+    def remove_by_rpc(self, *strings):
+        rpcapi.AgentAPI().remove_vgpu_mdev(
+            context.get_admin_context(), cfg.CONF.host, *strings)
+
+    # What happens to the machine
+
+    def faults(self):
+        """Those of the machine that the driver itself works on."""
+        return pynvml.nvmlLib.machine.faults
+
+    def raise_xid(self, gpu, xid):
+        """Let the agent hear of an error, as its watcher's thread does."""
+        self.driver._running()._health.event(health_facts.Event(
+            model.PciAddress.parse(gpu), xid))
+
+    def heal(self, gpu):
+        """End all that the answers of a GPU tell of its health."""
+        self.world.find_gpu(gpu)
+        self.world.set_remapped_rows(gpu)
+        self.world.set_health(gpu, uncorrected=0, celsius=31, recovery=0)
+
+    def outsider_cuts(self, gpu, pick):
+        """Make a GPU instance or vGPU by hand; what, None if none fits."""
+        with self.world.operation(write=True):
+            board = self.world.gpu(gpu)
+            if board.state.driver != 'nvidia' or board.state.lost:
+                return None
+            if board.state.mig:
+                kinds = board.model.mig.profiles
+                profile = kinds[pick % len(kinds)].profile_id
+                try:
+                    number = mig.create(board, profile)
+                except refusal.Refused:
+                    return None
+                return 'instance', board.state.instances[number].serial
+            # Without mdev a vGPU has no name: what a handle that the journal
+            # still has may have left on its function would look the same.
+            spoken_for = {entry['function'] for entry in self.journal()
+                          if entry['vfio']}
+            places = [(kind, function)
+                      for kind in board.model.vgpu_types
+                      for function in board.vgpu_functions()
+                      if function not in spoken_for
+                      and vgpus.available(board, kind, function)]
+            if not places:
+                return None
+            kind, function = places[pick * 31 % len(places)]
+            made = vgpus.create(board, kind, function,
+                                self._name_of_outsiders(board))
+            return 'vgpu', made.vgpu_id
+
+    def _name_of_outsiders(self, board):
+        if board.framework != 'mdev':
+            return None
+        return f'0b9d1c2e-0000-4000-8000-{board.machine.state.number():012}'
+
+    def outsider_returns(self, what, number):
+        """Remove it again, if nobody uses it."""
+        with self.world.operation(write=True):
+            for board in self.world.gpus:
+                if what == 'vgpu':
+                    board.state.vgpus = [
+                        vgpu for vgpu in board.state.vgpus
+                        if vgpu.vgpu_id != number]
+                    continue
+                for key, item in list(board.state.instances.items()):
+                    if item.serial == number:
+                        with contextlib.suppress(refusal.Refused):
+                            mig.destroy(board, key)
+
+    # The truth
+
+    def state(self):
+        """State of all GPUs by address, from the file."""
+        with open(self.hardware_path, encoding='utf-8') as stream:
+            return state.from_json(json.load(stream)['state']).gpus
+
+    def live(self):
+        """All vGPUs by name."""
+        return {vgpu.uuid or vgpu.function: Live(
+            address, vgpu.uuid or vgpu.function, vgpu.function, vgpu.type_id,
+            vgpu.vgpu_id, vgpu.placement if gpu.heterogeneous else None,
+            None if vgpu.instance is None
+            else gpu.instances[vgpu.instance].serial, vgpu.guest)
+            for address, gpu in self.state().items() for vgpu in gpu.vgpus}
+
+    def sick(self):
+        """Addresses of GPUs that say so when they are asked."""
+        return {address for address, gpu in self.state().items()
+                if gpu.lost or gpu.ecc[1] or gpu.celsius >= TOO_HOT
+                or gpu.remapped[2]
+                and self.world.gpu(address).model.row_remapping}
+
+    def capacities(self):
+        """What Placement would still give of each (GPU, label)."""
+        found = {}
+        for name, provider in self.cloud.placement.providers().items():
+            _, there, rest = name.partition('_gpu_')
+            if not there:
+                continue
+            uuid = provider['uuid']
+            ((kind, item),) = self.cloud.placement.inventories(uuid).items()
+            used = self.cloud.placement.usages(uuid).get(kind, 0)
+            gpu, _, label = rest.partition('_')
+            found[gpu, label] = item['total'] - item['reserved'] - used
+        return found
+
+    def room(self, gpu, label):
+        """How many more of a part the hardware really makes.
+
+        Tried out on a copy of it.
+        """
+        copy = os.path.join(self.state_path, 'copy.json')
+        shutil.copyfile(self.hardware_path, copy)
+        machine = simulator.Machine(self.world.host, copy)
+        with machine.operation(write=True):
+            board = machine.gpu(gpu)
+            if not board.bound or board.state.lost:
+                return 0
+            if label == WHOLE:
+                return int(not (board.busy() or board.state.vfs
+                                or board.state.mig))
+            profile = next(
+                (item for item in (board.model.mig.profiles if
+                                   board.model.mig else ())
+                 if item.name.replace('+', '.') == label), None)
+            if profile is not None:
+                return _instances_left(board, profile)
+            return _vgpus_left(board, next(
+                kind for kind in board.model.vgpu_types
+                if kind.name == label))
+
+
+def _instances_left(board: gpu_module.Gpu, profile) -> int:
+    try:
+        left = mig.remaining(board, profile.profile_id)
+    except refusal.Refused:
+        return 0
+    return min(left, sum(not board.vgpus_on(function)
+                         for function in board.vgpu_functions()))
+
+
+def _vgpus_left(board: gpu_module.Gpu, kind) -> int:
+    """Make as many as can be made, and instances for them."""
+    count = 0
+    while True:
+        function = next((item for item in board.vgpu_functions()
+                         if vgpus.available(board, kind, item)), None)
+        if function is not None:
+            vgpus.create(board, kind, function, f'{count}')
+            count += 1
+            continue
+        if kind.profile_id is None:
+            return count
+        try:
+            mig.create(board, kind.profile_id)
+        except refusal.Refused:
+            return count
+        if not any(vgpus.available(board, kind, item)
+                   for item in board.vgpu_functions()):
+            return count

@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Repairs are killed at every step, and go on when they are tried again."""
+
+import dataclasses
+import os
+import uuid
+
+import testscenarios
+
+from cyborg_gpu_driver.partition import reconcile as words
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.tests.functional import kill_case
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class RepairCase(kill_case.KillCase):
+    """One handle is bound."""
+
+    options = {'mode': 'mig', 'profiles': ['2g.10gb']}
+
+    def bind(self):
+        self.handle_uuid = str(uuid.uuid4())
+
+        def work(running):
+            self.get_ready(running)
+            running.bind(*self.handle(running, self.handle_uuid))
+
+        self.process(work)
+        self.records = journal.Journal(self.state_path)
+        (self.entry,) = self.records.entries()
+        self.bound = self.truth()
+        self.assertEqual(1, len(self.bound[1]))
+
+    def look(self, claims, number=None):
+        """Compare and repair as a report does that may ask Cyborg.
+
+        :param claims: what Cyborg says that it has.
+        """
+        def work(running):
+            running.report()
+            reconcile.Reconciler(
+                privileged.machine(), running._host, running._journal,
+                running._settings, self.state_path, running._binder.recover,
+                lambda address: None, requests=lambda: claims,
+                grace=0).look()
+
+        return self.process(work, number)
+
+    def claims(self):
+        return words.Claims((words.Claim(
+            self.handle_uuid, 'request', 'server', self.entry.function,
+            self.entry.mdev_type),))
+
+    def is_bound(self):
+        """As before, and it can be unbound."""
+        (entry,) = self.records.entries()
+        self.assertEqual(self.entry, dataclasses.replace(
+            entry, instance_id=self.entry.instance_id))
+        self.assertEqual(self.bound, self.truth())
+        self.assertIn(entry.instance_id, self.gpu().instances)
+        self.process(lambda running: running.unbind(
+            str(entry.function), entry.mdev_type, entry.handle))
+        self.is_gone()
+
+    def is_gone(self):
+        self.assertEqual(([], []), self.truth()[:2])
+        self.assertEqual((), self.records.entries())
+
+
+class JournalTest(RepairCase):
+    """The journal is made again, by a report or by an operator."""
+
+    scenarios = kill_case.chosen(
+        ('doctor', {'by_doctor': True}), ('report', {'by_doctor': False}))
+
+    def test_rebuild(self):
+        def prepare():
+            self.bind()
+            with open(os.path.join(self.state_path, 'journal.json'),
+                      'w', encoding='utf-8') as stream:
+                stream.write('{')
+
+        def work(number=None):
+            if self.by_doctor:
+                return self.command('doctor', '--repair', number=number)
+            return self.process(lambda running: running.report(), number)
+
+        def check():
+            work()
+            self.assertIn('journal.json.unusable-1',
+                          os.listdir(self.state_path))
+            self.is_bound()
+
+        self.sweep(prepare, work, check)
+        self.say('journal made again', 3)
+
+
+class DoctorTest(RepairCase):
+
+    def test_an_unbind_that_did_not_end(self):
+        def prepare():
+            self.bind()
+            self.records.put(dataclasses.replace(
+                self.entry, phase=journal.Phase.UNBINDING))
+
+        def work(number=None):
+            return self.command('doctor', '--repair', number=number)
+
+        def check():
+            work()
+            self.is_gone()
+
+        self.sweep(prepare, work, check)
+        self.say('doctor --repair')
+
+
+class RequestTest(RepairCase):
+    """Repairs that take what Cyborg says."""
+
+    scenarios = kill_case.chosen(
+        ('vGPU and instance', {'keeps': False}),
+        ('vGPU', {'keeps': True}))
+
+    def test_what_vanished_is_made_again(self):
+        def prepare():
+            self.bind()
+            world = self.world()
+            with world.operation(write=True):
+                state = world.gpu(kill_case.GPU).state
+                state.vgpus.clear()
+                if not self.keeps:
+                    state.instances.clear()
+
+        def check():
+            self.look(self.claims())
+            self.is_bound()
+
+        self.sweep(prepare, lambda number: self.look(
+            self.claims(), number), check)
+        self.say('made again', 3)
+
+    def test_what_cyborg_forgot_is_returned(self):
+        def check():
+            self.look(words.Claims())
+            self.is_gone()
+
+        self.sweep(self.bind, lambda number: self.look(
+            words.Claims(), number), check)
+        self.say('returned')

@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Hardware and disk go away and come back, with servers bound.
+
+The agent lives, names the trouble once, and all is right afterwards.
+"""
+
+import contextlib
+import dataclasses
+import os
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests.functional import outages
+
+
+class NvmlTest(outages.OutageCase):
+
+    def test_the_driver_is_replaced(self):
+        world = self.world()
+        world.unload_library(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        self.assert_said_once('of different versions')
+        self.assertEqual(self.both, self.everything())
+        self.assert_bind_fails()
+        self.cloud.unbind(self.going)
+        self.assertEqual([*self.mdevs()],
+                         [self.staying.arqs[0]['attach_handle_uuid']])
+        self.assert_said_once('still has a part of GPU')
+        world.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        self.assert_said_once()
+        machine = pynvml.nvmlLib.machine
+        machine.host = dataclasses.replace(machine.host,
+                                           driver_version='580.95.05')
+        world.load_library()
+        self.assert_all_right()
+        self.assertEqual('580.95.05', self.driver._running()
+                         ._host.host().driver_version)
+
+
+class LostGpuTest(outages.OutageCase):
+
+    overrides = {**outages.OutageCase.overrides,
+                 'gpu': {'policies': 'one', 'health_clean_checks': 1}}
+
+    def test_a_gpu_is_lost_in_use(self):
+        world = self.world()
+        world.lose_gpu(self.gpu)
+        self.assert_said_once('is sick')
+        self.assertEqual(self.both['gpus'], self.everything()['gpus'])
+        self.assertEqual([], [label for label, (total, reserved)
+                              in self.reserved().items()
+                              if reserved < total])
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
+        self.cloud.unbind(self.going)
+        self.assert_said_once('still has a part of GPU')
+        world.find_gpu(self.gpu)
+        self.cloud.report()
+        self.assert_all_right()
+
+
+class DiskCase(outages.OutageCase):
+
+    def start(self, **overrides):
+        self.hardware_directory = self.useFixture(fixtures.TempDir()).path
+        super().start(**overrides)
+        self.disk = self.useFixture(outages.SmallDisk(self.state_path))
+        if self.disk.refusal:
+            self.skipTest(f'no disk can be mounted: {self.disk.refusal}')
+
+    def files(self):
+        return sorted(
+            os.path.join(directory, name) for directory, _, names
+            in os.walk(self.state_path) for name in names)
+
+    def suffer(self, reason, left):
+        """Everything that is asked of an agent that cannot write.
+
+        :param reason: what the log says of it.
+        :param left: how many vGPUs there are after an unbind.
+        """
+        self.assert_bind_fails()
+        self.assertIn(reason, '\n'.join(self.lines()))
+        self.cloud.unbind(self.going)
+        self.assertEqual(1, self.handles_in_use())
+        self.assertEqual(left, len(self.mdevs()))
+        self.cloud.report()
+        for _ in range(4):
+            self.lines()
+            self.cloud.report()
+            self.assertEqual([], self.lines())
+        self.assert_bind_fails()
+        self.assertNotIn('Traceback', self.log.output)
+
+
+class FullDiskTest(DiskCase):
+
+    def test_binds_fail_and_unbinds_are_made_up_for(self):
+        files = self.files()
+        with self.disk.full():
+            self.suffer('No space left on device', left=1)
+        self.assertEqual(files, self.files())
+        self.assert_all_right()
+
+    def test_a_gpu_falls_sick_meanwhile(self):
+        with self.disk.full():
+            self.world().set_remapped_rows(self.gpu, uncorrected=1,
+                                           pending=True)
+            self.assert_said_once('is sick', 'health.json')
+            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                              self.goes)
+        self.cloud.report()
+        self.assertIn('health.json', os.listdir(self.state_path))
+
+    def test_a_report_that_cannot_be_remembered(self):
+        os.unlink(os.path.join(self.state_path, 'reported.json'))
+        self.driver._agent = None
+        with self.disk.full():
+            self.assert_said_once('reported.json')
+        self.cloud.report()
+        self.assertIn('reported.json', os.listdir(self.state_path))
+
+
+class ReadOnlyTest(DiskCase):
+
+    def test_binds_fail_and_unbinds_are_made_up_for(self):
+        files = self.files()
+        with self.disk.read_only():
+            self.suffer('Read-only file system', left=2)
+        self.assertEqual(files, self.files())
+        self.assert_all_right()
+
+    def test_the_agent_starts(self):
+        self.driver._agent = None
+        with self.disk.read_only():
+            self.assert_said_once('could not be compared',
+                                  'cannot be written to')
+        self.assertEqual(self.both, self.everything())
+
+
+class UnreadableTest(outages.OutageCase):
+    """Records that are there and that the agent cannot read.
+
+    A directory in a file's place stands for one: root reads any file.
+    """
+
+    @contextlib.contextmanager
+    def unreadable(self, name):
+        path = os.path.join(self.state_path, name)
+        os.rename(path, f'{path}.away')
+        os.mkdir(path)
+        try:
+            yield
+        finally:
+            os.rmdir(path)
+            os.rename(f'{path}.away', path)
+
+    def test_the_journal(self):
+        with self.unreadable('journal.json'):
+            self.assert_said_once('Nothing can be reported')
+            self.assertRaises(nova_part.BindFailed, self.cloud.bind,
+                              self.goes)
+            self.cloud.unbind(self.going)
+            self.cloud.report()
+            self.assertEqual(2, len(self.mdevs()))
+        self.assert_all_right()
+
+    def test_what_was_reported(self):
+        self.driver._agent = None
+        with self.unreadable('reported.json'):
+            self.assert_said_once('Nothing can be reported')
+            self.assertEqual(self.both, self.everything())
+        self.cloud.unbind(self.going)
+        self.assert_all_right()

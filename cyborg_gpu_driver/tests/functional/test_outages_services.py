@@ -1,0 +1,275 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Placement, the conductor and Cyborg's API go away and come back.
+
+The agent lives, names the trouble once, and all is right afterwards.
+"""
+
+import oslo_messaging
+from cyborg.api import app as cyborg_app
+from cyborg.common import placement_client
+from cyborg.conductor import rpcapi
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests.functional import outages
+from cyborg_gpu_driver.tests.functional import test_mig
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+
+class PlacementCase(outages.OutageCase):
+
+    def use_cloud(self, **kwargs):
+        cloud = super().use_cloud(**kwargs)
+        self.door = self.useFixture(outages.Door(
+            cloud.cloud.placement_service.url))
+        for name, value in (('endpoint_override', self.door.url),
+                            ('timeout', 1), ('connect_retries', 0)):
+            cfg.CONF.set_override(name, value, group='placement')
+            self.addCleanup(cfg.CONF.clear_override, name, group='placement')
+        return cloud
+
+
+class PlacementTest(PlacementCase):
+    """The agent alone does not reach Placement; the others do."""
+
+    def check(self, outage):
+        with outage():
+            self.assert_said_once('cannot be compared with',
+                                  'cannot be written to')
+            for _ in range(3):
+                self.cloud.unbind(self.going)
+                self.going = self.cloud.bind(self.goes)
+                self.cloud.report()
+            self.assertEqual([], self.lines())
+            self.cloud.unbind(self.going)
+        self.cloud.report()
+        self.assertEqual(self.alone, self.everything())
+        self.assert_all_right()
+
+    def test_refused(self):
+        self.check(self.door.shut)
+
+    def test_busy(self):
+        self.check(self.door.busy)
+
+    def test_silent(self):
+        self.check(self.door.silent)
+
+    def test_a_gpu_falls_sick_meanwhile(self):
+        with self.door.shut():
+            self.world().set_remapped_rows(self.gpu, uncorrected=1,
+                                           pending=True)
+            self.assert_said_once('is sick', 'cannot be written to')
+            self.assertNotIn('Nothing can be reported', self.log.output)
+        self.cloud.report()
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
+
+    def test_away_when_the_agent_starts(self):
+        self.driver._agent = None
+        with self.door.shut():
+            self.assert_said_once('cannot be written to')
+            self.cloud.unbind(self.going)
+        self.assert_all_right()
+
+
+class WholeGpuTest(PlacementCase):
+    """GPUs that are offered whole, of which Placement alone knows users."""
+
+    machine = 'mixed'
+    overrides = {'gpu': {'policies': 'one', 'clean_whole_gpus': True},
+                 'gpu_policy:one': {'mode': 'passthrough'}}
+
+    def start(self, **overrides):
+        test_mig.OneGpuCase.start(self, **overrides)
+        self.watch_log()
+
+    def test_placement_is_away(self):
+        server = self.cloud.bind(self.profile('PGPU'))
+        self.report()
+        with self.door.shut():
+            self.assert_said_once('who has the whole GPUs',
+                                  'cannot be written to')
+            self.cloud.unbind(server)
+            self.cloud.report()
+        self.report()
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+
+class ConductorCase(outages.OutageCase):
+
+    def report_in_vain(self):
+        """As the agent's periodic task, which logs the error and goes on."""
+        cfg.CONF.set_override('rpc_response_timeout', 1)
+        try:
+            self.assertRaises(oslo_messaging.MessagingTimeout,
+                              self.cloud.report)
+        finally:
+            cfg.CONF.clear_override('rpc_response_timeout')
+
+
+class ConductorTest(ConductorCase):
+
+    def test_it_is_down(self):
+        (conductor, _) = self.cloud.cloud.cyborg_service._servers
+        conductor.stop()
+        conductor.wait()
+        self.assert_said_once(report=self.report_in_vain)
+        self.cloud.unbind(self.going)
+        self.assertEqual(1, len(self.mdevs()))
+        self.report_in_vain()
+        self.assertEqual([], self.lines())
+        conductor.start()
+        self.assert_all_right()
+
+
+class LostReportTest(ConductorCase):
+    """Reports that never reach the conductor, which the others do."""
+
+    def setUp(self):
+        super().setUp()
+        tracker = self.cloud.agent._rt
+        self.addCleanup(setattr, tracker, 'conductor_api',
+                        tracker.conductor_api)
+        self.back = tracker.conductor_api
+        tracker.conductor_api = rpcapi.ConductorAPI(topic='nowhere')
+
+    def come_back(self):
+        self.cloud.agent._rt.conductor_api = self.back
+
+    def change(self, **options):
+        """Another policy, and a new start of the agent."""
+        for name, value in options.items():
+            self.driver._conf.set_override(name, value,
+                                           group='gpu_policy:one')
+            self.addCleanup(self.driver._conf.clear_override, name,
+                            group='gpu_policy:one')
+        type(self.driver).__init__(self.driver)
+
+    def give_all_back(self):
+        for server in (self.going, self.staying):
+            self.cloud.unbind(server)
+
+    def test_nothing_is_new(self):
+        self.assert_said_once(report=self.report_in_vain)
+        self.cloud.unbind(self.going)
+        self.going = self.cloud.bind(self.goes)
+        self.assert_both()
+        self.cloud.unbind(self.going)
+        self.come_back()
+        self.assert_all_right()
+
+    def test_what_is_not_offered_any_more(self):
+        self.give_all_back()
+        name = self.name('2g.20gb')
+        self.change(profiles=['3g.40gb', '1g.10gb'])
+        for _ in range(2):
+            self.report_in_vain()
+            self.assertIn(name, self.cloud.placement.providers())
+            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                              self.profile('CUSTOM_NVIDIA_2G_20GB'))
+            self.cloud.cyborg.delete_device_profile('custom-nvidia-2g-20gb')
+        self.come_back()
+        self.report()
+        self.assertEqual({'3g.40gb': (2, 0), '1g.10gb': (7, 0)},
+                         self.reserved())
+
+    def test_what_is_bound_after_a_report_withdrew_it(self):
+        self.give_all_back()
+        self.change(profiles=['3g.40gb', '1g.10gb'])
+        self.report_in_vain()
+        # Somebody lets the scheduler have it, who knows nothing of us.
+        uuid = self.cloud.provider(self.name('2g.20gb'))['uuid']
+        url = f'/resource_providers/{uuid}/inventories'
+        self.cloud.placement.put(url, {
+            'resource_provider_generation': self.cloud.provider(
+                self.name('2g.20gb'))['generation'],
+            'inventories': {'CUSTOM_NVIDIA_2G_20GB': {'total': 3}}})
+        self.cloud.placement.put(f'/allocations/{uuid}', {
+            'allocations': {uuid: {'resources': {
+                'CUSTOM_NVIDIA_2G_20GB': 1}}},
+            'project_id': uuid, 'user_id': uuid,
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'})
+        self.come_back()
+        self.report()
+        self.assertEqual((3, 3), self.reserved()['2g.20gb'])
+        self.cloud.placement.delete(f'/allocations/{uuid}')
+        self.report()
+        self.assertNotIn('2g.20gb', self.reserved())
+
+
+class PlacementOfAllTest(PlacementCase):
+    """The conductor does not reach Placement either: it refuses reports."""
+
+    def test_reports_are_refused(self):
+        self.cloud.conductor.placement_client = (
+            placement_client.PlacementClient())
+        with self.door.shut():
+            self.assert_said_once(
+                'cannot be compared with', 'cannot be written to',
+                report=lambda: self.assertRaises(
+                    exceptions.ClientException, self.cloud.report))
+            self.cloud.unbind(self.going)
+        self.assert_all_right()
+
+
+class CloudTest(outages.OutageCase):
+    """The cloud that ``[gpu] os_cloud`` names does not answer."""
+
+    overrides = {**outages.OutageCase.overrides,
+                 'gpu': {'policies': 'one', 'os_cloud': 'here',
+                         'orphan_grace': 0}}
+
+    def start(self, **overrides):
+        super().start(**overrides)
+        self.busy = False
+        application = cyborg_app.load_app()
+
+        def answer(environ, start_response):
+            if not self.busy:
+                return application(environ, start_response)
+            start_response('503 Service Unavailable', [
+                ('Content-Length', '0')])
+            return []
+
+        here = self.useFixture(keystone.KeystoneFixture(answer))
+        self.door = self.useFixture(outages.Door(here.auth_url))
+        here.write_clouds(here=f'{self.door.url}/v3')
+        self.driver._agent = None
+        self.lines()
+        self.cloud.report()
+        self.assertEqual([], self.lines())
+
+    def check(self):
+        self.assert_said_once('accelerator requests are not known')
+        self.cloud.unbind(self.going)
+        self.going = self.cloud.bind(self.goes)
+        self.cloud.report()
+        self.assertEqual([], self.lines())
+        self.assert_both()
+
+    def test_cyborgs_api_refuses(self):
+        self.busy = True
+        self.check()
+        self.busy = False
+        self.cloud.unbind(self.going)
+        self.assert_all_right()
+
+    def test_keystone_is_away_when_the_agent_starts(self):
+        self.driver._agent = None
+        with self.door.shut():
+            self.check()
+        self.cloud.unbind(self.going)
+        self.assert_all_right()

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Anything may happen in any order: nothing is lost, nobody gets another's.
+
+``CYBORG_GPU_OPERATIONS`` says how many operations are tried, half of them on
+a host with mdev and half on one without; a few that are always the same
+unless it is set. ``CYBORG_GPU_SEED`` is the number that was printed, to try
+the same ones again.
+"""
+
+import collections
+import logging
+import math
+import os
+import random
+
+import hypothesis
+import testscenarios
+from hypothesis import stateful
+
+from cyborg_gpu_driver.tests.functional import stateful_machine
+from cyborg_gpu_driver.tests.functional import stateful_world
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+_OPERATIONS = os.environ.get('CYBORG_GPU_OPERATIONS')
+_SEED = os.environ.get('CYBORG_GPU_SEED')
+_STEPS = 200
+"""Operations on one host."""
+_FEW = 140
+
+
+class AnythingTest(stateful_world.StatefulCase):
+
+    scenarios = [('mdev', {'kind': stateful_world.MDEV}),
+                 ('vendor VFIO', {'kind': stateful_world.VFIO})]
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.INFO)
+
+    def test_anything(self):
+        done = collections.Counter()
+        machine = type('Operations', (stateful_machine.Operations,),
+                       {'case': self, 'done': done})
+        number = int(_OPERATIONS or _FEW) / 2
+        seed = int(_SEED or random.getrandbits(32))
+        if _OPERATIONS:
+            machine = hypothesis.seed(seed)(machine)
+            print(f'CYBORG_GPU_SEED={seed}')
+        try:
+            stateful.run_state_machine_as_test(
+                machine, settings=_settings(number))
+        finally:
+            tried = _tell(done)
+        self.assertGreaterEqual(tried, number)
+
+
+def _settings(number):
+    phases = [hypothesis.Phase.generate]
+    if _OPERATIONS:
+        phases.append(hypothesis.Phase.shrink)
+    hosts = math.ceil(number / _STEPS)
+    return hypothesis.settings(
+        # Some come to nothing and are not counted.
+        max_examples=hosts, stateful_step_count=math.ceil(
+            1.1 * number / hosts),
+        derandomize=not _OPERATIONS, database=None, deadline=None,
+        print_blob=True, report_multiple_bugs=False, phases=phases,
+        suppress_health_check=list(hypothesis.HealthCheck))
+
+
+def _tell(done):
+    """Print what was done, and what came of it; how many operations."""
+    kinds = [name for name in sorted(done) if ':' not in name]
+    number = sum(done[name] for name in kinds)
+    print(f'{number} operations: ' + ', '.join(
+        f'{done[name]} {name}' + _outcomes(done, name) for name in kinds))
+    return number
+
+
+def _outcomes(done, kind):
+    found = [f'{done[name]} {name.partition(": ")[2]}' for name in
+             sorted(done) if name.startswith(f'{kind}: ')]
+    return f' ({", ".join(found)})' if found else ''

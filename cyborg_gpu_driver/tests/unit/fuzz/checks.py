@@ -1,0 +1,277 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What must hold of each reader, whatever it is given.
+
+Plain functions, for the tests of hypothesis and for ``tools/fuzz``. Each
+raises what the reader has raised, unless that is an error of ours which
+people can read, and AssertionError where what was read is not sound.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import posixpath
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.host import mdev
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host import problems
+from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_vgpu
+from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import change_journal
+from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.program import health_file
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import request
+
+ADDRESS = model.PciAddress.parse('0000:07:00.0')
+_OTHER = model.PciAddress.parse('0000:0f:00.0')
+
+
+def hold(condition, about):
+    """Raise AssertionError unless something holds."""
+    if not condition:
+        raise AssertionError(repr(about))
+
+
+def attempt(action, *args):
+    """What comes of it; None if that is one of our own errors."""
+    try:
+        return action(*args)
+    except exception.GpuDriverError as error:
+        hold(str(error), error)
+        return None
+
+
+# Files that operators write
+
+def layouts(text, gpus=()):
+    """A layout file of either kind."""
+    for kind in (layout_file.LayoutFile, layout_vgpu.LayoutFile):
+        layout(kind, text, gpus)
+
+
+def layout(kind, text, gpus):
+    """Read a layout file, and ask of what it says for each GPU."""
+    file = attempt(kind.parse, text, 'file')
+    if file is None:
+        return
+    hold(file.to_dict() == kind.parse(file.dump(), 'again').to_dict(), text)
+    for entry in file.entries:
+        for section in entry.sections:
+            hold(isinstance(section.to_dict().get('mig-enabled', True),
+                            bool), section)
+        attempt(file.entry, entry.name)
+        for index, gpu in enumerate(gpus):
+            str(attempt(entry.for_gpu, index, gpu))
+        if hasattr(entry, 'for_host'):
+            attempt(entry.for_host, gpus)
+    attempt(file.entry)
+
+
+def hooks_file(text):
+    """A file of hooks: all that is run is text."""
+    found = attempt(hooks.parse, text, 'file', {}, str)
+    for name, items in (found.by_name if found else {}).items():
+        hold(name in hooks.NAMES, name)
+        for hook in items:
+            for word in (hook.command, *hook.args, *hook.envs,
+                         *hook.envs.values(), hook.workdir or ''):
+                hold(isinstance(word, str), hook)
+
+
+# Names and numbers
+
+def words(text):
+    """Names of profiles, types and handles, addresses and numbers."""
+    for parse in (names.ProfileName.parse, names.VgpuTypeName.parse,
+                  model.PciAddress.parse):
+        found = attempt(parse, text)
+        if found is not None:
+            hold(parse(str(found)) == found, text)
+    for parse in (request.mdev_type, request.handle):
+        found = attempt(parse, text)
+        hold(found is None or '/' not in found and '..' not in found, text)
+    attempt(pci.number, text, 'number')
+
+
+class _Everywhere:
+    """A kernel all of whose files, names and links are the same."""
+
+    def __init__(self, data):
+        self._data = data
+        self._text = data.decode('utf-8', 'surrogateescape')
+        self.paths = set()
+
+    def open(self, path, _flags):
+        self.paths.add(path)
+        return 0
+
+    def read(self, _descriptor, length):
+        return self._data[:length]
+
+    def close(self, descriptor):
+        """Nothing was opened."""
+
+    def listdir(self, path):
+        self.paths.add(path)
+        # The kernel's names have neither.
+        return [str(ADDRESS), *filter(None, self._text.replace(
+            '\0', '').split('/'))]
+
+    def readlink(self, path):
+        self.paths.add(path)
+        return self._text
+
+    def stat(self, path):
+        self.paths.add(path)
+
+
+def tree(data):
+    """Each reader of sysfs, where all that it reads is ``data``."""
+    everywhere = _Everywhere(data)
+    files = sysfs.Sysfs('/sys', os_module=everywhere)
+    bus, mdevs = pci.PciBus(files), mdev.MdevTree(files)
+    found = problems.Problems()
+    attempt(bus.functions, found)
+    attempt(mdevs.live, found)
+    for read in (bus.driver, bus.iommu_group, bus.numvfs,
+                 mdevs.current_vgpu_type, mdevs.creatable_types):
+        attempt(read, ADDRESS)
+    attempt(bus.virtual_functions, ADDRESS, 2)
+    attempt(mdevs.types, ADDRESS, ADDRESS)
+    for path in everywhere.paths:
+        hold(path.startswith('/sys/') and posixpath.normpath(path) == path
+             and '\0' not in path, path)
+
+
+# Files that this library keeps: what is read is written again and is the
+# same, or it is refused.
+
+def journal_file(state_path):
+    """``journal.json``"""
+    records = journal.Journal(state_path)
+    entries = attempt(records.entries)
+    if entries is None:
+        records.check()
+        hold(journal.Journal(state_path).entries() == (), state_path)
+        return
+    records.put()
+    hold(entries == journal.Journal(state_path).entries(), entries)
+    journal.owned(entries)
+    for entry in entries:
+        hold(isinstance(entry.profile, str), entry)
+        hold(isinstance(entry.placement, (model.Placement, type(None))),
+             entry)
+        hold(None not in entry.foreign_ids, entry)
+        audit.Audit(state_path).record(
+            entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
+
+
+def checkpoint_file(state_path):
+    """``checkpoint.json``"""
+    path = checkpoint.path(state_path)
+    saved = attempt(checkpoint.read, path)
+    if saved is not None:
+        checkpoint.write(path, saved)
+        hold(sorted(saved, key=lambda item: item.gpu)
+             == list(checkpoint.read(path)), saved)
+
+
+def change_file(state_path):
+    """``changes/GPU.json``"""
+    records = change_journal.ChangeJournal(state_path)
+    record = attempt(records.get, ADDRESS)
+    if record is not None:
+        records.put(record)
+        hold(record == records.get(ADDRESS) and str(record), record)
+        for _, place in record.touched:
+            hold(place >= model.Placement(0, 0), place)
+
+
+def fixed_file(state_path):
+    """``fixed.json``"""
+    records = fixed_journal.FixedJournal(state_path)
+    record = attempt(records.get, ADDRESS)
+    if record is not None:
+        records.put(_OTHER, fixed_journal.Record(
+            instances=frozenset({(1, model.Placement(0, 1))})))
+        records.put(_OTHER, fixed_journal.Record())
+        hold(record == records.get(ADDRESS), record)
+
+
+def health_records(state_path):
+    """``health.json``"""
+    file = health_file.HealthFile(state_path)
+    records = attempt(file.read)
+    if records is None:
+        hold(file.read_or_set_aside() == {}, state_path)
+        return
+    file.write(records)
+    hold(records == file.read(), records)
+    for record in records.values():
+        hold(isinstance(record.uuid, (str, type(None))), record)
+        health.sick_places(record.ailments)
+        hold(isinstance(health.judge(record.ailments).reasons, tuple),
+             record)
+        for item in record.ailments:
+            hold(isinstance(item.placement, (model.Placement, type(None))),
+                 item)
+            # As people are shown it.
+            hold(isinstance(item.text, str), item)
+            datetime.datetime.fromtimestamp(item.first,
+                                            datetime.timezone.utc)
+
+
+def cleaning_content(content):
+    """What is in ``cleaning.json``; None if it is refused."""
+    try:
+        known = cleaning.from_content(content)
+    except (KeyError, TypeError, ValueError, AttributeError,
+            exception.InvalidPciAddress):
+        return None
+    hold(cleaning.from_content(cleaning.to_content(known)) == known, known)
+    for item in known.values():
+        for seen in (None, cleaning.Seen((), 7), cleaning.Seen(('a',), 7)):
+            hold(isinstance(cleaning.following(item, seen).withheld, bool),
+                 item)
+            hold(isinstance(cleaning.doubt(item, seen), str), item)
+    return known
+
+
+STATE_FILES = {
+    'journal.json': ('cyborg-gpu journal', journal_file),
+    'checkpoint.json': ('cyborg-gpu checkpoint', checkpoint_file),
+    f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', change_file),
+    'fixed.json': ('cyborg-gpu fixed vGPUs', fixed_file),
+    'health.json': ('cyborg-gpu health', health_records),
+}
+"""Name of each: its kind, and what must hold of it."""
+
+
+def state_file(state_path, name, content):
+    """One of :data:`STATE_FILES`, with this behind a right checksum."""
+    kind, check = STATE_FILES[name]
+    durable.write(os.path.join(state_path, name), kind, 1, content)
+    check(state_path)
