@@ -22,6 +22,7 @@ from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.cmd import layout
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.partition import layout_state
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import checkpoint
@@ -174,7 +175,7 @@ def _hooks(parsed_args):
         layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
     if not parsed_args.hooks_file:
         return hooks.Hooks('no file', {}, envs, cmd_machine.say)
-    text, source = layout_options.read_text(parsed_args.hooks_file)
+    text, source = terminal.read_text(parsed_args.hooks_file)
     return hooks.parse(text, source, envs, cmd_machine.say)
 
 

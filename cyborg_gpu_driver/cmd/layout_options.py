@@ -21,13 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
 import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.cmd import workshop
 from cyborg_gpu_driver.partition import layout_file
 
@@ -40,7 +40,6 @@ VALID = 'MIG_PARTED_VALID_CONFIG'
 CHECKPOINT = 'MIG_PARTED_CHECKPOINT_FILE'
 LABEL = 'MIG_PARTED_CONFIG_LABEL'
 
-_STDIN = '-'
 _TRUE = frozenset({'1', 't', 'true'})
 
 
@@ -118,24 +117,8 @@ def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
         raise exception.InvalidValue(
             what='-f', value='', expected='name a layout file, or - for '
             'standard input')
-    text, source = read_text(name)
+    text, source = terminal.read_text(name)
     return layout_file.LayoutFile.parse(text, source)
-
-
-def read_text(name: str) -> tuple[str, str]:
-    """A file's text, and what to call it in complaints.
-
-    :raises InvalidValue: if it cannot be read.
-    """
-    try:
-        if name == _STDIN:
-            return sys.stdin.read(), 'standard input'
-        with open(name, encoding='utf-8') as stream:
-            return stream.read(), name
-    except (OSError, UnicodeDecodeError) as error:
-        raise exception.InvalidValue(
-            what='file', value=name, expected=f'cannot be read: {error}'
-        ) from error
 
 
 def _flag(variable):

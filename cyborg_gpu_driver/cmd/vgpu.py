@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Collection
 
@@ -29,6 +28,7 @@ from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -205,9 +205,7 @@ def _agreed(free):
     for found in free:
         cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
                         f'{found.gpu.address}')
-    print(f'Remove {len(free)} of the vGPUs of this host? [y/N] ', end='',
-          file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ('y', 'yes')
+    return terminal.agreed(f'Remove {len(free)} of the vGPUs of this host?')
 
 
 def _remove(keeper, free, claimed):

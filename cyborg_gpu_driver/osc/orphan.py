@@ -14,13 +14,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cloud import orphans_clean
 from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 
 _SETTLES = 60
@@ -73,7 +73,8 @@ class CleanOrphan(base.CloudCommand):
                 '' if item.safe else f'\n  stays; {item.remedy}'))
         if not safe:
             base.say('There is nothing to remove.')
-        elif not parsed_args.yes and not _agreed(len(safe)):
+        elif not parsed_args.yes and not terminal.agreed(
+                f'Remove {len(safe)} of these?'):
             base.say('Nothing was removed.')
             self.code = 1
             return
@@ -114,10 +115,3 @@ def _find(cloud, seconds):
     time.sleep(seconds)
     return orphans.lasting(found, orphans.find(
         orphans_clean.read(cloud, base.show_progress)))
-
-
-def _agreed(number):
-    """Whether a person wants them removed."""
-    print(f'Remove {number} of these? [y/N] ', end='', file=sys.stderr,
-          flush=True)
-    return sys.stdin.readline().strip().lower() in ('y', 'yes')

@@ -23,9 +23,9 @@ from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud import sync
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 
-_STDIN = '-'
 _PLANNED = 'planned'
 _DONE = 'done'
 _NOT_DONE = 'not done'
@@ -114,7 +114,7 @@ class SyncProfile(_Changing):
         return parser
 
     def take_action(self, parsed_args):
-        wanted = self.resolved(definition.parse(*_read(parsed_args.file)))
+        wanted = self.resolved(definition.parse(*terminal.read_text(parsed_args.file)))
         present = state.read(self.cloud, wanted, self.region,
                              everything=parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,
@@ -205,27 +205,9 @@ def _document(parsed_args):
     return document
 
 
-def _read(name):
-    """A file's text, and what to call it in complaints.
-
-    :raises InvalidValue: if it cannot be read.
-    """
-    try:
-        if name == _STDIN:
-            return sys.stdin.read(), 'standard input'
-        with open(name, encoding='utf-8') as stream:
-            return stream.read(), name
-    except (OSError, UnicodeDecodeError) as error:
-        raise exception.InvalidValue(
-            what='file', value=name, expected=f'cannot be read: {error}'
-        ) from error
-
-
 def _agreed(changes):
     """Whether a person wants these changes."""
     for change in changes:
         base.say(f'{change.action.value} {change.item.kind.value} '
                  f'{change.item.name} ({change.text})')
-    print(f'Make these {len(changes)} changes? [y/N] ', end='',
-          file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ('y', 'yes')
+    return terminal.agreed(f'Make these {len(changes)} changes?')

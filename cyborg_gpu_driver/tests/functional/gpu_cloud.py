@@ -27,6 +27,7 @@ from cyborg.objects import attach_handle
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests.functional import base
+from cyborg_gpu_driver.tests.functional import host_files
 
 HOST = 'compute1'
 
@@ -150,11 +151,7 @@ class GpuTestCase(base.TestCase):
 
     def journal(self):
         """Entries of the driver's journal."""
-        path = os.path.join(self.state_path, 'journal.json')
-        if not os.path.exists(path):
-            return []
-        with open(path, encoding='utf-8') as stream:
-            return json.load(stream)['content']
+        return host_files.journal(self.state_path)
 
     def handles_in_use(self):
         """How many attach handles Cyborg believes to be in use."""

@@ -20,7 +20,6 @@ new processes do what comes after such an end.
 """
 
 import functools
-import json
 import os
 import signal
 import sys
@@ -46,6 +45,7 @@ from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import base as functional
+from cyborg_gpu_driver.tests.functional import host_files
 
 GPU = '0000:41:00.0'
 THOROUGH = os.environ.get('CYBORG_GPU_SHAPES') == 'all'
@@ -135,16 +135,13 @@ class KillCase(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.points = self.number = 0
-        self.host = os.path.join(self.useFixture(fixtures.TempDir()).path,
-                                 'host.yaml')
         gpu = {'model': self.model, 'address': GPU, 'numa_node': 0,
                'framework': self.framework}
         if self.prepared:
             gpu.update({'vfs': 'all'} if self.model != 't4' else {},
                        **({'mig': True} if self.mig else {}))
-        with open(self.host, 'w', encoding='utf-8') as stream:
-            json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
-                       'gpus': [gpu]}, stream)
+        self.host = host_files.write_host(
+            self.useFixture(fixtures.TempDir()).path, [gpu])
 
     def use_placement(self):
         """Start the released Placement, which outlives who is killed."""
@@ -265,11 +262,7 @@ class KillCase(base.BaseTestCase):
 
     def journal(self):
         """Entries of the journal of binds."""
-        path = os.path.join(self.state_path, 'journal.json')
-        if not os.path.exists(path):
-            return []
-        with open(path, encoding='utf-8') as stream:
-            return json.load(stream)['content']
+        return host_files.journal(self.state_path)
 
     def not_the_owners(self):
         """Records that a process of root's has left to root.

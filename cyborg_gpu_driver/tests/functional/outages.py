@@ -146,21 +146,17 @@ class Door(fixtures.Fixture):
         finally:
             self._listen()
 
-    @contextlib.contextmanager
     def busy(self):
         """Answer 503 for the time of the block."""
-        self._answer = _REFUSAL
-        self._hang_up()
-        try:
-            yield
-        finally:
-            self._answer = None
-            self._hang_up()
+        return self._answering(_REFUSAL)
 
-    @contextlib.contextmanager
     def silent(self):
         """Take requests and answer none for the time of the block."""
-        self._answer = b''
+        return self._answering(b'')
+
+    @contextlib.contextmanager
+    def _answering(self, answer):
+        self._answer = answer
         self._hang_up()
         try:
             yield

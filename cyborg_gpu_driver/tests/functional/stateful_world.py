@@ -44,6 +44,7 @@ from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator import vgpu as vgpus
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 FIRST = '0000:3b:00.0'
@@ -152,6 +153,34 @@ class Live:
     guest: bool
 
 
+@dataclasses.dataclass
+class Held:
+    """A handle that Cyborg has bound, and what it stood for then."""
+
+    arq: dict
+    what: Live | int
+    """Of a whole GPU: how often it was reset or given another driver."""
+
+    @property
+    def handle(self):
+        return self.arq['attach_handle_uuid']
+
+    @property
+    def function(self):
+        return '{domain}:{bus}:{device}.{function}'.format(
+            **self.arq['attach_handle_info'])
+
+    @property
+    def whole(self):
+        return self.arq['attach_handle_type'] == 'PCI'
+
+    @property
+    def strings(self):
+        """What the agent is asked with."""
+        return (self.function, self.arq['attach_handle_info']['asked_type'],
+                self.handle)
+
+
 class StatefulCase(gpu_cloud.GpuTestCase):
     """One cloud after the other, each with a new host of three GPUs."""
 
@@ -170,17 +199,11 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     def _host_file(self):
         directory = self.useFixture(fixtures.TempDir()).path
-        path = os.path.join(directory, 'host.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            # JSON is YAML.
-            json.dump({
-                'driver_version': '570.124.03', 'cuda_version': 12080,
-                'gpus': [{'model': name, 'address': address, 'numa_node': 0,
-                          'framework': self.kind['framework']}
-                         for name, address in zip(
-                             self.kind['models'], (FIRST, SECOND, THIRD),
-                             strict=True)]}, stream)
-        return path
+        return host_files.write_host(directory, [
+            {'model': name, 'address': address, 'numa_node': 0,
+             'framework': self.kind['framework']}
+            for name, address in zip(
+                self.kind['models'], (FIRST, SECOND, THIRD), strict=True)])
 
     def use_cloud(self, **kwargs):
         """A cloud that lasts until :meth:`stop`."""

@@ -21,7 +21,6 @@ type of each way is, and four models are.
 """
 
 import collections
-import json
 import os
 
 import fixtures
@@ -30,6 +29,7 @@ import testscenarios
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -115,15 +115,9 @@ class ShapeCase(gpu_cloud.GpuTestCase):
 
     def _host_file(self):
         directory = self.useFixture(fixtures.TempDir()).path
-        path = os.path.join(directory, 'host.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            # JSON is YAML.
-            json.dump({
-                'driver_version': '570.124.03', 'cuda_version': 12080,
-                'gpus': [{'model': self.model, 'address': GPU,
-                          'numa_node': 0, 'framework': self.framework}],
-            }, stream)
-        return path
+        return host_files.write_host(directory, [
+            {'model': self.model, 'address': GPU, 'numa_node': 0,
+             'framework': self.framework}])
 
     def _policy(self):
         names = ','.join(self.sums)

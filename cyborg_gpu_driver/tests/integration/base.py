@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Callable
@@ -33,9 +35,26 @@ IMAGE = 'minimal'
 """What minicloud has made for everybody."""
 # Nova waits that long for a bind; on a busy machine all takes its time.
 _SERVER_DEADLINE = 300
-_SETTLE = 90
+SETTLE = 90
 """Seconds after which nothing may be left: one report and then some."""
 _POLL = 0.2
+_OF_HOSTS = frozenset({'VCPU', 'MEMORY_MB', 'DISK_GB'})
+"""Classes of the compute node's own provider."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Accelerator:
+    """What the hardware has for an accelerator request.
+
+    :ivar kind: ``whole``, ``slice N`` with NVML's profile id of the GPU
+        instance, or ``vgpu N`` with the type's id.
+    :ivar where: host, and address of the function that the guest is given.
+    :ivar handle: UUID of the attach handle.
+    """
+
+    kind: str
+    where: str
+    handle: str
 
 
 class TestCase(base.BaseTestCase):
@@ -67,14 +86,15 @@ class TestCase(base.BaseTestCase):
         self.addCleanup(self._remove_profile, answer.json()['uuid'])
         return name
 
-    def flavor(self, device_profile: str) -> flavor_module.Flavor:
+    def flavor(self, device_profile: str, **extra_specs: str
+               ) -> flavor_module.Flavor:
         """Make a flavor with a device profile that goes with the test."""
         compute = self.admin.compute
         flavor = compute.create_flavor(
             name=f'flavor-{device_profile}', vcpus=1, ram=64, disk=1)
         self.addCleanup(compute.delete_flavor, flavor)
         compute.create_flavor_extra_specs(
-            flavor, {'accel:device_profile': device_profile})
+            flavor, {'accel:device_profile': device_profile, **extra_specs})
         return flavor
 
     def flavor_of(self, resource_class: str, amount: int = 1
@@ -84,29 +104,32 @@ class TestCase(base.BaseTestCase):
             {f'resources:{resource_class}': str(amount)}))
 
     def create(self, flavor: flavor_module.Flavor,
-               cloud: Connection | None = None) -> server_module.Server:
+               cloud: Connection | None = None, **more: str
+               ) -> server_module.Server:
         """Ask for a server, which goes with the test at the latest.
 
         :param cloud: whose it is; ``user1``'s unless given.
+        :param more: of the request, such as the ``host`` that is to have it.
         """
         cloud = cloud or self.user1
         # Nova 34 refuses an accelerator to a server whose request does not
         # say anything about networks.
         server = cloud.compute.create_server(
             name=self.id().rpartition('.')[2], flavor_id=flavor.id,
-            image_id=cloud.image.find_image(IMAGE).id, networks='none')
+            image_id=cloud.image.find_image(IMAGE).id, networks='none',
+            **more)
         self.addCleanup(self._remove, server)
         return server
 
     def boot(self, flavor: flavor_module.Flavor,
-             cloud: Connection | None = None) -> server_module.Server:
+             cloud: Connection | None = None, **more: str
+             ) -> server_module.Server:
         """Make a server and wait until it is ACTIVE.
 
         :param cloud: whose it is; ``user1``'s unless given.
+        :param more: see :meth:`create`.
         """
-        server = self.wait(self.create(flavor, cloud))
-        self.assertEqual('ACTIVE', server.status, server.fault)
-        return server
+        return self.wait_for(self.create(flavor, cloud, **more), 'ACTIVE')
 
     def wait(self, server: server_module.Server) -> server_module.Server:
         """The server once nothing is under way with it."""
@@ -117,6 +140,13 @@ class TestCase(base.BaseTestCase):
 
         return self.until(settled, f'server {server.id} is settled',
                           _SERVER_DEADLINE)
+
+    def wait_for(self, server: server_module.Server, status: str
+                 ) -> server_module.Server:
+        """The server once nothing is under way and it has that status."""
+        server = self.wait(server)
+        self.assertEqual(status, server.status, server.fault)
+        return server
 
     def reboot(self, server: server_module.Server) -> server_module.Server:
         """Reboot a server the hard way and wait for it."""
@@ -137,6 +167,29 @@ class TestCase(base.BaseTestCase):
             params={'instance': server.id} if server else {})
         exceptions.raise_from_response(answer)
         return answer.json()['arqs']
+
+    def accelerators(self, server: server_module.Server
+                     ) -> list[Accelerator]:
+        """What the hardware has for a server, sorted.
+
+        All of its requests are bound on its host, to providers that
+        Placement has allocated to it, and to nothing else of that host.
+        """
+        requests = self.arqs(server)
+        host = server.compute_host
+        self.assertEqual([('Bound', host)] * len(requests), [
+            (request['state'], request['hostname']) for request in requests])
+        answer = self.admin.placement.get(f'/allocations/{server.id}')
+        exceptions.raise_from_response(answer)
+        self.assertEqual(
+            sorted(request['device_rp_uuid'] for request in requests),
+            sorted(provider for provider, allocation
+                   in answer.json()['allocations'].items()
+                   for name, amount in allocation['resources'].items()
+                   if name not in _OF_HOSTS for _ in range(amount)))
+        made = self.cloud.vgpus(host)
+        return sorted(self._accelerator(host, request, made)
+                      for request in requests)
 
     def allocations(self) -> dict[str, dict]:
         """What Placement has given out: provider name to consumers."""
@@ -173,21 +226,77 @@ class TestCase(base.BaseTestCase):
         said that the server is gone.
         """
         with contextlib.suppress(Late):
-            self.until(lambda: not self.left(), 'nothing is left', _SETTLE)
+            self.until(lambda: not self.left(), 'nothing is left', SETTLE)
         self.assertEqual({}, self.left())
+        self.assert_nothing_withheld()
+
+    def assert_nothing_withheld(self) -> None:
+        """All may be had again, once whole GPUs are cleaned.
+
+        A report does that, and agents that start report at once. One that
+        starts cleans again what was cleaned just before; so its own word is
+        waited for.
+        """
+        dirty = [name.partition('_gpu_') for name, reserved
+                 in self.withheld().items() if 'PGPU' in reserved]
+        for host in {host for host, _, _ in dirty}:
+            agent = f'cyborg-agent-{host}'
+            before = len(self.cloud.log(agent))
+            self.cloud.restart(agent)
+            for address in [rest.partition('_')[0] for name, _, rest in dirty
+                            if name == host]:
+                self.until(
+                    functools.partial(self._is_cleaned, agent, before,
+                                      address),
+                    f'GPU {address} of {host} is cleaned', SETTLE)
+        self.until(lambda: not self.withheld(), 'nothing is withheld',
+                   SETTLE)
+
+    def _is_cleaned(self, agent, before, address):
+        return (f'GPU {address} was reset and is offered again'
+                in self.cloud.log(agent)[before:])
+
+    def withheld(self) -> dict[str, dict[str, int]]:
+        """What is reserved: provider name to amounts by class."""
+        placement = self.admin.placement
+        found = {}
+        for provider in placement.resource_providers():
+            answer = placement.get(
+                f'/resource_providers/{provider.id}/inventories',
+                headers={'OpenStack-API-Version': 'placement 1.26'})
+            exceptions.raise_from_response(answer)
+            reserved = {
+                name: inventory['reserved'] for name, inventory
+                in answer.json()['inventories'].items()
+                if inventory['reserved'] and name not in _OF_HOSTS}
+            if reserved:
+                found[provider.name] = reserved
+        return found
 
     def until(self, condition: Callable[[], object], what: str,
-              seconds: float):
+              seconds: float, poll: float = _POLL):
         """Wait for a true answer and return it.
 
+        :param poll: seconds between two questions.
         :raises Late: if there is none in time.
         """
         deadline = time.monotonic() + seconds
         while not (answer := condition()):
             if time.monotonic() > deadline:
                 raise Late(f'not within {seconds} s: {what}')
-            time.sleep(_POLL)
+            time.sleep(poll)
         return answer
+
+    def _accelerator(self, host, request, made):
+        handle = request['attach_handle_uuid']
+        if request['attach_handle_type'] == 'PCI':
+            where = '{domain}:{bus}:{device}.{function}'.format(
+                **request['attach_handle_info'])
+            return Accelerator('whole', f'{host} {where}', handle)
+        gpu, vgpu = made[handle]
+        kind = (f'vgpu {vgpu.type_id}' if vgpu.instance is None else
+                f'slice {gpu.instances[vgpu.instance].profile_id}')
+        return Accelerator(kind, f'{host} {vgpu.function}', handle)
 
     def _exists(self, server):
         try:

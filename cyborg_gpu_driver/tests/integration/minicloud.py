@@ -28,6 +28,7 @@ import sqlalchemy
 from openstack import config
 from openstack import connection
 
+from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import state
 
 DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
@@ -97,6 +98,15 @@ class Minicloud:
             return list(database.scalars(sqlalchemy.text(
                 'SELECT uuid FROM attach_handles WHERE in_use')))
 
+    def release_handles(self) -> None:
+        """Have Cyborg believe that no attach handle is in use.
+
+        For those that no request has any more: its API cannot do it.
+        """
+        with self._database.begin() as database:
+            database.execute(sqlalchemy.text(
+                'UPDATE attach_handles SET in_use = FALSE'))
+
     def hardware(self, host: str) -> dict[str, state.Gpu]:
         """Address and state of each simulated GPU of a host.
 
@@ -106,6 +116,43 @@ class Minicloud:
         document = json.loads(pathlib.Path(
             parser['gpu']['simulate_state']).read_text())
         return state.from_json(document['state']).gpus
+
+    def vgpus(self, host: str
+              ) -> dict[str, tuple[state.Gpu, state.Vgpu]]:
+        """Each vGPU of a host with its GPU, by the mdev's UUID."""
+        return {vgpu.uuid: (gpu, vgpu)
+                for gpu in self.hardware(host).values()
+                for vgpu in gpu.vgpus}
+
+    def machine(self, host: str) -> machine.Machine:
+        """The simulated machine of a host, to let things happen to it."""
+        settings = _read_ini(self._agent_conf(host))['gpu']
+        return machine.Machine.load(settings['simulate'],
+                                    settings['simulate_state'])
+
+    def state_path(self, host: str) -> str:
+        """Where the driver on a host keeps what it knows."""
+        return _read_ini(self._agent_conf(host))['gpu']['state_path']
+
+    def enable_drivers(self, host: str, *drivers: str) -> None:
+        """Have a host's agent load drivers from its next start on."""
+        path = self._agent_conf(host)
+        parser = _read_ini(path)
+        parser['agent']['enabled_drivers'] = ', '.join(drivers)
+        with path.open('w', encoding='utf-8') as stream:
+            parser.write(stream)
+
+    def process(self, service: str) -> int:
+        """Number of a service's process, which is that of its group."""
+        return int(next(
+            row['pid'] for row
+            in json.loads(self.command('status', '--format', 'json'))
+            if row['service'] == service))
+
+    def log(self, service: str) -> str:
+        """All that a service has logged."""
+        return (self.directory / 'log' / f'{service}.log').read_text(
+            encoding='utf-8', errors='replace')
 
     def _agent_conf(self, host):
         return (self.directory / 'etc' / 'cyborg'

@@ -45,7 +45,8 @@ def parts(settings: settings_module.Settings) -> list:
                        str(config), 'upgrade'])),
         uwsgi.service(settings, 'cyborg-api', 'cyborg', 'cyborg.wsgi.api',
                       ('cyborg-schema', 'rabbitmq', 'identity'),
-                      arguments=f'--config-file {config}'),
+                      arguments=f'--config-file {config}',
+                      threads=uwsgi.MANY_THREADS),
         _daemon(settings, 'cyborg-conductor', config, 'cyborg-conductor',
                 ('cyborg-schema', 'rabbitmq', 'identity')),
         # At its start it looks for its host's provider.

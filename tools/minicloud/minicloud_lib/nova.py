@@ -38,7 +38,8 @@ def parts(settings: settings_module.Settings) -> list:
         uwsgi.service(
             settings, 'nova-api', 'nova', 'nova.wsgi.osapi_compute',
             ('nova-schema', 'rabbitmq'),
-            {'OS_NOVA_CONFIG_DIR': str(settings.etc('nova'))}),
+            {'OS_NOVA_CONFIG_DIR': str(settings.etc('nova'))},
+            threads=uwsgi.MANY_THREADS),
         # It logs in to keystone when it starts.
         _daemon(settings, 'nova-conductor', api, 'conductor',
                 ('nova-schema', 'rabbitmq', 'identity')),

@@ -50,8 +50,18 @@ class Process:
     pid: int
     state: str
     session: int
+    threads: int
     started: int
     """In clock ticks since the machine's start."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it only waits to be reaped.
+
+        The first thread may be a zombie while others still end, and hold
+        the process's files and ports.
+        """
+        return self.state == 'X' or (self.state == 'Z' and self.threads < 2)
 
     @classmethod
     def parse(cls, line: str) -> Process:
@@ -62,7 +72,7 @@ class Process:
         if len(fields) < 20:
             raise ValueError(f'no line of /proc/PID/stat: {line!r}')
         return cls(int(before.partition(' ')[0]), fields[0], int(fields[3]),
-                   int(fields[19]))
+                   int(fields[17]), int(fields[19]))
 
 
 def environment(directory: pathlib.Path, more: dict[str, str]
@@ -189,7 +199,7 @@ def _read(pid):
                                                   errors='replace'))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if process.state in 'ZX' else process
+    return None if process.ended else process
 
 
 def _until(condition, seconds):

@@ -21,14 +21,20 @@ from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 
 _THREADS = 8
+MANY_THREADS = 40
+"""For those that call each other in a circle: a request for a server waits
+in nova-api for cyborg-api, which waits for a bind, whose end is told to
+nova-api. With fewer threads than requests at once, they wait for one another
+until RPC gives up. Not for the others: their pools of database connections
+are smaller."""
 
 
 def service(settings: settings_module.Settings, name: str, port: str,
             module: str, needs: tuple[str, ...],
             environment: dict[str, str] | None = None,
             arguments: str | None = None,
-            path: str = '/') -> steps.Service:
-    """One process with a few threads.
+            path: str = '/', threads: int = _THREADS) -> steps.Service:
+    """One process with some threads.
 
     :param port: whose port it listens on.
     :param module: has ``application``.
@@ -42,7 +48,7 @@ def service(settings: settings_module.Settings, name: str, port: str,
         '--virtualenv', sys.prefix,
         '--pythonpath', steps.PYTHON_PATH,
         '--module', f'{module}:application', '--need-app',
-        '--enable-threads', '--threads', str(_THREADS), '--die-on-term',
+        '--enable-threads', '--threads', str(threads), '--die-on-term',
         '--buffer-size', '65535', '--disable-logging',
         # It closes each connection; clients have to know.
         '--add-header', 'Connection: close']

@@ -1,0 +1,38 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Files of simulated hosts, as tests write and read them."""
+
+import json
+import os
+
+
+def write_host(directory, gpus):
+    """Write a host file; its path.
+
+    :param gpus: as the file has them.
+    """
+    path = os.path.join(directory, 'host.yaml')
+    with open(path, 'w', encoding='utf-8') as stream:
+        # JSON is YAML.
+        json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
+                   'gpus': gpus}, stream)
+    return path
+
+
+def journal(state_path):
+    """Entries of the driver's journal."""
+    path = os.path.join(state_path, 'journal.json')
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding='utf-8') as stream:
+        return json.load(stream)['content']

@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Another driver of the same agent goes on, whatever happens to ours."""
+
+from __future__ import annotations
+
+import pathlib
+
+from cyborg_gpu_driver.tests.integration import base
+
+_REPORT = 150
+"""Seconds in which there are at least two reports."""
+_HOST = 'gpu1'
+_AGENT = f'cyborg-agent-{_HOST}'
+_OTHER = f'{_HOST}_FakeDevice'
+"""The provider of Cyborg's fake driver."""
+
+
+class OtherDriverTest(base.TestCase):
+    """Cyborg's fake driver, with an FPGA, beside ours on one host."""
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.remove_other)
+        self.enable('fake_driver', 'cyborg_gpu_driver')
+        self.until(lambda: _OTHER in self.providers(),
+                   'the FPGA is reported', _REPORT)
+        self.before = self.providers()
+        self.fpga = self.flavor_of('FPGA')
+        self.slice = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        self.servers = [self.boot(flavor, self.admin, host=_HOST)
+                        for flavor in (self.fpga, self.slice)]
+        self.had = self.handles()
+
+    def enable(self, *drivers):
+        self.cloud.enable_drivers(_HOST, *drivers)
+        self.cloud.restart(_AGENT)
+
+    def remove_other(self):
+        self.enable('cyborg_gpu_driver')
+        self.until(lambda: _OTHER not in self.providers(),
+                   'the FPGA is reported no more', _REPORT)
+        # It remembers the provider, and builds nothing without it.
+        self.cloud.restart(f'nova-compute-{_HOST}')
+
+    def providers(self):
+        return {provider.name for provider
+                in self.admin.placement.resource_providers()}
+
+    def handles(self):
+        return [request['attach_handle_uuid'] for server in self.servers
+                for request in self.arqs(server)]
+
+    def test_nvml_goes_away(self):
+        machine = self.cloud.machine(_HOST)
+        self.addCleanup(machine.load_library)
+        self.assert_goes_on_after(machine.unload_library)
+        machine.load_library()
+        self.assert_all_right()
+
+    def test_the_state_directory_breaks(self):
+        path = pathlib.Path(self.cloud.state_path(_HOST))
+        away = path.with_name('away')
+
+        def take():
+            path.rename(away)
+            path.write_text('no directory')
+
+        def bring():
+            if away.exists():
+                path.unlink()
+                away.rename(path)
+
+        self.addCleanup(bring)
+        self.assert_goes_on_after(take)
+        bring()
+        self.assert_all_right()
+
+    def assert_goes_on_after(self, take):
+        """Both with the agent that lives and with one that starts then."""
+        for act in (take, lambda: self.cloud.restart(_AGENT)):
+            self.assert_complains_after(act)
+            server = self.boot(self.fpga, self.admin, host=_HOST)
+            (request,) = self.arqs(server)
+            self.assertEqual(('Bound', 'TEST_PCI'), (
+                request['state'], request['attach_handle_type']))
+            self.delete(server)
+            self.assertEqual(self.had, self.handles())
+            self.assertEqual(self.before, self.providers())
+
+    def assert_complains_after(self, act):
+        before = len(self.cloud.log(_AGENT))
+        act()
+        self.until(
+            lambda: ' cyborg_gpu_driver.' in self.cloud.log(_AGENT)[before:],
+            'our driver has reported and complains', _REPORT)
+
+    def assert_all_right(self):
+        """A slice is had again, at the next report at the latest."""
+        self.cloud.restart(_AGENT)
+        self.servers.append(self.boot(self.slice, self.admin, host=_HOST))
+        for server in self.servers:
+            self.delete(server)
+        self.assert_nothing_left()

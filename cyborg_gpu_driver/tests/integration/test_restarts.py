@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Services end and come back while servers live, boot and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+from concurrent import futures
+
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.osc import orphan
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+_DEADLINE = 300
+_HANDLES = 'handles in use'
+
+
+class RestartCase(base.TestCase):
+    """Servers with a whole GPU, a slice and a vGPU live on each host."""
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.cloud.command, 'start')
+        self.slice = self.flavor_of(_SLICE)
+        self.servers = [
+            self.boot(flavor, self.admin, host=host)
+            for flavor in (self.flavor_of('PGPU'), self.slice,
+                           self.flavor_of('CUSTOM_NVIDIA_A100_8C'))
+            for host in self.cloud.hosts]
+        self.had = self.have()
+
+    def have(self):
+        """What each server has."""
+        return {server.id: self.accelerators(server)
+                for server in self.servers}
+
+    def delete_all(self):
+        for server in self.admin.compute.servers(all_projects=True):
+            self.delete(server)
+
+    def assert_only_handles_left(self, most):
+        """Nothing is left but attach handles that Cyborg has lost.
+
+        A bind whose RPC is lost is a failed one, whose request Nova deletes
+        while it is still being bound: the handle then stays in use and
+        belongs to no request. No API gives it back, so the database does
+        here. Requests that are left are what ``openstack gpu orphan clean``
+        is for.
+
+        :param most: how many binds may have been lost.
+        """
+        openstack = running.Openstack(connection.Cloud(self.admin, 'admin'))
+        if self.arqs():
+            openstack.run(orphan.CleanOrphan, '--yes', '--older-than', '0')
+        with contextlib.suppress(base.Late):
+            self.until(lambda: set(self.left()) <= {_HANDLES},
+                       'at most handles are left', _DEADLINE)
+        left = self.left()
+        self.assertLessEqual(len(left.pop(_HANDLES, ())), most)
+        self.assertEqual({}, left)
+        self.cloud.release_handles()
+        self.assert_nothing_withheld()
+
+
+class AgentTest(RestartCase):
+
+    def test_agents_are_restarted(self):
+        for host in self.cloud.hosts:
+            self.cloud.restart(f'cyborg-agent-{host}')
+        self.assertEqual(self.had, self.have())
+        server = self.boot(self.slice)
+        self.assertEqual(1, len(self.accelerators(server)))
+        self.delete_all()
+        self.assert_nothing_left()
+
+    def test_agents_are_killed_during_a_bind(self):
+        """One before it has touched the GPU, one in the midst of it."""
+        idle, busy = self.cloud.hosts
+        agents = {host: self.cloud.process(f'cyborg-agent-{host}')
+                  for host in self.cloud.hosts}
+        handles = len(self.cloud.handles_in_use())
+        with contextlib.ExitStack() as held:
+            for address in self.cloud.hardware(idle):
+                held.enter_context(locks.gpu(
+                    self.cloud.state_path(idle),
+                    model.PciAddress.parse(address)))
+            dying = [self.create(self.slice, self.admin, host=idle)]
+            self.until(
+                lambda: len(self.cloud.handles_in_use()) > handles,
+                'the bind is under way', _DEADLINE)
+            os.killpg(agents[idle], signal.SIGKILL)
+        dying.append(self.create(self.slice, self.admin, host=busy))
+        journal = pathlib.Path(self.cloud.state_path(busy), 'journal.json')
+        self.until(lambda: '"phase": "binding"' in journal.read_text(),
+                   'the bind is written down', _DEADLINE, poll=0)
+        os.killpg(agents[busy], signal.SIGKILL)
+
+        for host in self.cloud.hosts:
+            self.cloud.restart(f'cyborg-agent-{host}')
+        for server in dying:
+            self.wait_for(server, 'ERROR')
+        self.assertEqual(self.had, self.have())
+        server = self.boot(self.slice)
+        self.assertEqual(1, len(self.accelerators(server)))
+        self.delete_all()
+        self.assert_only_handles_left(len(dying))
+
+
+class StormTest(RestartCase):
+
+    def test_conductor_and_broker_are_restarted(self):
+        """What lives keeps what it has; what boots may fail, and goes.
+
+        Messages that are under way are lost with the broker. A server whose
+        own are among them stays in BUILD for good, which is Nova's.
+        """
+        with futures.ThreadPoolExecutor(6) as pool:
+            storm = [pool.submit(self.create, self.slice, cloud)
+                     for cloud in (self.user1, self.user2) * 6]
+            for service in ('cyborg-conductor', 'rabbitmq'):
+                self.cloud.restart(service)
+        asked = [done.result() for done in storm if not done.exception()]
+        with contextlib.suppress(base.Late):
+            self.until(lambda: not self.building(), 'all are built', 90)
+        self.assertEqual(self.had, self.have())
+        for server in self.admin.compute.servers(all_projects=True):
+            if server.status == 'ACTIVE':
+                self.assertEqual(1, len(self.accelerators(server)))
+        after = self.boot(self.flavor_of('CUSTOM_NVIDIA_A100_8C'))
+        self.assertEqual(1, len(self.accelerators(after)))
+        self.delete_all()
+        self.assert_only_handles_left(len(asked))
+
+    def building(self):
+        return [server.id for server
+                in self.admin.compute.servers(all_projects=True)
+                if server.status == 'BUILD']
+
+
+class HostTest(RestartCase):
+
+    def test_a_host_is_rebooted(self):
+        host = self.cloud.hosts[0]
+        services = (f'cyborg-agent-{host}', f'nova-compute-{host}')
+        self.cloud.kill(*services)
+        self.cloud.machine(host).reboot()
+        self.assertEqual({}, self.slices(host))
+        self.cloud.cyborg_gpu(host, 'layout', 'restore')
+        self.assertEqual(self.had, self.have())
+        for service in reversed(services):
+            self.cloud.restart(service)
+        self.assertEqual(self.had, self.have())
+        for server in self.servers:
+            self.assertEqual('ACTIVE', self.reboot(server).status)
+        self.assertEqual(self.had, self.have())
+        self.assertEqual(1, len(self.accelerators(
+            self.boot(self.slice, self.admin, host=host))))
+        self.delete_all()
+        self.assert_nothing_left()

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Two hosts, filled until nobody else can have anything."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_ROOM = {'PGPU': 2, 'CUSTOM_NVIDIA_A100_20C': 4,
+         'CUSTOM_NVIDIA_4G_40GB': 4, 'CUSTOM_NVIDIA_3G_40GB': 4}
+"""Fills both hosts: each A100 for slices has a 4g and a 3g."""
+_REFUSED = {
+    'PGPU': ('USED', 'passthrough'),
+    'CUSTOM_NVIDIA_A100_20C': ('USED', 'A100-20C'),
+    'CUSTOM_NVIDIA_A100_8C': ('RESERVED_SIBLING', 'A100-8C'),
+    'CUSTOM_NVIDIA_4G_40GB': ('USED', '4g.40gb'),
+    'CUSTOM_NVIDIA_3G_40GB': ('RESERVED_SIBLING', '3g.40gb'),
+    'CUSTOM_NVIDIA_1G_10GB': ('RESERVED_SIBLING', '1g.10gb'),
+    'CUSTOM_NVIDIA_7G_80GB': ('RESERVED_SIBLING', '7g.80gb')}
+"""What stands in the way then, on each GPU that has the profile at all."""
+
+
+class FullTest(base.TestCase):
+
+    def test_who_comes_too_late_is_refused_and_told_why(self):
+        servers = [
+            self.boot(self.flavor_of(name), cloud)
+            for name, count in _ROOM.items()
+            for cloud in (self.user1, self.user2, self.admin, self.user1
+                          )[:count]]
+        self.assertEqual(
+            dict.fromkeys(self.cloud.hosts, len(servers) // 2),
+            collections.Counter(server.compute_host for server in servers))
+        for server in servers:
+            self.assertEqual(1, len(self.accelerators(server)))
+        for name, (reason, label) in _REFUSED.items():
+            with self.subTest(resource_class=name):
+                server = self.wait_for(self.create(self.flavor_of(name)),
+                                       'ERROR')
+                self.assertIn('No valid host', server.fault['message'])
+                self.assertEqual([], self.arqs(server))
+                self.assertEqual({(label, reason)}, self.explained(server))
+                servers.append(server)
+        for server in servers:
+            self.delete(server)
+        self.assert_nothing_left()
+
+    def explained(self, server):
+        """Profiles and reasons that ``openstack gpu explain`` gives."""
+        openstack = running.Openstack(
+            connection.Cloud(self.admin, 'admin'))
+        answer = json.loads(openstack.run(
+            explain.ExplainRequest, '--server', server.id, '-f', 'json',
+            code=1)[0])
+        self.assertFalse(answer['schedulable'])
+        self.assertEqual(set(self.cloud.hosts),
+                         {host['host'] for host in answer['hosts']})
+        return {(candidate['profile'], missing['code'])
+                for host in answer['hosts']
+                for candidate in host['candidates']
+                for missing in candidate['missing'] if missing['blocks']}
