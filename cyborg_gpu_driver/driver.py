@@ -35,6 +35,9 @@ from cyborg_gpu_driver.report import objects
 LOG = logging.getLogger(__name__)
 
 _IN_TREE = 'nvidia_gpu_driver'
+_PLACEMENT_TIMEOUT = 20
+"""Seconds for one answer. What Placement is told ends a bind, for which
+Cyborg waits ``[DEFAULT] rpc_response_timeout``, 60 seconds."""
 
 
 class GPUDriver(base.GPUDriver):
@@ -142,9 +145,19 @@ class GPUDriver(base.GPUDriver):
             if self._agent is None or self._process != os.getpid():
                 self._agent = agent.Agent(
                     self._conf, self._settings, self._conf.host,
-                    placement_client.PlacementClient, self._mdev_problem)
+                    self._placement, self._mdev_problem)
                 self._process = os.getpid()
             return self._agent
+
+    def _placement(self):
+        """Cyborg's client, which waits no longer than a bind may take.
+
+        Without ``[placement] timeout`` keystoneauth waits for ever.
+        """
+        if self._conf.placement.timeout is None:
+            self._conf.set_default('timeout', _PLACEMENT_TIMEOUT,
+                                   'placement')
+        return placement_client.PlacementClient()
 
     def _is_in_trees(self, running, function: model.PciAddress) -> bool:
         """Whether a handle is the business of Cyborg's own GPU driver.

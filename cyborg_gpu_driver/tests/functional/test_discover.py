@@ -120,6 +120,10 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
 
+    def test_placement_is_not_waited_for_longer_than_a_bind_may_take(self):
+        session = self.driver._running()._keeper._tree.client._client.session
+        self.assertEqual(20, session.timeout)
+
     def test_a_whole_gpu_in_use_keeps_its_traits(self):
         world = self.world()
         server = self.cloud.bind(self.profile(
