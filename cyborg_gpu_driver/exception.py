@@ -288,3 +288,9 @@ class OrphanKept(GpuDriverError):
     """Something that is left in the cloud was not removed."""
 
     template = '{kind} {subject} stays: {reason}'
+
+
+class PluginConfigError(GpuDriverError):
+    """A configuration file of NVIDIA's device plugin cannot be used."""
+
+    template = '{source}: {where}: {problem}; {expected}'

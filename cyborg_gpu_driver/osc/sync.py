@@ -114,7 +114,8 @@ class SyncProfile(_Changing):
         return parser
 
     def take_action(self, parsed_args):
-        wanted = self.resolved(definition.parse(*terminal.read_text(parsed_args.file)))
+        text, source = terminal.read_text(parsed_args.file)
+        wanted = self.resolved(definition.parse(text, source))
         present = state.read(self.cloud, wanted, self.region,
                              everything=parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,

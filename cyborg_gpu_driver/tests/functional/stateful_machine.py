@@ -58,7 +58,8 @@ class Operations(stateful.RuleBasedStateMachine):
         super().__init__()
         self.began = False
         self.drawn = 0
-        self.servers: list[tuple[nova_part.Server, list[stateful_world.Held]]] = []
+        self.servers: list[tuple[nova_part.Server,
+                                 list[stateful_world.Held]]] = []
         self.old: list[tuple[str, str, str]] = []
         """What agents were asked with in former times."""
         self.strays: set[str] = set()

@@ -39,23 +39,17 @@ from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
+from cyborg_gpu_driver.tests.unit.tools import documents
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
-SOURCE = ROOT / 'doc' / 'source'
-
-_INI = re.compile(r'^( *)\.\. code-block:: ini\n\n((?:\1 {3}.*\n|\n)+)',
-                  re.MULTILINE)
+SOURCE = documents.SOURCE
 
 
 def examples(group):
     """Every configuration of the documentation that has such a group."""
-    for path in (ROOT / 'README.rst', *sorted(SOURCE.rglob('*.rst'))):
-        # The README's blocks are indented by four.
-        text = path.read_text(encoding='utf-8')
-        for match in _INI.finditer(text):
-            example = textwrap.dedent(match[2])
+    for path in documents.pages():
+        for example in documents.blocks(documents.text(path), 'ini'):
             if re.search(fr'^\[{group}\]', example, re.MULTILINE):
-                yield path.relative_to(ROOT), example
+                yield path.relative_to(documents.ROOT), example
 
 
 class ConfigurationTest(base.BaseTestCase):
@@ -110,7 +104,7 @@ class SimulatorTest(base.BaseTestCase):
 
     def test_every_command_line_names_a_host_that_exists(self):
         found = set()
-        for path in (ROOT / 'README.rst', *SOURCE.rglob('*.rst')):
+        for path in documents.pages():
             found.update(re.findall(r'--simulate ([a-z][\w-]*)|'
                                     r'^ *simulate = (\S+)',
                                     path.read_text(encoding='utf-8'), re.M))

@@ -1,0 +1,205 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu kubernetes render``: files for a Kubernetes node's GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.cmd import workshop as cmd_workshop
+from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
+from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_state
+
+_STDOUT = '-'
+_CURRENT = 'current'
+
+
+class RenderKubernetes(command.Command):
+    """Write what Kubernetes is to be told of this host's GPUs.
+
+    The NVIDIA device plugin's configuration, mig-parted's, the node's
+    labels, a test pod and values for the GPU operator. Nothing is changed,
+    on this host or in a cluster.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--layout', metavar='FILE',
+            help="layout file in mig-parted's format, - is standard input "
+                 '(default: how the GPUs are cut now)')
+        parser.add_argument(
+            '--name', metavar='NAME',
+            help='entry of the layout file, which may be left out where '
+                 'there is only one; without --layout, what to call how the '
+                 f'GPUs are cut now (default: {_CURRENT})')
+        parser.add_argument(
+            '--gpu', metavar='GPU', action='append', default=[],
+            help='a GPU that the node has, by index or PCI address; may be '
+                 'repeated (default: all)')
+        parser.add_argument(
+            '--strategy', choices=_values(kubernetes_strategy.Strategy),
+            help='MIG strategy (default: the plainest one that offers all '
+                 'that the layout has)')
+        _add_sharing(parser)
+        parser.add_argument(
+            '--output', metavar='DIR', default=_STDOUT,
+            help='directory for the files, made if it is not there; - '
+                 'writes all to standard output (default: %(default)s)')
+        parser.add_argument(
+            '-f', '--format', choices=('yaml', 'json'), default='yaml',
+            help='yaml: a stream of documents, or with --output the paths '
+                 'written; json: one object with all that was found '
+                 '(default: %(default)s)')
+        return parser
+
+    def take_action(self, parsed_args):
+        shop = cmd_workshop.Workshop(self.app.machine.conf)
+        node = _node(shop, parsed_args)
+        strategy = (kubernetes_strategy.Strategy(parsed_args.strategy)
+                    if parsed_args.strategy
+                    else kubernetes_strategy.suited(node))
+        done = render.render(node, strategy,
+                             _sharing(parsed_args, node, strategy))
+        paths = ([] if parsed_args.output == _STDOUT
+                 else _write(parsed_args.output, done.files))
+        if parsed_args.format == 'json':
+            text = json.dumps(_to_dict(done, paths), indent=2) + '\n'
+        elif paths:
+            text = ''.join(f'{path}\n' for path in paths)
+        else:
+            text = render.stream(done.files)
+        self.app.stdout.write(text)
+        cmd_machine.say(f'Strategy {strategy.value}; pods can ask for '
+                        + ', '.join(f'{count} x {name}' for name, count
+                                    in done.allocatable.items()) + '.')
+        for note in done.notes:
+            cmd_machine.say(note)
+
+
+def _add_sharing(parser):
+    parser.add_argument(
+        '--replicas', metavar='N', type=int,
+        help='offer each device N times '
+             f'(at least {kubernetes_sharing.FEWEST})')
+    parser.add_argument(
+        '--sharing', choices=_values(kubernetes_sharing.Method),
+        help='how replicas share a device '
+             f'(default: {kubernetes_sharing.Method.TIME_SLICING.value})')
+    parser.add_argument(
+        '--resource', metavar='NAME', action='append', default=[],
+        help='offer only this resource several times, such as '
+             'nvidia.com/mig-1g.10gb; may be repeated (default: all)')
+    parser.add_argument(
+        '--rename', action='store_true',
+        help='offer what is shared as NAME.shared')
+    parser.add_argument(
+        '--allow-several', action='store_true',
+        help='let a container ask for more than one replica, which gives '
+             'it no greater share')
+
+
+def _values(kinds):
+    return [kind.value for kind in kinds]
+
+
+def _node(shop, parsed_args):
+    """The node that was asked for; says where its GPUs are not so yet."""
+    entry = None
+    if parsed_args.layout:
+        text, source = terminal.read_text(parsed_args.layout)
+        entry = layout_file.LayoutFile.parse(text, source).entry(
+            parsed_args.name)
+    now = [shop.current(gpu) for gpu in shop.gpus]
+    gpus = kubernetes_node.wanted_by(now, entry)
+    chosen = _chosen(shop, parsed_args.gpu)
+    for item in (gpus[index] for index in chosen):
+        for difference in layout_state.differences(item.gpu, item.wanted):
+            cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
+                            f'{difference}')
+    return kubernetes_node.Node(
+        entry.name if entry else parsed_args.name or _CURRENT,
+        tuple(gpus[index] for index in chosen), shop.host.driver_version)
+
+
+def _chosen(shop, asked):
+    """Positions of the GPUs that were asked for, ascending."""
+    addresses = [gpu.address for gpu in shop.gpus]
+    if not asked:
+        return range(len(addresses))
+    chosen = {shop.gpu(text).address for text in asked}
+    for address in chosen.difference(addresses):
+        raise exception.InvalidValue(
+            what='--gpu', value=address,
+            expected='NVML does not see it; there are '
+                     + ', '.join(map(str, addresses)))
+    return [index for index, address in enumerate(addresses)
+            if address in chosen]
+
+
+def _sharing(parsed_args, node, strategy):
+    """What was asked for; None for no sharing."""
+    if parsed_args.replicas is None:
+        for option, value in (('--sharing', parsed_args.sharing),
+                              ('--resource', parsed_args.resource),
+                              ('--rename', parsed_args.rename),
+                              ('--allow-several', parsed_args.allow_several)):
+            if value:
+                raise exception.InvalidValue(
+                    what=option, value=value,
+                    expected='it says how replicas are shared: give '
+                             '--replicas too')
+        return None
+    method = kubernetes_sharing.Method(
+        parsed_args.sharing or kubernetes_sharing.Method.TIME_SLICING)
+    return kubernetes_sharing.shared(
+        method, parsed_args.replicas, parsed_args.resource, node, strategy,
+        parsed_args.rename, parsed_args.allow_several)
+
+
+def _to_dict(done, paths):
+    return {'strategy': done.strategy.value,
+            'allocatable': done.allocatable,
+            'notes': list(done.notes),
+            'written': paths,
+            'files': {file.name: file.content for file in done.files}}
+
+
+def _write(directory, files):
+    """Write the files.
+
+    :returns: their paths.
+    :raises InvalidValue: if the directory cannot be written to.
+    """
+    paths = []
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for file in files:
+            paths.append(os.path.join(directory, file.name))
+            with open(paths[-1], 'w', encoding='utf-8') as stream:
+                stream.write(file.text)
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--output', value=directory,
+            expected=f'cannot be written: {error}') from error
+    return paths

@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Labels of a node as NVIDIA's GPU feature discovery sets them.
+
+Which there are and what they say is in internal/lm of the device plugin's
+repository. Those whose value the layout and NVML do not tell (compute
+capability, CUDA version, machine type, timestamp) are left out, and so is
+what the plugin itself leaves to chance: of GPUs of several models it labels
+one, no matter which.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import resource
+from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
+from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
+from cyborg_gpu_driver.partition import layout
+
+PLUGIN_CONFIG = resource.PREFIX + 'device-plugin.config'
+"""Chooses the device plugin's configuration for the node."""
+MIG_CONFIG = resource.PREFIX + 'mig.config'
+"""Chooses the layout for the node, for the GPU operator's MIG manager."""
+
+_FAMILIES = {'ada': 'ada-lovelace'}
+"""By our architecture, where the label has another word."""
+_MODES = {'0300': 'graphics', '0302': 'compute'}
+"""By class of the PCI function: VGA or 3D controller."""
+_NOT_IN_NAMES = re.compile(r'[^A-Za-z0-9-_. ]')
+
+
+def labels(node: kubernetes_node.Node,
+           strategy: kubernetes_strategy.Strategy,
+           sharing: kubernetes_sharing.Sharing | None) -> dict[str, str]:
+    """All labels that are known beforehand, sorted, each a valid one."""
+    found = {**_whole(node, sharing), **_mig(node, strategy, sharing),
+             **_node(node, sharing), PLUGIN_CONFIG: node.name}
+    if node.has_mig:
+        found[MIG_CONFIG] = node.name
+    return {key: value for key, value in sorted(found.items())
+            if kubernetes_node.is_label(value)}
+
+
+def _node(node, sharing):
+    """What is so for all GPUs."""
+    mps = (sharing is not None
+           and sharing.method is kubernetes_sharing.Method.MPS)
+    found = {'mig.capable': _truth(node.has_mig),
+             'mps.capable': _truth(mps)}
+    modes = {_MODES.get(item.gpu.class_code, 'unknown')
+             for item in node.gpus}
+    found['gpu.mode'] = modes.pop() if len(modes) == 1 else 'unknown'
+    if node.driver_version:
+        parts = node.driver_version.split('.')
+        found['cuda.driver-version.full'] = node.driver_version
+        found.update(zip(('cuda.driver-version.major',
+                          'cuda.driver-version.minor',
+                          'cuda.driver-version.revision'), parts,
+                         strict=False))
+    return {resource.PREFIX + key: value for key, value in found.items()}
+
+
+def _whole(node, sharing):
+    """Labels ``nvidia.com/gpu.*`` of the GPUs themselves.
+
+    A GPU that is not in MIG mode overrides one that is, which has no
+    replicas at all.
+    """
+    found: dict[str, str] = {}
+    for some, shared, replicas in ((node.with_mig, None, 0),
+                                   (node.whole, sharing, 1)):
+        by_model = {item.gpu.model: item.gpu for item in some
+                    if item.gpu.model}
+        _override(found, [
+            _of_model(gpu, sum(item.gpu.model == name
+                               for item in node.gpus), shared, replicas)
+            for name, gpu in by_model.items()])
+    return found
+
+
+def _of_model(gpu: model.Gpu, count: int, sharing, replicas: int):
+    found = _base(resource.GPU, count, gpu.model, sharing, replicas)
+    if gpu.memory_mib:
+        found['memory'] = gpu.memory_mib
+    if gpu.architecture:
+        found['family'] = _FAMILIES.get(gpu.architecture, gpu.architecture)
+    return _named(resource.GPU, found)
+
+
+def _mig(node, strategy, sharing):
+    """Labels of MIG devices and of the strategy that offers them."""
+    if strategy is kubernetes_strategy.Strategy.NONE:
+        return {}
+    found = {resource.PREFIX + 'mig.strategy': strategy.value}
+    counts = collections.Counter()
+    first = {}
+    for gpu, devices in node.devices:
+        counts[devices.name] += devices.count
+        # Where boards differ, the first one's device gives the labels.
+        first.setdefault(devices.name, (gpu, devices))
+    for name, (gpu, devices) in first.items():
+        offered = (resource.GPU
+                   if strategy is kubernetes_strategy.Strategy.SINGLE
+                   else resource.of_profile(name))
+        found |= _of_devices(gpu, devices, offered, counts[name], sharing)
+    return found
+
+
+def _of_devices(gpu: model.Gpu, devices: layout.WantedDevices, offered: str,
+                count: int, sharing):
+    profile = devices.profile
+    product = (f'{_product(gpu.model)}-MIG-'
+               f'{resource.label_name(devices.name)}' if gpu.model else None)
+    found = _base(offered, count, product, sharing, 1)
+    found |= {
+        'memory': profile.memory_mib,
+        'slices.gi': profile.slices,
+        'slices.ci': devices.slices,
+        'engines.copy': profile.copy_engines,
+        'engines.decoder': profile.engines.decoders,
+        'engines.encoder': profile.engines.encoders,
+        'engines.jpeg': profile.engines.jpeg,
+        'engines.ofa': profile.engines.ofa,
+    }
+    if devices.slices == profile.slices:
+        # How many a part of a GPU instance has, only the driver knows.
+        found['multiprocessors'] = profile.multiprocessors
+    return _named(offered, found)
+
+
+def _base(offered: str, count: int, product: str | None, sharing,
+          replicas: int) -> dict[str, Any]:
+    """Labels of every resource.
+
+    :param replicas: what the label says where nothing is shared.
+    """
+    shared = sharing is not None and sharing.applies_to(offered)
+    found: dict[str, Any] = {
+        'count': count,
+        'replicas': sharing.replicas if shared else replicas,
+        'sharing-strategy': sharing.method.value if shared else 'none',
+    }
+    if product:
+        found['product'] = _product(product) + (
+            '-SHARED' if shared and not sharing.rename else '')
+    return found
+
+
+def _product(text: str) -> str:
+    """A model's name as a label has it: ``NVIDIA-A100-SXM4-80GB``."""
+    return '-'.join(_NOT_IN_NAMES.sub('', text).split())
+
+
+def _named(offered, found):
+    return {f'{offered}.{key}': str(value) for key, value in found.items()}
+
+
+def _override(found: dict[str, str], others: Sequence[dict[str, str]]):
+    """Put labels over those that are there, without any that differ among
+    ``others``.
+    """
+    for key in {key for labels_ in others for key in labels_}:
+        values = {labels_.get(key) for labels_ in others}
+        found.pop(key, None)
+        if len(values) == 1:
+            found[key] = values.pop()
+
+
+def _truth(value):
+    return str(value).lower()

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A Kubernetes node's GPUs and the layout that they have or are to have."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_state
+
+LABEL_LONGEST = 63
+"""Characters of a label's value (Kubernetes, labels and selectors)."""
+_LABEL = re.compile(r'[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeGpu:
+    """One GPU, cut as the layout says."""
+
+    gpu: model.Gpu
+    """The board. How it is cut now does not matter here."""
+    wanted: layout.Wanted
+
+    @property
+    def enabled(self) -> bool:
+        """MIG mode under the layout."""
+        return self.wanted.enabled
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """The GPUs of one node, in NVML's order."""
+
+    name: str
+    """The layout's; it can be a label's value."""
+    gpus: tuple[NodeGpu, ...]
+    driver_version: str | None = None
+
+    def __post_init__(self):
+        if not is_label(self.name):
+            raise exception.InvalidValue(
+                what='layout name', value=self.name,
+                expected='a node is told its layout by a label, so the name '
+                         f'has at most {LABEL_LONGEST} letters, digits, '
+                         'dots, hyphens and underscores, and begins and '
+                         'ends with a letter or digit; rename the entry')
+
+    @property
+    def with_mig(self) -> tuple[NodeGpu, ...]:
+        """Those in MIG mode."""
+        return tuple(item for item in self.gpus if item.enabled)
+
+    @property
+    def whole(self) -> tuple[NodeGpu, ...]:
+        """Those that are not."""
+        return tuple(item for item in self.gpus if not item.enabled)
+
+    @property
+    def devices(self) -> tuple[tuple[model.Gpu, layout.WantedDevices], ...]:
+        """The MIG devices of all GPUs, by GPU and size."""
+        return tuple((item.gpu, devices) for item in self.gpus
+                     for devices in item.wanted.devices)
+
+    def gpu_name(self, index: int) -> str:
+        """What to call a GPU in a complaint."""
+        return f'GPU {index} ({self.gpus[index].gpu.address})'
+
+    @property
+    def has_mig(self) -> bool:
+        """Whether any GPU of it can be in MIG mode at all."""
+        return any(item.gpu.mig is not None for item in self.gpus)
+
+
+def is_label(text: str) -> bool:
+    """Whether Kubernetes takes this as a label's value, and not empty."""
+    return len(text) <= LABEL_LONGEST and _LABEL.fullmatch(text) is not None
+
+
+def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None
+              ) -> tuple[NodeGpu, ...]:
+    """How the GPUs of a host are cut under a layout.
+
+    :param gpus: all of the host's that NVML sees, as they are now, with
+        compute instances.
+    :param entry: the layout; None for what is there now, which also holds
+        for GPUs that the layout does not speak of.
+    :raises LayoutError: if the layout does not suit them.
+    """
+    wanted = entry.for_host(gpus) if entry else {}
+    return tuple(NodeGpu(gpu, wanted.get(index) or _now(gpu))
+                 for index, gpu in enumerate(gpus))
+
+
+def _now(gpu):
+    return layout_state.export([gpu]).entry().for_gpu(0, gpu)
+
+
+def mig_parted(node: Node) -> layout_file.LayoutFile:
+    """The node's layout as a file for mig-parted, of one entry."""
+    alike = collections.defaultdict(list)
+    for index, item in enumerate(node.gpus):
+        alike[item.enabled, tuple(item.wanted.counts.items())].append(index)
+    source = 'rendered layout'
+    return layout_file.LayoutFile((layout_file.Entry(
+        source, node.name, tuple(layout_file.Section(
+            layout_devices.Devices(
+                None if len(indices) == len(node.gpus) else tuple(indices)),
+            enabled, dict(counts))
+            for (enabled, counts), indices in alike.items())),), source)

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Sharing of a node's GPUs by time-slicing or by CUDA's MPS.
+
+Either way one device is offered several times. The two exclude each other,
+and a node has one of them (README of NVIDIA's device plugin).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import resource
+from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
+
+FEWEST = 2
+"""Replicas; the plugin takes no fewer."""
+MPS_ROOT = '/run/nvidia/mps'
+"""Where the charts of the plugin and of the GPU operator have MPS."""
+_MPS_CLIENTS = 48
+_MPS_CLIENTS_OLD = 16
+_OLD = frozenset({'kepler', 'maxwell', 'pascal', 'volta'})
+"""Below compute capability 7.5, where cmd/mps-control-daemon/mps/device.go
+draws the line between 16 and 48 clients."""
+
+
+class Method(enum.Enum):
+    """How; the value is that of the label ``sharing-strategy``."""
+
+    TIME_SLICING = 'time-slicing'
+    MPS = 'mps'
+
+    @property
+    def key(self) -> str:
+        """Its section below ``sharing``."""
+        return 'mps' if self is Method.MPS else 'timeSlicing'
+
+
+NOTES = {
+    Method.TIME_SLICING:
+        'Replicas share a device in turn: nothing separates their memory, '
+        'one can take all of it, and a fault of one can end them all.',
+    Method.MPS:
+        'MPS gives each replica an equal part of memory and compute units, '
+        'but no memory protection like MIG: a fatal fault of one can end '
+        'them all.',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How often which resources of a node are offered."""
+
+    method: Method
+    replicas: int
+    resources: tuple[str, ...]
+    """Full names, each once."""
+    rename: bool = False
+    """Offer them as ``<name>.shared``."""
+    several: bool = False
+    """A container may ask for more than one replica."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section ``sharing`` of the plugin's configuration."""
+        return {self.method.key: {
+            'renameByDefault': self.rename,
+            'failRequestsGreaterThanOne': not self.several,
+            'resources': [{'name': name, 'replicas': self.replicas}
+                          for name in self.resources]}}
+
+    def applies_to(self, name: str) -> bool:
+        """Whether a resource is offered several times."""
+        return name in self.resources
+
+
+def shared(method: Method, replicas: int, asked: Iterable[str],
+           node: kubernetes_node.Node,
+           strategy: kubernetes_strategy.Strategy, rename: bool = False,
+           several: bool = False) -> Sharing:
+    """Sharing that the device plugin accepts on a node.
+
+    :param asked: names of resources, with or without prefix; none for all
+        that the node has.
+    :raises InvalidValue: saying what the plugin would refuse or ignore.
+    """
+    there = kubernetes_strategy.resources(node, strategy)
+    names = tuple(dict.fromkeys(
+        resource.full_name(name) for name in asked)) or tuple(there)
+    for name in names:
+        if name not in there:
+            raise exception.InvalidValue(
+                what='resource', value=name,
+                expected='under strategy '
+                         f'{strategy.value} the layout has '
+                         + ', '.join(there))
+    if replicas < FEWEST:
+        raise exception.InvalidValue(
+            what='replicas', value=replicas,
+            expected=f'expected {FEWEST} or more; leave it out for none')
+    if method is Method.MPS:
+        _check_mps(replicas, node, strategy)
+    return Sharing(method, replicas, names, rename, several)
+
+
+def _check_mps(replicas, node, strategy):
+    if strategy is kubernetes_strategy.Strategy.MIXED:
+        raise _no_mps('the device plugin refuses it with strategy mixed; '
+                      'use none, or time-slicing')
+    if node.with_mig:
+        raise _no_mps('the device plugin refuses it for GPUs in MIG mode; '
+                      'use time-slicing, or turn MIG mode off')
+    for index, item in enumerate(node.gpus):
+        most = (_MPS_CLIENTS_OLD if item.gpu.architecture in _OLD
+                else _MPS_CLIENTS)
+        if replicas > most:
+            raise exception.InvalidValue(
+                what='replicas', value=replicas,
+                expected=f'MPS serves at most {most} clients on '
+                         f'{node.gpu_name(index)}, '
+                         f'{item.gpu.model or item.gpu.device_id}')
+
+
+def _no_mps(reason):
+    return exception.InvalidValue(
+        what='sharing', value=Method.MPS.value, expected=reason)
+
+
+def allocatable(there: Mapping[str, int], sharing: Sharing | None
+                ) -> dict[str, int]:
+    """What the node offers, by the name that a pod asks for."""
+    offered = {}
+    for name, count in there.items():
+        if sharing is not None and sharing.applies_to(name):
+            shown = name + resource.SHARED if sharing.rename else name
+            offered[shown] = count * sharing.replicas
+        else:
+            offered[name] = count
+    return offered

@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The files for a node, each read back as its reader would."""
+
+import json
+import re
+
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.kubernetes import labels
+from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import plugin_config
+from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.kubernetes import sharing
+from cyborg_gpu_driver.kubernetes import strategy
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.tests.unit.kubernetes import nodes
+
+NONE, SINGLE, MIXED = strategy.Strategy
+SLICED, MPS = sharing.Method
+
+T4 = nodes.of(nodes.cut(nodes.T4), name='t4')
+SEVENS = nodes.of(*[nodes.cut(nodes.A100, {'1g.5gb': 7})] * 2)
+MANY = nodes.of(nodes.cut(nodes.A100),
+                nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
+                nodes.cut(nodes.RTX, {'1g.24gb+me.all': 1,
+                                      '1g.24gb-me': 3}),
+                nodes.cut(nodes.A100))
+_DNS_LABEL = re.compile(r'[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?')
+
+
+def contents(node, asked, shared=None):
+    """Plain values by file name, from the text of each."""
+    if shared is not None:
+        shared = sharing.shared(*shared, (), node, asked)
+    return {file.name: yaml.safe_load(file.text)
+            for file in render.render(node, asked, shared).files}
+
+
+class RenderTest(base.BaseTestCase):
+
+    def test_texts_say_what_the_values_say(self):
+        for node, asked, shared in (
+                (T4, NONE, (SLICED, 4)), (SEVENS, SINGLE, None),
+                (MANY, MIXED, (SLICED, 2)), (T4, NONE, (MPS, 2))):
+            shared = shared and sharing.shared(*shared, (), node, asked)
+            files = render.render(node, asked, shared).files
+            for file in files:
+                value = yaml.safe_load(file.text)
+                self.assertEqual(value, json.loads(json.dumps(file.content)))
+            self.assertEqual(
+                [file.content for file in files],
+                list(yaml.safe_load_all(render.stream(files))))
+
+    def test_plugin_configuration(self):
+        found = contents(T4, NONE, (SLICED, 4))[render.PLUGIN]
+        self.assertEqual({
+            'version': 'v1', 'flags': {'migStrategy': 'none'},
+            'sharing': {'timeSlicing': {
+                'renameByDefault': False, 'failRequestsGreaterThanOne': True,
+                'resources': [{'name': 'nvidia.com/gpu', 'replicas': 4}]}}},
+            found)
+        self.assertEqual(
+            {'version': 'v1', 'flags': {'migStrategy': 'single'}},
+            contents(SEVENS, SINGLE)[render.PLUGIN])
+
+    def test_mps_is_told_its_root(self):
+        found = contents(T4, NONE, (MPS, 2))[render.PLUGIN]
+        self.assertEqual('/run/nvidia/mps', found['flags']['mpsRoot'])
+        self.assertEqual(['mps'], list(found['sharing']))
+
+    def test_choices_of_sharing(self):
+        shared = sharing.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
+                                rename=True, several=True)
+        done = render.render(MANY, MIXED, shared)
+        self.assertEqual({
+            'renameByDefault': True, 'failRequestsGreaterThanOne': False,
+            'resources': [{'name': 'nvidia.com/mig-1g.5gb', 'replicas': 2}],
+        }, done.files[0].content['sharing']['timeSlicing'])
+        self.assertEqual(8, done.allocatable['nvidia.com/mig-1g.5gb.shared'])
+
+    def test_what_the_plugin_fails_on_is_not_rendered(self):
+        self.assertRaises(exception.InvalidValue, render.render, MANY,
+                          SINGLE)
+
+    def test_notes(self):
+        self.assertEqual((), render.render(T4, NONE).notes)
+        for method, word in ((SLICED, 'nothing separates their memory'),
+                             (MPS, 'equal part of memory')):
+            done = render.render(T4, NONE, sharing.shared(
+                method, 2, (), T4, NONE))
+            self.assertIn(word, done.notes[-1])
+
+
+class MigPartedTest(base.BaseTestCase):
+
+    def test_the_layout_comes_back(self):
+        for node in (SEVENS, MANY):
+            text = render.render(node, strategy.suited(node)).files[1].text
+            entry = layout_file.LayoutFile.parse(text, 'x').entry('halves')
+            self.assertEqual(
+                {index: item.wanted for index, item
+                 in enumerate(node.gpus)},
+                entry.for_host([item.gpu for item in node.gpus]))
+
+    def test_gpus_that_are_alike_share_an_item(self):
+        sections = contents(MANY, MIXED)[render.MIG_PARTED][
+            'mig-configs']['halves']
+        self.assertEqual([[0, 3], [1], [2]],
+                         [section['devices'] for section in sections])
+        section, = contents(SEVENS, SINGLE)[render.MIG_PARTED][
+            'mig-configs']['halves']
+        self.assertEqual('all', section['devices'])
+
+    def test_none_for_gpus_without_mig(self):
+        found = contents(T4, NONE)
+        self.assertNotIn(render.MIG_PARTED, found)
+        self.assertNotIn('migManager', found[render.OPERATOR])
+
+
+class ClusterTest(base.BaseTestCase):
+    """What the cluster is given: labels, pod, values of the operator."""
+
+    def test_pod_asks_for_each_resource_once(self):
+        found = contents(MANY, MIXED, (SLICED, 2))
+        containers = found[render.POD]['spec']['containers']
+        self.assertEqual(
+            [{'nvidia.com/gpu': 1}, {'nvidia.com/mig-3g.20gb': 1},
+             {'nvidia.com/mig-1g.5gb': 1},
+             {'nvidia.com/mig-1g.24gb.me.all': 1},
+             {'nvidia.com/mig-1g.24gb-me': 1}],
+            [container['resources']['limits'] for container in containers])
+        names = [container['name'] for container in containers]
+        self.assertEqual(len(names), len(set(names)))
+        for name in names:
+            self.assertTrue(_DNS_LABEL.fullmatch(name), name)
+
+    def test_pod_asks_for_what_is_renamed_by_its_new_name(self):
+        done = render.render(T4, NONE, sharing.shared(
+            SLICED, 4, (), T4, NONE, rename=True))
+        container, = {file.name: file for file in done.files}[
+            render.POD].content['spec']['containers']
+        self.assertEqual({'nvidia.com/gpu.shared': 1},
+                         container['resources']['limits'])
+
+    def test_pod_runs_on_the_labelled_node(self):
+        found = contents(SEVENS, SINGLE)
+        given = found[render.LABELS]['metadata']['labels']
+        chosen = found[render.POD]['spec']['nodeSelector']
+        self.assertEqual(chosen, {key: given[key] for key in chosen})
+        self.assertEqual('halves', given[labels.MIG_CONFIG])
+
+    def test_operator_values_hold_the_files(self):
+        found = contents(MANY, MIXED, (SLICED, 2))
+        values = found[render.OPERATOR]
+        self.assertEqual('mixed', values['mig']['strategy'])
+        configs = values['devicePlugin']['config']['data']
+        given = found[render.LABELS]['metadata']['labels']
+        self.assertEqual(
+            found[render.PLUGIN], plugin_config.parse(
+                configs[given[labels.PLUGIN_CONFIG]], 'x'))
+        # A node without the label is not shared.
+        self.assertNotIn('sharing', plugin_config.parse(
+            configs[values['devicePlugin']['config']['default']], 'x'))
+        layouts = layout_file.LayoutFile.parse(
+            values['migManager']['config']['data']['config.yaml'], 'x')
+        self.assertEqual((given[labels.MIG_CONFIG],), layouts.names)
+
+
+class NodeTest(base.BaseTestCase):
+
+    def test_a_name_that_no_label_can_have(self):
+        for name in ('', '1g.5gb+me', '-a', 'a' * 64, 'a b'):
+            error = self.assertRaises(exception.InvalidValue, nodes.of,
+                                      name=name)
+            self.assertIn('rename the entry', str(error))
+
+    def test_gpus_that_a_layout_does_not_speak_of_stay(self):
+        gpus = [nodes.boards.gpu(nodes.boards.A100_40),
+                nodes.boards.gpu(nodes.boards.A100_40,
+                                 [('3g.20gb', 0), ('3g.20gb', 4)])]
+        entry = layout_file.LayoutFile.parse(
+            'version: v1\nmig-configs: {x: [{devices: [0], mig-enabled: '
+            'true, mig-devices: {"1g.5gb": 7}}]}', 'x').entry()
+        self.assertEqual(
+            [{'1g.5gb': 7}, {'3g.20gb': 2}],
+            [item.wanted.counts for item
+             in kubernetes_node.wanted_by(gpus, entry)])
+        self.assertEqual(
+            [{}, {'3g.20gb': 2}],
+            [item.wanted.counts for item
+             in kubernetes_node.wanted_by(gpus, None)])

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Sharing: what the device plugin takes, and what then can be asked for."""
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.kubernetes import sharing
+from cyborg_gpu_driver.kubernetes import strategy
+from cyborg_gpu_driver.tests.unit.kubernetes import nodes
+
+NONE, SINGLE, MIXED = strategy.Strategy
+SLICED, MPS = sharing.Method
+
+T4 = nodes.of(nodes.cut(nodes.T4))
+TWO_KINDS = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
+                     nodes.cut(nodes.A100))
+
+
+def offered(node, asked_strategy, *arguments, **options):
+    shared = sharing.shared(*arguments, node, asked_strategy, **options)
+    return sharing.allocatable(
+        strategy.resources(node, asked_strategy), shared)
+
+
+class AllocatableTest(base.BaseTestCase):
+
+    def test_one_gpu_becomes_four(self):
+        self.assertEqual({'nvidia.com/gpu': 4},
+                         offered(T4, NONE, SLICED, 4, ()))
+        self.assertEqual({'nvidia.com/gpu': 4}, offered(T4, NONE, MPS, 4, ()))
+
+    def test_eight_gpus_ten_times_renamed(self):
+        node = nodes.of(*[nodes.cut(nodes.T4)] * 8)
+        self.assertEqual({'nvidia.com/gpu.shared': 80},
+                         offered(node, NONE, SLICED, 10, (), rename=True))
+
+    def test_all_resources_or_those_asked_for(self):
+        self.assertEqual(
+            {'nvidia.com/gpu': 3, 'nvidia.com/mig-3g.20gb': 3,
+             'nvidia.com/mig-1g.5gb': 12},
+            offered(TWO_KINDS, MIXED, SLICED, 3, ()))
+        self.assertEqual(
+            {'nvidia.com/gpu': 1, 'nvidia.com/mig-3g.20gb': 1,
+             'nvidia.com/mig-1g.5gb.shared': 12},
+            offered(TWO_KINDS, MIXED, SLICED, 3,
+                    ('mig-1g.5gb', 'nvidia.com/mig-1g.5gb'), rename=True))
+
+    def test_a_resource_asked_for_twice_is_shared_once(self):
+        self.assertEqual(('nvidia.com/gpu',), sharing.shared(
+            SLICED, 2, ('gpu', 'nvidia.com/gpu'), T4, NONE).resources)
+
+    def test_mig_devices_of_strategy_single(self):
+        node = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 7}))
+        self.assertEqual({'nvidia.com/gpu': 14},
+                         offered(node, SINGLE, SLICED, 2, ()))
+
+    def test_without_sharing(self):
+        self.assertEqual({'nvidia.com/gpu': 8}, sharing.allocatable(
+            {'nvidia.com/gpu': 8}, None))
+
+
+class RefusalTest(base.BaseTestCase):
+
+    def refused(self, word, node, asked_strategy, *arguments):
+        error = self.assertRaises(
+            exception.InvalidValue, sharing.shared, *arguments, node,
+            asked_strategy)
+        self.assertIn(word, str(error))
+
+    def test_too_few_replicas(self):
+        for replicas in (1, 0, -4):
+            self.refused('2 or more', T4, NONE, SLICED, replicas, ())
+
+    def test_resources_that_the_layout_has_not(self):
+        self.refused('nvidia.com/gpu, nvidia.com/mig-3g.20gb, '
+                     'nvidia.com/mig-1g.5gb', TWO_KINDS, MIXED, SLICED, 2,
+                     ('mig-2g.10gb',))
+        self.refused('has nvidia.com/gpu', TWO_KINDS, NONE, SLICED, 2,
+                     ('mig-1g.5gb',))
+
+    def test_names_that_are_none(self):
+        for name in ('', 'amd.com/gpu', 'GPU', 'mig-1g.5gb+me', 'a' * 53,
+                     'a..b', '-a'):
+            self.refused('expected nvidia.com/NAME', T4, NONE, SLICED, 2,
+                         (name,))
+
+    def test_mps_with_mig(self):
+        seven = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 7}))
+        self.refused('MIG mode', seven, SINGLE, MPS, 2, ())
+        self.refused('MIG mode', seven, NONE, MPS, 2, ())
+        self.refused('mixed', seven, MIXED, MPS, 2, ())
+        self.refused('mixed', T4, MIXED, MPS, 2, ())
+
+    def test_more_clients_than_mps_serves(self):
+        sharing.shared(MPS, 48, (), T4, NONE)
+        self.refused('at most 48 clients on GPU 0', T4, NONE, MPS, 49, ())
+        both = nodes.of(nodes.cut(nodes.T4), nodes.cut(nodes.V100))
+        sharing.shared(MPS, 16, (), both, NONE)
+        self.refused('at most 16 clients on GPU 1', both, NONE, MPS, 17, ())
+        sharing.shared(SLICED, 49, (), both, NONE)

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The documentation, taken apart: pages, blocks of code, command lines."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+SOURCE = ROOT / 'doc' / 'source'
+
+_BLOCK = re.compile(
+    r'^( *)\.\. code-block:: (\S+)\n(?:\1 +:.*\n)*\n((?:\1 {3}.*\n|\n)+)',
+    re.MULTILINE)
+_INCLUDE = re.compile(r'^\.\. include:: (\S+\.inc)\n', re.MULTILINE)
+_PROMPT = re.compile(r'^[#$] ((?:.*\\\n)*.*)$', re.MULTILINE)
+_REDIRECTIONS = frozenset({'>', '>>', '|'})
+
+
+def pages() -> list[pathlib.Path]:
+    """The README and every page, in a fixed order."""
+    return [ROOT / 'README.rst', *sorted(SOURCE.rglob('*.rst'))]
+
+
+def text(page: pathlib.Path) -> str:
+    """A page as its reader has it: with the fragments that it includes."""
+    return _INCLUDE.sub(
+        lambda match: (page.parent / match[1]).read_text(encoding='utf-8'),
+        page.read_text(encoding='utf-8'))
+
+
+def blocks(of: str, language: str) -> Iterator[str]:
+    """Each block of code in a language, without its indentation."""
+    for match in _BLOCK.finditer(of):
+        if match[2] == language:
+            yield textwrap.dedent(match[3]).strip('\n') + '\n'
+
+
+def commands(of: str, program: str) -> Iterator[list[str]]:
+    """The words of each command line after a prompt that runs a program.
+
+    What a shell does with the output is cut off.
+    """
+    for block in blocks(of, 'console'):
+        for match in _PROMPT.finditer(block):
+            if match[1].split()[:1] == [program]:
+                words = shlex.split(match[1].replace('\\\n', ' '))
+                yield words[:next(
+                    (number for number, word in enumerate(words)
+                     if word in _REDIRECTIONS), len(words))]

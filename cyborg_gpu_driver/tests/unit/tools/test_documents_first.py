@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The ways to a first server, gone from top to bottom on simulated hosts."""
+
+import os
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.tests.unit.cmd import base
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+_HOST = """
+driver_version: '550.144.02'
+cuda_version: 12040
+gpus:
+"""
+_NOVA = ('[service_user]', '[pci]')
+
+
+class FirstServerTest(base.CommandCase):
+    """A page's commands work in its order, with its configuration alone.
+
+    The machine is bare: no MIG mode, no virtual functions.
+    """
+
+    def start(self, page, **gpu):
+        self.text = documents.text(
+            documents.SOURCE / 'first-server' / f'{page}.rst')
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.host = self.file('host.yaml', _HOST + yaml.safe_dump([gpu]))
+        self.nova = self.file('nova.conf', '')
+        for block in documents.blocks(self.text, 'ini'):
+            name = ('nova.conf' if block.startswith(_NOVA)
+                    else 'cyborg.conf')
+            self.file(name, block.replace('/var/lib/cyborg', self.directory),
+                      'a')
+
+    def file(self, name, content, mode='w'):
+        path = os.path.join(self.directory, name)
+        with open(path, mode, encoding='utf-8') as stream:
+            stream.write(content)
+        return path
+
+    def on_host(self, *words):
+        """What a command of the page prints; it may not fail."""
+        if '--config-file' in words:
+            words = words[2:]
+        if 'check' in words:
+            words = (*words, '--nova-config-file', self.nova)
+        return self.run_program(
+            '--config-file', os.path.join(self.directory, 'cyborg.conf'),
+            '--simulate', self.host, '--state',
+            os.path.join(self.directory, 'machine.json'), *words)[0]
+
+    def play(self):
+        played = []
+        for words in documents.commands(self.text, 'cyborg-gpu'):
+            output = self.on_host(*words[1:])
+            if words[-2:] == ['nova', 'config']:
+                self.file('nova.conf', output, 'a')
+            played.append(' '.join(words[3:] if '--config-file' in words
+                                   else words[1:]))
+        self.assertIn('check', played)
+        return played
+
+    def offered(self):
+        return {row['profile']: row['creatable'] for row
+                in self.rows_on_host('offer', 'list')}
+
+    def rows_on_host(self, *words):
+        return yaml.safe_load(self.on_host(*words, '-f', 'json'))
+
+    def asked(self):
+        """Classes and traits that the page's file for the cloud asks for."""
+        block, = documents.blocks(self.text, 'yaml')
+        profile, flavor = definition.parse(block, 'gpus.yaml').items
+        self.assertEqual('gpu.first', flavor.name)
+        self.assertIn(('accel:device_profile', profile.name),
+                      flavor.extra_specs)
+        return dict(pair for group in profile.groups for pair in group)
+
+    def test_mig(self):
+        self.start('mig', model='a100-80', address='0000:41:00.0',
+                   framework='mdev')
+        self.assertIn('gpu prepare', self.play())
+        self.assertEqual({'1g.10gb': 7, '2g.20gb': 3, '3g.40gb': 2},
+                         self.offered())
+        self.assertEqual({'resources:CUSTOM_NVIDIA_1G_10GB': '1'},
+                         self.asked())
+
+    def test_vgpu(self):
+        self.start('vgpu', model='t4', address='0000:3b:00.0',
+                   framework='mdev')
+        self.play()
+        self.assertEqual({'T4-2B': 8, 'T4-4Q': 4}, self.offered())
+        self.assertEqual({'resources:CUSTOM_NVIDIA_T4_2B': '1'},
+                         self.asked())
+
+    def test_passthrough(self):
+        self.start('passthrough', model='h100-80', address='0000:81:00.0',
+                   driver='vfio-pci')
+        self.play()
+        self.assertEqual({'whole': 1}, self.offered())
+        self.assertEqual({'resources:PGPU': '1',
+                          'trait:CUSTOM_NVIDIA_2330': 'required'},
+                         self.asked())
+        row, = self.rows_on_host('report', 'show')
+        self.assertIn('CUSTOM_NVIDIA_2330', row['traits'])
+
+    def test_fixed(self):
+        self.start('fixed', model='l40s', address='0000:16:00.0',
+                   framework='vendor-vfio')
+        self.assertIn('nova config', self.play())
+        vgpus = self.rows_on_host('vgpu', 'list', '--without-cloud')
+        self.assertEqual(4 * ['L40S-12Q'], [row['type'] for row in vgpus])
+        with open(self.nova, encoding='utf-8') as stream:
+            written = stream.read()
+        self.assertEqual(4, written.count('device_spec'))
+        # What the page asks of Placement and in the flavor is what the
+        # command has told Nova.
+        self.assertIn('"resource_class": "CUSTOM_NVIDIA_L40S_12Q"', written)
+        for name in ('--resource CUSTOM_NVIDIA_L40S_12Q=1',
+                     'pci_passthrough:alias=L40S-12Q:1'):
+            self.assertIn(name, self.text)

@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The documentation is whole: nothing dangles, and nothing is left out."""
+
+import configparser
+import importlib
+import os
+import re
+import types
+
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver.check import run
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import reasons
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.conf import opts
+from cyborg_gpu_driver.conf import weigher
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+_TOCTREE = re.compile(r'^\.\. toctree::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)',
+                      re.MULTILINE)
+_DOC = re.compile(r':doc:`(?:[^`<]*<)?([^`<>]+)>?`')
+_REF = re.compile(r':ref:`(?:[^`<]*<)?([^`<>]+)>?`')
+_LABEL = re.compile(r'^ *\.\. _([\w-]+):$', re.MULTILINE)
+_TERM = re.compile(r':term:`([^`]+)`')
+
+
+def _entry_points(group):
+    """Commands of a group of ``setup.cfg``, each with where it is."""
+    parser = configparser.ConfigParser()
+    parser.read(documents.ROOT / 'setup.cfg')
+    return dict(line.split(' = ')
+                for line in parser['entry_points'][group].splitlines()
+                if line)
+
+
+def _sources():
+    """The pages of the documentation, without the README."""
+    return documents.pages()[1:]
+
+
+class LinksTest(base.BaseTestCase):
+
+    def test_every_page_is_reached_from_the_first(self):
+        reached, ahead = set(), [documents.SOURCE / 'index.rst']
+        while ahead:
+            page = ahead.pop()
+            reached.add(page)
+            for match in _TOCTREE.finditer(documents.text(page)):
+                ahead += {(page.parent / f'{name}.rst').resolve()
+                          for name in match[1].split()} - reached
+        self.assertEqual(set(_sources()), reached)
+
+    def test_every_reference_has_what_it_refers_to(self):
+        texts = {page: documents.text(page) for page in _sources()}
+        labels = {label for text in texts.values()
+                  for label in _LABEL.findall(text)}
+        found = 0
+        for page, text in texts.items():
+            for name in _DOC.findall(text):
+                at = (documents.SOURCE / name[1:] if name.startswith('/')
+                      else page.parent / name)
+                self.assertTrue(at.with_name(f'{at.name}.rst').exists(),
+                                f'{page}: {name}')
+                found += 1
+            for label in _REF.findall(text):
+                self.assertIn(label, labels, page)
+                found += 1
+        self.assertGreater(found, 50)
+
+    def test_every_fragment_is_part_of_a_page(self):
+        whole = ''.join(page.read_text(encoding='utf-8')
+                        for page in _sources())
+        for fragment in documents.SOURCE.rglob('*.inc'):
+            self.assertIn(f'.. include:: {fragment.name}\n', whole)
+
+    def test_every_term_is_in_the_glossary(self):
+        glossary = documents.text(
+            documents.SOURCE / 'reference' / 'glossary.rst')
+        terms = set(re.findall(r'^ {3}(\S.*)$', glossary, re.MULTILINE))
+        used = {term for page in _sources()
+                for term in _TERM.findall(documents.text(page))}
+        self.assertEqual(set(), used - terms)
+        self.assertIn('policy', used)
+
+
+class CompleteTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # What is written for operators; what is generated does not count.
+        self.text = '\n'.join(
+            documents.text(page) for page in _sources()
+            if page.parent.name not in ('cli', 'configuration'))
+
+    def missing(self, patterns):
+        return [pattern for pattern in patterns
+                if not re.search(pattern, self.text)]
+
+    def test_every_command_is_generated_and_is_on_an_operators_page(self):
+        for page, group, program in (
+                ('index', main.NAMESPACE, 'cyborg-gpu'),
+                ('openstack', 'openstack.gpu.v1', 'openstack')):
+            reference = documents.text(
+                documents.SOURCE / 'cli' / f'{page}.rst')
+            self.assertIn(f'.. autoprogram-cliff:: {group}\n', reference)
+            # Options may stand before the command, and lines may end in it.
+            self.assertEqual([], self.missing(
+                rf'{program}(?: --\S+ \S+)*\s+'
+                + re.sub('[_ ]', r'\\s+', name)
+                for name in _entry_points(group)))
+
+    def test_every_program_is_named(self):
+        self.assertEqual([], self.missing(
+            _entry_points('console_scripts')))
+
+    def test_every_option_is_generated_and_is_on_an_operators_page(self):
+        page = documents.text(
+            documents.SOURCE / 'configuration' / 'index.rst')
+        for name in _entry_points('oslo.config.opts'):
+            self.assertIn(f'.. show-options::\n\n   {name}\n', page)
+        options = [option for _group, options in opts.list_opts()
+                   for option in options] + weigher.OPTS
+        self.assertGreater(len(options), 20)
+        self.assertEqual([], self.missing(
+            rf'\b{option.dest}\b' for option in options))
+
+    def test_every_check_is_explained(self):
+        page = documents.text(documents.SOURCE / 'admin' / 'check.rst')
+        rows = [line.partition('  ')[0] for line in page.splitlines()
+                if '  ' in line]
+        self.assertEqual([], [name for name in run.CHECKS
+                              if rows.count(name) != 1])
+
+    def test_every_word_of_an_answer_is_explained(self):
+        for page, words in (('explain', reasons.Reason.__members__),
+                            ('explain', [kind.value for kind
+                                         in orphans.Kind]),
+                            ('doctor', [kind.value for kind
+                                        in reconcile.Kind])):
+            text = documents.text(
+                documents.SOURCE / 'admin' / f'{page}.rst')
+            self.assertEqual([], [word for word in words
+                                  if f'``{word}``' not in text])
+
+    def test_every_package_is_in_the_architecture(self):
+        page = documents.text(
+            documents.SOURCE / 'contributor' / 'architecture.rst')
+        package = documents.ROOT / 'cyborg_gpu_driver'
+        self.assertEqual([], [
+            path.parent.name for path in sorted(package.glob('*/__init__.py'))
+            if path.parent.name != 'tests'
+            and f'\n``{path.parent.name}`` ' not in page])
+
+
+class YamlTest(base.BaseTestCase):
+
+    def test_blocks_are_read(self):
+        definitions = 0
+        for page in documents.pages():
+            for block in documents.blocks(documents.text(page), 'yaml'):
+                if 'profiles' in yaml.safe_load(block):
+                    definition.parse(block, str(page))
+                    definitions += 1
+        self.assertGreater(definitions, 2)
+
+
+class CyborgGpuTest(cmd_base.CommandCase):
+
+    def test_every_command_line_is_understood(self):
+        found = 0
+        for page in documents.pages():
+            for words in documents.commands(documents.text(page),
+                                            'cyborg-gpu'):
+                app = main.CyborgGpu()
+                _options, rest = app.parser.parse_known_args(words[1:])
+                factory, name, rest = app.command_manager.find_command(rest)
+                parser = factory(app, None).get_parser(name)
+                parser.error = lambda message, words=words: self.fail(
+                    f'{" ".join(words)}: {message}')
+                parser.parse_args(rest)
+                found += 1
+        self.assertGreater(found, 80)
+
+    def test_command_lines_on_simulated_hosts_work(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(documents.ROOT)
+        played = 0
+        # The README's block of commands has no prompt.
+        readme = re.findall(r'^ {4}(cyborg-gpu --simulate (?:.*\\\n)*.*)$',
+                            documents.pages()[0].read_text(encoding='utf-8'),
+                            re.MULTILINE)
+        lines = [line.replace('\\\n', ' ').split() for line in readme]
+        for page in _sources():
+            lines += [words for words in documents.commands(
+                documents.text(page), 'cyborg-gpu') if '--simulate' in words]
+        for words in lines:
+            # A check of a machine that has no services warns.
+            code = 1 if words[-1] == 'check' else 0
+            self.run_program(*words[1:], code=code)
+            played += 1
+        self.assertGreater(played, 8)
+
+
+class OpenstackGpuTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.commands = {
+            tuple(name.split('_')): where for name, where
+            in _entry_points('openstack.gpu.v1').items()}
+
+    def parse(self, words):
+        """Have a command's own parser read what follows its name."""
+        while words[0].startswith('--'):
+            words = words[2:]
+        size = next((size for size in (3, 2)
+                     if tuple(words[:size]) in self.commands), 0)
+        self.assertTrue(size, f'no such command: {" ".join(words)}')
+        module, _, name = self.commands[tuple(words[:size])].partition(':')
+        command = getattr(importlib.import_module(module), name)(
+            types.SimpleNamespace(), None)
+        parser = command.get_parser(' '.join(words[:size]))
+        parser.error = lambda message: self.fail(
+            f'{" ".join(words)}: {message}')
+        parser.parse_args(words[size:])
+
+    def test_every_command_line_is_understood(self):
+        found = 0
+        for page in documents.pages():
+            for words in documents.commands(documents.text(page),
+                                            'openstack'):
+                if 'gpu' in words[1:4:2]:
+                    self.parse(words[1:])
+                    found += 1
+        self.assertGreater(found, 20)
