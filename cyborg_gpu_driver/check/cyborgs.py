@@ -22,6 +22,12 @@ from cyborg_gpu_driver.check import result
 
 _DRIVER = 'cyborg_gpu_driver'
 _IN_TREE = 'nvidia_gpu_driver'
+_TESTED = {14: '2025.1', 15: '2025.2', 16: '2026.1', 17: '2026.2'}
+"""Releases that the functional tests run on."""
+_ON_EVENTLET = (14, 15)
+"""Their agent's threads are eventlet's (cyborg/cmd/__init__.py)."""
+_GREEN = (': its agent runs on eventlet, and answers nobody while NVML makes '
+          'it wait')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -36,11 +42,18 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.failure(
             result.HOST, f'the agent of Cyborg {found.version} has no client '
             'of Placement: what is left on a GPU cannot be told',
-            'Upgrade Cyborg to 17.0.0 or later')
+            'Upgrade Cyborg to 14.1.0 (2025.1) or later')
     elif found.mismatch:
         yield _mismatch(facts, found)
+    elif found.major not in _TESTED:
+        yield result.warning(
+            result.HOST, f'Cyborg {found.version} was not tested with this '
+            f'release of {_DRIVER}, only {min(_TESTED)} to {max(_TESTED)}',
+            'Look for a release that was, or try it on one host first')
     else:
-        yield result.success(result.HOST, f'Cyborg {found.version}')
+        yield result.success(
+            result.HOST, f'Cyborg {found.version} ({_TESTED[found.major]})'
+            + (_GREEN if found.major in _ON_EVENTLET else ''))
 
 
 def _mismatch(facts, found):
@@ -122,7 +135,8 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
     asked = facts.placement
     if not facts.cyborg.has_placement_user:
         yield result.failure(
-            result.HOST, 'the agent has no credentials for Placement',
+            result.HOST, 'the agent has no credentials for Placement: with '
+            'this driver it does not start',
             'Name auth_type and what belongs to it in [placement] of '
             'cyborg.conf')
     elif asked is None:
@@ -132,17 +146,32 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
     elif not asked.providers:
         yield result.failure(
             result.HOST, 'it has no compute node named '
-            f'{" or ".join(sorted(names(facts)))}: cyborg-agent does not '
-            'start', 'Start nova-compute here first; if it runs, set '
-            '[DEFAULT] host in cyborg.conf to its hypervisor_hostname')
+            f'{" or ".join(sorted(names(facts)))}: {_lost(facts)}',
+            'Start nova-compute here first; if it runs, set [DEFAULT] '
+            'host in cyborg.conf to its hypervisor_hostname')
     else:
         yield result.success(result.HOST, 'it answers the agent')
+
+
+def _lost(facts):
+    """What becomes of an agent without a compute node."""
+    if facts.machine.release.asks_placement:
+        return 'cyborg-agent does not start'
+    return 'nothing that cyborg-agent reports gets into Placement'
 
 
 def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which role Cyborg wants to see in Nova's service token."""
     roles = facts.cyborg.service_roles
-    if roles:
+    release_ = facts.machine.release if facts.machine else None
+    if release_ and release_.version and not release_.wants_service_token:
+        yield result.warning(
+            result.HOST, f'Cyborg {release_.version} asks for no service '
+            'token: it takes binds, unbinds and deletions from users that '
+            'Nova knows nothing of',
+            'Upgrade Cyborg to 14.1.0, 15.0.1, 16.0.1 or later within its '
+            'series; have Nova send the token before')
+    elif roles:
         yield result.success(
             result.HOST, "Nova's user of [service_user] needs the role "
             + ' or '.join(roles))

@@ -30,6 +30,7 @@ from oslo_utils import importutils
 from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.check import access
 from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.nova import capability
 
 _RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)
 
@@ -66,6 +67,16 @@ class Release:
     has_placement_client: bool = False
     mismatch: str = ''
     """See :func:`cyborg_gpu_driver.seam.mismatch`."""
+    asks_placement: bool = True
+    """Whether the agent itself does; it then looks for its compute node."""
+    wants_service_token: bool = True
+    """Whether the API takes a bind from a service alone."""
+
+    @property
+    def major(self) -> int | None:
+        """The first number of the version; None if it has none."""
+        found = re.match(r'\d+', self.version or '', re.ASCII)
+        return int(found[0]) if found else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +85,11 @@ class Machine:
 
     names: Names = Names('', '')
     release: Release = Release()
+    nova: str = ''
+    """Version of Nova in the environment of this program; empty if it is
+    not there."""
+    mdev_problem: str = ''
+    """See :func:`cyborg_gpu_driver.nova.capability.mdev_problem`."""
     kernel: tuple[int, int] | None = None
     """Major and minor release."""
     modules: frozenset[str] = frozenset()
@@ -109,7 +125,8 @@ def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
     paths = (*glob.glob(f'{dev}/nvidia[0-9]*'), f'{dev}/nvidiactl',
              *filter(None, (mig_device,)))
     return Machine(
-        names=_names(), release=_cyborg(),
+        names=_names(), release=_cyborg(), nova=capability.nova_version(),
+        mdev_problem=capability.mdev_problem(),
         kernel=release(os.uname().release),
         modules=frozenset(line.split()[0] for line
                           in _lines(f'{proc}/modules') if line.strip()),
@@ -141,8 +158,15 @@ def _cyborg():
     except metadata.PackageNotFoundError:
         return Release()
     client = importutils.try_import('cyborg.common.placement_client')
-    return Release(version, hasattr(client, 'PlacementClient'),
-                   seam.mismatch())
+    options = importutils.try_import('cyborg.conf.agent')
+    return Release(
+        version, hasattr(client, 'PlacementClient'), seam.mismatch(),
+        # What the agent looks for in Placement has been an option ever
+        # since it does; the agent's own module does too much when imported.
+        any(option.name == 'resource_provider_name'
+            for option in getattr(options, 'opts', ())),
+        importutils.try_import('cyborg.common.service_token_utils')
+        is not None)
 
 
 def _mig_devices(proc, dev):

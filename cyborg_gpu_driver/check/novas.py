@@ -139,12 +139,33 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
             '"cyborg-gpu config import" makes policies of it')
 
 
+def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether this Nova gives its guests what handles of type MDEV name."""
+    if all(left.is_left(gpu, governing, facts.settings)
+           for gpu, governing in facts.with_vgpus()):
+        return
+    if facts.machine.mdev_problem:
+        yield result.failure(
+            result.HOST, facts.machine.mdev_problem,
+            'Upgrade Nova to 34.0.0 (2026.2) or later, or choose mode '
+            'passthrough')
+    elif facts.machine.nova:
+        yield result.success(result.HOST, f'Nova {facts.machine.nova}')
+    else:
+        yield result.warning(
+            result.HOST, "Nova is not in this program's environment: its "
+            'release was not checked', 'See that nova-compute here is 34.0.0 '
+            '(2026.2) or later: before, servers start without their vGPUs '
+            'and MIG slices')
+
+
 def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova proves to Cyborg that it is Nova."""
     if not facts.nova_services.sends_service_token:
         yield result.failure(
             result.HOST, 'Nova sends no service token: cyborg-api answers '
-            'every bind with 403', 'Set [service_user] '
+            'every bind with 403 (from 14.1.0, 15.0.1 and 16.0.1 on)',
+            'Set [service_user] '
             'send_service_user_token = true in nova.conf of this host, of '
             'nova-conductor and of nova-api')
     elif not facts.nova_services.has_service_user:

@@ -71,6 +71,7 @@ CHECKS: dict[str, Check] = {
     'Placement': Check(cyborgs.placement, (Needs.MACHINE, Needs.CYBORG)),
     'service token, Cyborg': Check(cyborgs.service_roles,
                                    (Needs.CYBORG,)),
+    'Nova release': Check(novas.release, (Needs.MACHINE,)),
     'service token, Nova': Check(novas.service_token, (Needs.NOVA,)),
     'guests at host boot': Check(novas.guests, (Needs.NOVA,)),
     'nova-compute command': Check(vgpus.start_command, (Needs.MACHINE,)),

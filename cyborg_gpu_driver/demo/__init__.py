@@ -18,6 +18,12 @@ released services, unmodified, on SQLite and on loopback, with no message
 broker and no Keystone. Never imported by the driver itself.
 """
 
-# Before anything else of Cyborg: importing oslo.service's periodic tasks
-# first would settle on another threading backend than Cyborg's daemons have.
-import cyborg.cmd  # noqa: F401
+import contextlib
+
+from oslo_service import backend
+
+# Before anything of Cyborg, which chooses the same from 2026.1 on. Earlier
+# releases bring no threading backend, and run on eventlet's threads; nothing
+# here is to do that: SQLite holds all of those up when one has to wait.
+with contextlib.suppress(ValueError):
+    backend.init_backend(backend.BackendType.THREADING)

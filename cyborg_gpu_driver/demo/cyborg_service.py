@@ -39,6 +39,7 @@ from cyborg.conductor import manager as conductor_manager
 from cyborg.db.sqlalchemy import api as cyborg_db
 from cyborg.objects import base as objects_base
 from oslo_config import cfg
+from oslo_messaging.rpc import dispatcher
 
 from cyborg_gpu_driver.demo import configfile
 from cyborg_gpu_driver.demo import database
@@ -147,9 +148,15 @@ class CyborgService:
         cfg.CONF.reset()
 
     def _serve(self, topic, manager):
-        server = rpc.get_server(
+        # As cyborg.common.rpc.get_server() does, whose threads were
+        # eventlet's before 2026.1.
+        server = oslo_messaging.get_rpc_server(
+            rpc.TRANSPORT,
             oslo_messaging.Target(topic=topic, server=cfg.CONF.host),
-            [manager], objects_base.CyborgObjectSerializer())
+            [manager], executor='threading',
+            serializer=rpc.RequestContextSerializer(
+                objects_base.CyborgObjectSerializer()),
+            access_policy=dispatcher.DefaultRPCAccessPolicy)
         server.start()
         self._servers.append(server)
         manager.init_host()

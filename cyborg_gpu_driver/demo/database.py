@@ -46,7 +46,12 @@ _OUTER = 'cyborg_gpu_driver_outer'
 
 
 def url(path: str) -> str:
-    """SQLAlchemy's URL of the database in the file ``path``."""
+    """SQLAlchemy's URL of the database in the file ``path``.
+
+    What is a URL already stays as it is.
+    """
+    if '://' in path:
+        return path
     return f'sqlite:///{path}?timeout={BUSY_TIMEOUT}'
 
 
@@ -66,18 +71,16 @@ class Templates:
         configfile.write(
             os.path.join(self._directory, 'cyborg-db.conf'),
             {'database': {'connection': url(self.cyborg)}})
-        configfile.write(
-            os.path.join(self._directory, 'placement.conf'),
-            {'placement_database': {'connection': url(self.placement),
-                                    'sync_on_startup': True}})
-        running = [self._start(*command) for command in (_CYBORG, _PLACEMENT)]
-        outputs = [process.communicate()[0] for process in running]
-        for process, output in zip(running, outputs):
-            if process.returncode:
-                raise RuntimeError('the database could not be made:\n'
-                                   + output.decode('utf-8', 'replace'))
+        _finish(self._start(*_CYBORG), self._start_placement())
         for path in (self.cyborg, self.placement):
             _use_write_ahead_log(path)
+
+    def upgrade_placement(self) -> None:
+        """Run this release's migrations of Placement's database.
+
+        :raises RuntimeError: with the output of the command if it failed.
+        """
+        _finish(self._start_placement())
 
     def copy(self, directory: str) -> tuple[str, str]:
         """Fresh copies in ``directory``: Cyborg's path, Placement's path."""
@@ -85,6 +88,13 @@ class Templates:
                                 os.path.join(directory, 'cyborg.sqlite')),
                 shutil.copyfile(self.placement,
                                 os.path.join(directory, 'placement.sqlite')))
+
+    def _start_placement(self):
+        configfile.write(
+            os.path.join(self._directory, 'placement.conf'),
+            {'placement_database': {'connection': url(self.placement),
+                                    'sync_on_startup': True}})
+        return self._start(*_PLACEMENT)
 
     def _start(self, code, arguments):
         return subprocess.Popen(
@@ -110,6 +120,14 @@ class Attached:
         """Give the manager its former database back."""
         self._reset()
         self._own.dispose_pool()
+
+
+def _finish(*running):
+    outputs = [process.communicate()[0] for process in running]
+    for process, output in zip(running, outputs):
+        if process.returncode:
+            raise RuntimeError('the database could not be made:\n'
+                               + output.decode('utf-8', 'replace'))
 
 
 def _begin_immediately(engine):

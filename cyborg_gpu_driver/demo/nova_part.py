@@ -68,9 +68,13 @@ class NovaPart:
     def create_compute_node(self) -> str:
         """Create the root provider, as nova-compute does when it starts.
 
+        One that is there already is left as it is.
+
         :returns: its UUID.
         """
         root = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.host))
+        if self.host in self.placement.providers():
+            return root
         self.placement.post('/resource_providers',
                             {'name': self.host, 'uuid': root})
         self.placement.put(f'/resource_providers/{root}/inventories', {

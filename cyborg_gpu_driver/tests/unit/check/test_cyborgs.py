@@ -67,7 +67,19 @@ class ReleaseTest(CyborgCase):
         self.fails('where cyborg-agent is installed', self.found())
 
     def test_before_placement(self):
-        self.fails('Upgrade Cyborg to 17.0.0', self.found('15.0.0', False))
+        self.fails('Upgrade Cyborg to 14.1.0', self.found('9.0.0', False))
+
+    def test_on_eventlet(self):
+        for version, name in (('14.1.0', '2025.1'), ('15.0.1', '2025.2')):
+            self.succeeds(f'Cyborg {version} ({name}): its agent runs on '
+                          'eventlet', self.found(version, True))
+        (finding,) = self.found('16.0.1', True)
+        self.assertEqual('Cyborg 16.0.1 (2026.1)', finding.details)
+
+    def test_another_release(self):
+        for version in ('13.1.0', '18.0.0', 'unknown'):
+            self.warns(f'Cyborg {version} was not tested',
+                       self.found(version, True))
 
     def test_seam(self):
         self.fails('x differs; only whole GPUs',
@@ -154,8 +166,12 @@ class PlacementTest(CyborgCase):
             answer=placement.Answer(problem='why', advice='do')))
 
     def test_no_compute_node(self):
-        self.fails('named gpu1 or gpu1.example.org',
-                   self.found(answer=placement.Answer()))
+        nobody = placement.Answer()
+        self.fails('named gpu1 or gpu1.example.org: cyborg-agent does not '
+                   'start', self.found(answer=nobody))
+        self.fails('nothing that cyborg-agent reports', self.found(
+            answer=nobody, release=machine.Release(
+                '14.1.0', True, asks_placement=False)))
 
 
 class ServiceRolesTest(CyborgCase):
@@ -167,3 +183,8 @@ class ServiceRolesTest(CyborgCase):
     def test_none(self):
         self.fails('403', cyborgs.service_roles(
             self.facts(service_roles=())))
+
+    def test_nobody_is_asked_for_a_token(self):
+        self.warns('Cyborg 14.0.0 asks for no service token',
+                   cyborgs.service_roles(self.facts(release=machine.Release(
+                       '14.0.0', True, wants_service_token=False))))

@@ -19,6 +19,7 @@ import dataclasses
 import json
 
 from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import novas
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
@@ -48,10 +49,10 @@ class NovaCase(case.FindingCase):
 
     def setUp(self):
         super().setUp()
-        machine = simulator.Machine.load('l40sx4').install()
-        self.addCleanup(machine.uninstall)
+        guard = simulator.Machine.load('l40sx4').install()
+        self.addCleanup(guard.uninstall)
         self.host = reader.HostReader(platform.Platform(
-            sysfs.Sysfs('/sys', os_module=machine.os), nvml.NvmlSession(),
+            sysfs.Sysfs('/sys', os_module=guard.os), nvml.NvmlSession(),
             simulated=True)).snapshot()
 
     def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
@@ -203,6 +204,35 @@ class MdevTypesTest(NovaCase):
                 self.facts(),
                 self.facts(mdev_types=('nvidia-1',), governing=(WHOLE,))):
             self.assertEqual([], list(novas.mdev_types(found)))
+
+
+class ReleaseTest(NovaCase):
+
+    slices = policy.Policy('s', policy.Mode.MIG, match_address=(FIRST,))
+
+    def findings(self, *governing, vfio_handles=True, **seen):
+        return list(novas.release(self.facts(
+            governing=(*governing, OTHERS), vfio_handles=vfio_handles,
+        ).on(machine.Machine(machine.Names('', ''), **seen))))
+
+    def test_mdevs_are_left_out(self):
+        self.check(result.Code.FAILURE, 'why / Upgrade Nova to 34.0.0',
+                   self.findings(self.slices, nova='33.0.0',
+                                 mdev_problem='why'))
+
+    def test_mdevs_are_attached(self):
+        self.check(result.Code.SUCCESS, 'Nova 34.0.0',
+                   self.findings(self.slices, nova='34.0.0'))
+
+    def test_nova_is_elsewhere(self):
+        self.check(result.Code.WARNING, 'not checked',
+                   self.findings(self.slices))
+
+    def test_nobody_needs_them(self):
+        for governing in (WHOLE, FIXED):
+            self.assertEqual([], self.findings(
+                governing, vfio_handles=False, nova='33.0.0',
+                mdev_problem='why'))
 
 
 class ServiceTokenTest(NovaCase):

@@ -16,8 +16,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import textwrap
 
+import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -85,6 +88,36 @@ class CapabilityTest(base.BaseTestCase):
                           capability.source_passes_managed_on(source))
         self.assertRaises(SyntaxError, capability.source_passes_managed_on,
                           'def')
+
+
+class MdevProblemTest(base.BaseTestCase):
+    """A Nova that is installed, as files."""
+
+    def install(self, version, source):
+        root = self.useFixture(fixtures.TempDir()).path
+        for path, text in (
+                ('nova/__init__.py', ''), ('nova/virt/__init__.py', ''),
+                ('nova/virt/libvirt/driver.py', source),
+                (f'nova-{version}.dist-info/METADATA',
+                 f'Name: nova\nVersion: {version}\n')):
+            path = os.path.join(root, path)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write(text)
+        self.useFixture(fixtures.MonkeyPatch('sys.path', [root, *sys.path]))
+
+    def test_nova_that_leaves_them_out(self):
+        self.install('33.0.0', "supported_types_set = {'PCI'}  # not 'MDEV'")
+        self.assertIn('Nova 33.0.0 leaves accelerators',
+                      capability.mdev_problem())
+
+    def test_nova_that_attaches_them(self):
+        self.install('34.0.0', "ignored = ah_type != 'MDEV'")
+        self.assertEqual('', capability.mdev_problem())
+
+    def test_nova_that_cannot_be_read(self):
+        self.install('33.0.0', 'def')
+        self.assertEqual('', capability.mdev_problem())
 
 
 class ExtendTest(base.BaseTestCase):
