@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How tempest is told of the minicloud."""
+
+from __future__ import annotations
+
+import configparser
+import pathlib
+
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.integration import minicloud
+from cyborg_gpu_driver.tests.integration.tempest_run import plan
+
+_FLAVOR = 'minimal'
+
+
+def write(path: pathlib.Path, cloud: minicloud.Minicloud, run: plan.Run
+          ) -> None:
+    """Write a ``tempest.conf`` for a run."""
+    parser = configparser.RawConfigParser()
+    parser.read_dict(_sections(path.parent, cloud, run))
+    with path.open('w', encoding='utf-8') as stream:
+        parser.write(stream)
+
+
+def _sections(directory, cloud, run):
+    admin = cloud.connect('admin')
+    login = admin.config.get_auth_args()
+    vendor, product = plan.DEVICES[run.device].pci_id.split(':')
+    return {
+        'DEFAULT': {'log_file': directory / 'tempest.log'},
+        'oslo_concurrency': {'lock_path': directory / 'locks'},
+        'auth': {'admin_username': login['username'],
+                 'admin_password': login['password'],
+                 'admin_project_name': login['project_name'],
+                 'admin_domain_name': login['project_domain_name'],
+                 'create_isolated_networks': False},
+        'identity': {'uri_v3': login['auth_url'],
+                     'region': admin.config.get_region_name(),
+                     'v3_endpoint_type': 'public'},
+        'service_available': {'cinder': False, 'horizon': False,
+                              'swift': False},
+        'compute': {
+            'image_ref': admin.image.find_image(base.IMAGE).id,
+            'flavor_ref': admin.compute.find_flavor(_FLAVOR).id,
+            # The first one in which a server can ask for no network.
+            'min_microversion': '2.37', 'max_microversion': 'latest'},
+        'compute-feature-enabled': {'snapshot': False},
+        # Nobody logs in to a server.
+        'validation': {'run_validation': False},
+        'cyborg_pci': {'device_profile_name': run.profile,
+                       'vendor_id': vendor, 'product_id': product},
+        'cyborg_policy': {
+            'enforce_new_defaults': plan.POLICIES[run.policy]},
+    }

@@ -1,0 +1,76 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Notes how each test ends."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import unittest
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.tests.integration.tempest_run import verdict
+
+_WHOLE_CLASS = re.compile(r'(?:setUp|tearDown)Class \((.+)\)')
+"""What unittest names in the tests' place when a class fails or skips."""
+
+
+class Recorder(unittest.TestResult):
+    """The result of a run; what holds for a class holds for its tests.
+
+    :param there: names of the tests that are run.
+    :param say: told in a line how a test or a class of them has ended.
+    """
+
+    def __init__(self, there: Sequence[str], say: Callable[[str], None]):
+        super().__init__()
+        self._there = there
+        self._say = say
+        self.outcomes: dict[str, verdict.Outcome] = {}
+
+    def addSuccess(self, test):
+        self._add(test, verdict.PASSED)
+
+    def addSkip(self, test, reason):
+        self._add(test, verdict.SKIPPED, reason)
+
+    def addError(self, test, err):
+        self._add(test, verdict.FAILED,
+                  ''.join(traceback.format_exception(*err)))
+
+    def addFailure(self, test, err):
+        self.addError(test, err)
+
+    def addExpectedFailure(self, test, err):
+        # It does not show that anything works.
+        self.addError(test, err)
+
+    def addUnexpectedSuccess(self, test):
+        self._add(test, verdict.FAILED, 'passes, but is expected to fail')
+
+    def _add(self, test, state, detail=''):
+        shown = name(test)
+        self._say(f'{shown} ... {state}')
+        whole = _WHOLE_CLASS.fullmatch(shown)
+        names = whole and [one for one in self._there
+                           if one.rpartition('.')[0] == whole[1]]
+        for one in names or [shown]:
+            before = self.outcomes.get(one)
+            if before is None or before.state != verdict.FAILED:
+                self.outcomes[one] = verdict.Outcome(state, detail)
+
+
+def name(test: unittest.TestCase) -> str:
+    """Of a test, without the attributes that testtools shows behind it."""
+    return test.id().partition('[')[0]

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a run has shown, by what was known before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.tests.integration.tempest_run import known
+
+PASSED = 'passed'
+SKIPPED = 'skipped'
+FAILED = 'failed'
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a test ended.
+
+    :ivar state: ``PASSED``, ``SKIPPED`` or ``FAILED``.
+    :ivar detail: why it was skipped, or the traceback.
+    """
+
+    state: str
+    detail: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Of one run.
+
+    :ivar passed: names of tests.
+    :ivar skipped: name of a test to the reason that we give for it.
+    :ivar problems: name of a test to what is wrong; empty if all is well.
+    """
+
+    passed: tuple[str, ...]
+    skipped: Mapping[str, str]
+    problems: dict[str, str]
+
+
+def judge(there: Iterable[str], outcomes: Mapping[str, Outcome],
+          named: Mapping[str, known.Named]) -> Verdict:
+    """Judge a run.
+
+    :param there: names of all tests that the plug-in has for it.
+    :param outcomes: by name, of those that were run.
+    :param named: those of which it is known that they do not pass.
+    """
+    passed = []
+    skipped = {}
+    problems = dict.fromkeys(set(named) - set(there),
+                             'is named, but there is no such test')
+    for test in sorted({*there, *outcomes}):
+        problem = _problem(outcomes.get(test), named.get(test))
+        if problem is not None:
+            problems[test] = problem
+        elif test in named:
+            skipped[test] = named[test].reason
+        else:
+            passed.append(test)
+    return Verdict(tuple(passed), skipped, problems)
+
+
+def _problem(outcome, named):
+    if outcome is None:
+        return None if named and not named.asked else 'was not run'
+    if outcome.state == FAILED:
+        return outcome.detail
+    if outcome.state == SKIPPED and not named:
+        return f'skips itself, which is not named: {outcome.detail}'
+    if outcome.state == PASSED and named:
+        return f'passes, but is named: {named.reason}'
+    return None

@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Runs one folder of the plug-in's tests, in a process of its own.
+
+Tempest has one configuration in a process, and what is replaced in the
+plug-in stays so. ``TEMPEST_CONFIG_DIR`` and ``TEMPEST_CONFIG`` name the
+configuration.
+
+usage: python -m ...tempest_run.worker CLOUD FOLDER DEVICE RESULT
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+import unittest
+from collections.abc import Iterator
+
+from cyborg_tempest_plugin import plugin
+
+from cyborg_gpu_driver.tests.integration import minicloud
+from cyborg_gpu_driver.tests.integration.tempest_run import known
+from cyborg_gpu_driver.tests.integration.tempest_run import plan
+from cyborg_gpu_driver.tests.integration.tempest_run import recorder
+from cyborg_gpu_driver.tests.integration.tempest_run import replace
+
+
+def main(arguments: list[str]) -> int:
+    """Run them and write what became of them; 0 whatever that is."""
+    directory, folder, device, result = arguments
+    replace.everything(minicloud.Minicloud(pathlib.Path(directory)),
+                       plan.DEVICES[device])
+    start, top = plugin.CyborgTempestPlugin().load_tests()
+    tests = {recorder.name(test): test for test in _flat(
+        unittest.TestLoader().discover(str(pathlib.Path(start, folder)),
+                                       top_level_dir=top))}
+    notes = recorder.Recorder(list(tests),
+                              lambda line: print(line, flush=True))
+    unittest.TestSuite(
+        test for name, test in tests.items()
+        if name not in known.TESTS or known.TESTS[name].asked).run(notes)
+    pathlib.Path(result).write_text(json.dumps({
+        'there': list(tests),
+        'outcomes': {name: dataclasses.asdict(outcome) for name, outcome
+                     in notes.outcomes.items()}}), encoding='utf-8')
+    return 0
+
+
+def _flat(suite) -> Iterator[unittest.TestCase]:
+    for item in suite:
+        if isinstance(item, unittest.TestSuite):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""No test of upstream's can fail, or not run, without anybody's notice."""
+
+from oslotest import base
+
+from cyborg_gpu_driver.tests.integration.tempest_run import known
+from cyborg_gpu_driver.tests.integration.tempest_run import plan
+from cyborg_gpu_driver.tests.integration.tempest_run import verdict
+
+PASSED = verdict.Outcome(verdict.PASSED)
+SKIPPED = verdict.Outcome(verdict.SKIPPED, 'not here')
+FAILED = verdict.Outcome(verdict.FAILED, 'traceback')
+SKIPS_ITSELF = known.Named('no guest')
+LEFT_OUT = known.Named('no guest', asked=False)
+
+
+class TestJudge(base.BaseTestCase):
+
+    def assert_problem(self, expected, there, outcomes, named):
+        found = verdict.judge(there, outcomes, named)
+        self.assertEqual({'a': expected}, found.problems)
+        self.assertNotIn('a', found.passed)
+        self.assertNotIn('a', found.skipped)
+
+    def test_all_is_well(self):
+        found = verdict.judge(
+            ['a', 'b', 'c'], {'a': PASSED, 'b': SKIPPED},
+            {'b': SKIPS_ITSELF, 'c': LEFT_OUT})
+        self.assertEqual(('a',), found.passed)
+        self.assertEqual({'b': 'no guest', 'c': 'no guest'}, found.skipped)
+        self.assertEqual({}, found.problems)
+
+    def test_failed(self):
+        self.assert_problem('traceback', ['a'], {'a': FAILED}, {})
+
+    def test_failed_though_named(self):
+        self.assert_problem('traceback', ['a'], {'a': FAILED},
+                            {'a': SKIPS_ITSELF})
+
+    def test_failed_though_unknown(self):
+        # As a module is that cannot be imported.
+        self.assert_problem('traceback', [], {'a': FAILED}, {})
+
+    def test_skipped_and_not_named(self):
+        self.assert_problem('skips itself, which is not named: not here',
+                            ['a'], {'a': SKIPPED}, {})
+
+    def test_never_run(self):
+        self.assert_problem('was not run', ['a'], {}, {})
+
+    def test_never_run_though_asked(self):
+        self.assert_problem('was not run', ['a'], {}, {'a': SKIPS_ITSELF})
+
+    def test_passed_though_named(self):
+        self.assert_problem('passes, but is named: no guest', ['a'],
+                            {'a': PASSED}, {'a': SKIPS_ITSELF})
+
+    def test_named_and_not_there(self):
+        self.assert_problem('is named, but there is no such test', [], {},
+                            {'a': LEFT_OUT})
+
+
+class TestUnder(base.BaseTestCase):
+
+    def test_each_is_known_in_some_run(self):
+        found = {test for run in plan.runs()
+                 for test in known.under(run.policy, run.folder)}
+        self.assertEqual(set(known.TESTS), found)
+
+    def test_only_its_folder(self):
+        self.assertEqual([], [test for test in known.under('legacy', 'api')
+                              if '.scenario.' in test])
+
+    def test_only_its_policy(self):
+        self.assertEqual({}, known.under('new', 'api'))
+        self.assertNotEqual({}, known.under('legacy', 'api'))
