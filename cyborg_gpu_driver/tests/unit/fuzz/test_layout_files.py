@@ -18,7 +18,7 @@ import itertools
 import hypothesis
 import yaml
 
-from cyborg_gpu_driver.cmd import layout_options
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_vgpu
@@ -83,7 +83,7 @@ class LayoutFileTest(base.FuzzCase):
         path = f'{self.state_path}/layout'
         with open(path, 'wb') as stream:
             stream.write(data)
-        read = self.attempt(layout_options.read_text, path)
+        read = self.attempt(terminal.read_text, path)
         if read is not None:
             for kind in (layout_file.LayoutFile, layout_vgpu.LayoutFile):
                 self.attempt(kind.parse, *read)
