@@ -130,6 +130,9 @@ def _reserved(name, inventory, node, tree, known):
             'wait for these servers to go, or ask for a profile that fits '
             'beside theirs: openstack gpu capacity')
     elif node.holders:
+        if inventory.used >= inventory.total:
+            # A whole GPU's next tenant waits until it has been cleaned.
+            return
         yield Finding(
             Reason.RESERVED_FRAGMENTED, node.title,
             f'{what}: beside {known.people(node.holders)} the GPU has no '

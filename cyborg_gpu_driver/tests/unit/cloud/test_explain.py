@@ -256,7 +256,7 @@ class VerdictTest(base.BaseTestCase):
                 4, used=4, reserved=1), holders=_HOLD)))
         (candidate,) = verdict.hosts[0].candidates
         self.assertEqual(
-            ['TRAIT_MISSING', 'USED', 'RESERVED_FRAGMENTED'],
+            ['TRAIT_MISSING', 'USED'],
             [item.reason.name for item in candidate.findings])
 
     def test_one_good_provider_is_enough(self):
