@@ -34,13 +34,15 @@ from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.nova import weigher
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 
 CONF = nova.conf.CONF
 
-WEIGHER = 'cyborg_gpu_driver.nova.weigher.GpuWeigher'
+# Its import registers the options that tests set before Nova loads it.
+WEIGHER = f'{weigher.__name__}.GpuWeigher'
 GPUS = ('0000:18:00.0', '0000:2a:00.0')
 PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """Few, as each is a provider to make."""
