@@ -21,10 +21,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import reasons
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud import trees
 
 VERSION = '2.61'
 """Nova's: the first that shows a flavor with its extra specs."""
@@ -91,7 +91,7 @@ def known_servers(cloud: connection.Cloud, uuids: Iterable[str]
         with answers.understanding(cloud, 'Nova', 'a server'):
             return uuid, answer and _server(answer['server'])
 
-    with futures.ThreadPoolExecutor(trees.AT_ONCE) as pool:
+    with futures.ThreadPoolExecutor(parts.AT_ONCE) as pool:
         return {uuid: found for uuid, found in pool.map(ask, sorted(uuids))
                 if found is not None}
 

@@ -92,9 +92,7 @@ class Node:
     @property
     def sick(self) -> tuple[str, ...]:
         """What ails the GPU: ``XID_79``."""
-        return tuple(sorted(trait.removeprefix(health.TRAIT)
-                            for trait in self.traits
-                            if trait.startswith(health.TRAIT)))
+        return health.told(self.traits)
 
     @property
     def cyborgs(self) -> bool:

@@ -18,6 +18,7 @@ from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud import trees
 
@@ -26,7 +27,7 @@ _SERVICE = 'service'
 
 
 def read(cloud: connection.Cloud,
-         progress: trees.Progress = lambda done, total: None
+         progress: parts.Progress = lambda done, total: None
          ) -> orphans.Accounts:
     """What all services have on record now.
 

@@ -15,24 +15,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from concurrent import futures
-from typing import Any
 
 import os_traits
 
 from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import parts
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report import names
 
 VERSION = '1.26'
 """As the driver's: the first that tells ``reserved`` equal to ``total``."""
-_AT_ONCE = 8
-"""Requests under way: Placement answers each in some 10 ms."""
-_SICK = 'CUSTOM_GPU_SICK_'
+_PARTS = ('inventories', 'usages', 'traits')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +41,6 @@ class Provider:
     :ivar resource_class: None if there is no inventory at all.
     :ivar reserved: what the driver lets nobody have now.
     :ivar used: what servers have.
-    :ivar aggregates: UUIDs, of this provider alone.
     """
 
     uuid: str
@@ -60,7 +54,6 @@ class Provider:
     reserved: int
     used: int
     traits: frozenset[str]
-    aggregates: frozenset[str] = frozenset()
 
     @property
     def free(self) -> int:
@@ -70,9 +63,7 @@ class Provider:
     @property
     def sick(self) -> tuple[str, ...]:
         """What ails the GPU, as its traits have it: ``XID_79``."""
-        return tuple(sorted(trait.removeprefix(_SICK)
-                            for trait in self.traits
-                            if trait.startswith(_SICK)))
+        return health.told(self.traits)
 
     def fact(self, kind: str) -> str | None:
         """What the traits say: ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``."""
@@ -83,28 +74,22 @@ class Provider:
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
-         progress: Callable[[int, int], None] = lambda done, total: None
+         progress: parts.Progress = lambda done, total: None
          ) -> tuple[Provider, ...]:
     """The providers of every GPU that this driver reports, by name.
 
-    The list costs one request and each provider four, some at once.
+    The list costs one request and each provider three, some at once.
 
     :param host: of this compute node alone.
     :param progress: called with the providers done and their number.
     :raises CloudError: if Placement does not tell.
     """
-    found = [
-        (known, item) for known, item in _ours(cloud)
-        if host is None or known.host == host]
-    done = []
-    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        for provider in pool.map(
-                lambda pair: _provider(cloud, *pair), found):
-            done.append(provider)
-            progress(len(done), len(found))
-    # One that went away meanwhile has nothing.
-    return tuple(sorted((one for one in done if one is not None),
-                        key=lambda one: one.name))
+    ours = [item for item in listed(cloud, os_traits.OWNER_CYBORG)
+            if _is_ours(item, host)]
+    return tuple(sorted(
+        (_provider(cloud, item, told) for item, told
+         in parts.read(cloud, ours, _PARTS, VERSION, progress)),
+        key=lambda one: one.name))
 
 
 def one(cloud: connection.Cloud, uuid: str) -> Provider | None:
@@ -117,23 +102,8 @@ def one(cloud: connection.Cloud, uuid: str) -> Provider | None:
         return None
     with answers.understanding(cloud, 'Placement', f'provider {uuid}'):
         item = _item(item)
-    known = names.parse_provider_name(item['name'])
-    return known and _provider(cloud, known, item)
-
-
-def holders(cloud: connection.Cloud, provider: str
-            ) -> Mapping[str, Mapping[str, int]]:
-    """What each consumer (a server's UUID) has of a provider.
-
-    :param provider: UUID.
-    :raises CloudError: if Placement does not tell.
-    """
-    answer = cloud.ask('placement',
-                       f'/resource_providers/{provider}/allocations', VERSION)
-    with answers.understanding(cloud, 'Placement',
-                               f'who has what of {provider}'):
-        return {consumer: allocation['resources'] for consumer, allocation
-                in (answer or {'allocations': {}})['allocations'].items()}
+    told = _is_ours(item) and parts.one(cloud, item, _PARTS, VERSION)
+    return _provider(cloud, item, told) if told else None
 
 
 def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
@@ -149,11 +119,9 @@ def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
         return [_item(item) for item in answer['resource_providers']]
 
 
-def _ours(cloud) -> Iterator[tuple[names.ProviderName, Mapping[str, Any]]]:
-    for item in listed(cloud, os_traits.OWNER_CYBORG):
-        known = names.parse_provider_name(item['name'])
-        if known is not None:
-            yield known, item
+def _is_ours(item, host=None):
+    place = names.parse_provider_name(item['name'])
+    return place is not None and host in (None, place.host)
 
 
 def _item(item):
@@ -161,30 +129,21 @@ def _item(item):
             for key in ('uuid', 'name', 'root_provider_uuid')}
 
 
-def _provider(cloud, known, item):
-    told = {}
-    for part in ('inventories', 'usages', 'traits', 'aggregates'):
-        answer = cloud.ask('placement',
-                           f'/resource_providers/{item["uuid"]}/{part}',
-                           VERSION)
-        if answer is None:
-            return None
-        told[part] = answer
+def _provider(cloud, item, told):
     with answers.understanding(cloud, 'Placement',
                                f'provider {item["name"]}'):
-        return _from_answers(known, item, **{
-            part: answer[part] for part, answer in told.items()})
+        return _from_parts(item, **told)
 
 
-def _from_answers(known, item, inventories, usages, traits, aggregates):
+def _from_parts(item, inventories, usages, traits):
+    place = names.parse_provider_name(item['name'])
     # The driver gives each provider one resource class.
     resource_class = next(iter(sorted(inventories)), None)
     inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})
     return Provider(
-        item['uuid'], item['name'], known.host, known.gpu, known.label,
+        item['uuid'], item['name'], place.host, place.gpu, place.label,
         item['root_provider_uuid'], resource_class,
         fields.number(inventory['total']),
         fields.number(inventory['reserved']),
         fields.number(usages.get(resource_class, 0)),
-        frozenset(map(fields.text, traits)),
-        frozenset(map(fields.text, aggregates)))
+        frozenset(map(fields.text, traits)))

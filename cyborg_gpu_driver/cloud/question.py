@@ -22,6 +22,7 @@ from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import explain
 from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import trees
@@ -43,7 +44,7 @@ class Question:
 
 
 def answer(cloud: connection.Cloud, asked: Question,
-           progress: trees.Progress = lambda done, total: None
+           progress: parts.Progress = lambda done, total: None
            ) -> explain.Verdict:
     """Read what it takes, and judge.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
 from typing import ClassVar
 
 PROFILE_KEY = 'accel:device_profile'
@@ -199,8 +198,3 @@ def unmarked(description: str | None) -> tuple[str, bool]:
     if text.endswith(MARK):
         return text.removesuffix(MARK).removesuffix(' '), True
     return text, False
-
-
-def by_key(found: list[Existing]) -> Mapping[Key, Existing]:
-    """What a cloud has, by kind and name."""
-    return {existing.item.key: existing for existing in found}

@@ -17,9 +17,7 @@ itself; :mod:`.providers` reads this driver's alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Iterable
-from concurrent import futures
 
 import os_traits
 from openstack import exceptions
@@ -28,21 +26,19 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import reasons
 from cyborg_gpu_driver.cloud import request
 
 VERSION = '1.36'
 """The first with all that Nova puts into its question."""
-AT_ONCE = 8
-"""Requests under way, as in :mod:`.providers`."""
+_PARTS = ('inventories', 'allocations', 'traits', 'aggregates')
 _BAD_REQUEST = 400
-
-Progress = Callable[[int, int], None]
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
          more: Iterable[str] = (),
-         progress: Progress = lambda done, total: None
+         progress: parts.Progress = lambda done, total: None
          ) -> tuple[facts.Tree, ...]:
     """The compute nodes that have accelerators, by name.
 
@@ -61,7 +57,8 @@ def read(cloud: connection.Cloud, host: str | None = None,
             cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)
         wanted = {item['uuid']: item for items in
                   (*listed.values(), sharing) for item in items}
-        nodes = _nodes(cloud, wanted.values(), progress)
+        nodes = {item['uuid']: _node(item, told) for item, told in parts.read(
+            cloud, wanted.values(), _PARTS, VERSION, progress)}
     shared = [nodes[item['uuid']] for item in sharing
               if item['uuid'] in nodes]
     found = [_tree(root, [nodes[item['uuid']] for item in items
@@ -154,36 +151,15 @@ def _roots(cloud, host, more):
     return [named[0]['uuid']]
 
 
-def _nodes(cloud, items, progress):
-    found = {}
-    with futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        for done, node in enumerate(pool.map(
-                lambda item: _node(cloud, item), items), 1):
-            progress(done, len(items))
-            if node is not None:
-                found[node.uuid] = node
-    return found
-
-
-def _node(cloud, item):
-    answers = []
-    for part in ('inventories', 'allocations', 'traits', 'aggregates'):
-        answered = cloud.ask(
-            'placement', f'/resource_providers/{item["uuid"]}/{part}',
-            VERSION)
-        if answered is None:
-            # It went away meanwhile.
-            return None
-        answers.append(answered[part])
-    inventories, allocations, traits, aggregates = answers
+def _node(item, told):
     holders = {consumer: allocation['resources']
-               for consumer, allocation in allocations.items()}
+               for consumer, allocation in told['allocations'].items()}
     return facts.Node(
         item['uuid'], item['name'], {
             name: _inventory(inventory, sum(
                 resources.get(name, 0) for resources in holders.values()))
-            for name, inventory in inventories.items()},
-        frozenset(traits), frozenset(aggregates), holders)
+            for name, inventory in told['inventories'].items()},
+        frozenset(told['traits']), frozenset(told['aggregates']), holders)
 
 
 def _inventory(inventory, used):

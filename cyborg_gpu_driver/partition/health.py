@@ -298,3 +298,9 @@ def _too_hot(facts):
               if limit is not None]
     return (facts.temperature is not None and bool(limits)
             and facts.temperature >= min(limits))
+
+
+def told(traits: Iterable[str]) -> tuple[str, ...]:
+    """What ails a GPU by the traits of its provider: ``XID_79``."""
+    return tuple(sorted(trait.removeprefix(TRAIT) for trait in traits
+                        if trait.startswith(TRAIT)))

@@ -23,6 +23,7 @@ import dataclasses
 from collections.abc import Iterable
 from collections.abc import Mapping
 
+from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names
@@ -126,7 +127,7 @@ def withdrawn(known: Remembered, device: values.ReportedDevice | None
 
 
 def to_content(memory: Mapping[model.PciAddress, Remembered]) -> dict:
-    """For :func:`cyborg_gpu_driver.program.durable.write`."""
+    """For :func:`cyborg_gpu_driver.durable.write`."""
     return {str(address): dataclasses.asdict(known)
             for address, known in memory.items()}
 
@@ -139,20 +140,20 @@ def from_content(content: Mapping) -> dict[model.PciAddress, Remembered]:
     """
     return {
         model.PciAddress.parse(address): Remembered(
-            device_id=_checked(item['device_id'], str),
-            mode=_checked(item['mode'], str),
-            facts={name: _checked(value, str, int)
+            device_id=fields.text(item['device_id']),
+            mode=fields.text(item['mode']),
+            facts={name: _fact(value)
                    for name, value in item['facts'].items()},
             providers={uuid: Provider(
-                _checked(provider['resource_class'], str),
-                _checked(provider['total'], int),
-                _checked(provider['handles'], str))
+                fields.text(provider['resource_class']),
+                fields.number(provider['total']),
+                fields.text(provider['handles']))
                 for uuid, provider in item['providers'].items()})
         for address, item in content.items()}
 
 
-def _checked(value, *types):
-    if type(value) not in types:
+def _fact(value):
+    if type(value) not in (str, int):
         raise ValueError(f'{value!r} is not what was written')
     return value
 

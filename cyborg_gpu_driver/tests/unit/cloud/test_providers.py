@@ -36,10 +36,7 @@ _ANSWERS = {
     f'{_ONE}/inventories': {'inventories': {
         'CUSTOM_NVIDIA_1G_10GB': {'total': 7, 'reserved': 2}}},
     f'{_ONE}/usages': {'usages': {'CUSTOM_NVIDIA_1G_10GB': 1}},
-    f'{_ONE}/traits': {'traits': [samples.MODEL]},
-    f'{_ONE}/aggregates': {'aggregates': ['rack']},
-    f'{_ONE}/allocations': {'allocations': {
-        'server': {'resources': {'CUSTOM_NVIDIA_1G_10GB': 1}}}}}
+    f'{_ONE}/traits': {'traits': [samples.MODEL]}}
 
 
 class ValueTest(base.BaseTestCase):
@@ -70,8 +67,7 @@ class ReadTest(base.BaseTestCase):
     def test_a_provider(self):
         wanted = providers.Provider(
             'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
-            'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1, frozenset({samples.MODEL}),
-            frozenset({'rack'}))
+            'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1, frozenset({samples.MODEL}))
         seen = []
         self.assertEqual((wanted,), providers.read(
             self.cloud, progress=lambda *of: seen.append(of)))
@@ -79,9 +75,6 @@ class ReadTest(base.BaseTestCase):
         self.assertEqual((), providers.read(self.cloud, 'compute2'))
         self.assertEqual(wanted, providers.one(self.cloud, 'a'))
         self.assertIsNone(providers.one(self.cloud, 'c'))
-        self.assertEqual({'server': {'CUSTOM_NVIDIA_1G_10GB': 1}},
-                         providers.holders(self.cloud, 'a'))
-        self.assertEqual({}, providers.holders(self.cloud, 'c'))
 
     def test_one_that_is_not_ours_or_goes_meanwhile(self):
         self.answers[_ONE] = dict(_ITEM, name='compute1_FPGA')
@@ -109,7 +102,7 @@ class ReadTest(base.BaseTestCase):
                     'X': {'total': '7', 'reserved': 0}}}),
                 (f'{_ONE}/usages', {'usages': None}),
                 (f'{_ONE}/traits', {'traits': [5]}),
-                (f'{_ONE}/aggregates', {})):
+                (f'{_ONE}/traits', {})):
             self.answers[path] = document
             self.assertIn('is not Placement', str(self.assertRaises(
                 exception.CloudError, providers.read, self.cloud)), document)
@@ -117,9 +110,6 @@ class ReadTest(base.BaseTestCase):
         self.answers[_ONE] = {'name': 5}
         self.assertRaises(exception.CloudError, providers.one, self.cloud,
                           'a')
-        self.answers[f'{_ONE}/allocations'] = {'allocations': {'x': {}}}
-        self.assertRaises(exception.CloudError, providers.holders,
-                          self.cloud, 'a')
 
     def test_placement_that_is_not_there(self):
         del self.answers[_LIST]
