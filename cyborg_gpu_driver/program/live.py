@@ -136,8 +136,9 @@ class LiveHost:
             self._set(dataclasses.replace(self._host, gpus=tuple(
                 gpu if other.address == address else other
                 for other in self._host.gpus)))
-        if gpu.mixed_sizes:
-            # Only the driver knows which placements a change leaves free.
+        if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
+            # Only the driver knows which placements a change leaves free,
+            # and what else there is on a GPU that was lost for a while.
             self.refresh()
 
     def mark(self, address: model.PciAddress) -> int:
@@ -220,7 +221,14 @@ def _unread(types):
                  for item in types)
 
 
+def _unread_mig(gpu, changed):
+    """Whether an instance came or went on a GPU seen without any."""
+    return gpu.mig is None and bool(changed and changed[0])
+
+
 def _map_instances(gpu, change):
+    if gpu.mig is None:
+        return gpu
     return dataclasses.replace(gpu, mig=dataclasses.replace(
         gpu.mig, instances=_sorted_set(change(gpu.mig.instances))))
 

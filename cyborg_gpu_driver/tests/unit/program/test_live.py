@@ -15,6 +15,8 @@
 import dataclasses
 import uuid
 
+import pynvml
+
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
@@ -59,3 +61,20 @@ class VfioTest(binder_case.BinderCase):
             placement=instance.placement,
             instance_id=instance.instance_id))
         self.assertEqual({'DC-1-8Q': 11}, self.creatable())
+
+
+class LostTest(binder_case.BinderCase):
+
+    def test_what_a_gpu_has_that_was_lost_meanwhile(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        self.stranger(14, 2, 2)
+        self.machine.faults.fail(
+            'nvmlDeviceGetMigMode', pynvml.NVML_ERROR_GPU_IS_LOST,
+            times=None, address=self.gpu)
+        self.live.refresh()
+        self.assertIsNone(self.live.gpu(self.address).mig)
+        self.machine.faults.clear()
+        self.binder.unbind(*handle)
+        self.assertEqual(([(14, 2)], []), self.truth())
+        self.assert_quiet()
