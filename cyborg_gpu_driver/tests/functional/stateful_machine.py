@@ -256,7 +256,9 @@ class Operations(stateful.RuleBasedStateMachine):
         of each anew; but it is one of those that were there.
         """
         there = [found[-1] for found in before.values()]
-        shared = [place for place in there if there.count(place) > 1]
+        places = [found[-1] for found in after.values()]
+        shared = [place for place in there
+                  if max(there.count(place), places.count(place)) > 1]
         for handle, found in after.items():
             if before.get(handle, [None])[-1] in shared or (
                     found[-1] in shared):
