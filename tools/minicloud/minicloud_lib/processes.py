@@ -142,9 +142,7 @@ def end(settings: settings_module.Settings, names: list[str],
             _send(first, sign)
     if sign == signal.SIGKILL or not _until(
             lambda: not _running(settings, names), _GRACE):
-        for process in _running(settings, names):
-            _send(process, signal.SIGKILL)
-        _until(lambda: not _running(settings, names), _GRACE)
+        _until(lambda: not _killed(settings, names), _GRACE)
     for name in names:
         settings.pid_file(name).unlink(missing_ok=True)
 
@@ -158,6 +156,17 @@ def names(settings: settings_module.Settings) -> list[str]:
 def _running(settings, services):
     return [process for name in services
             for process in members(settings, name)]
+
+
+def _killed(settings, services):
+    """What was running and has been sent SIGKILL.
+
+    Another may have been started by one of them meanwhile: look again.
+    """
+    running = _running(settings, services)
+    for process in running:
+        _send(process, signal.SIGKILL)
+    return running
 
 
 def _recorded(settings, name):

@@ -1,0 +1,218 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The parts of tools/minicloud that start no service."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+from unittest import mock
+
+import fixtures
+from oslotest import base
+
+TOOL = pathlib.Path(__file__).resolve().parents[4] / 'tools' / 'minicloud'
+
+
+def module(name):
+    """A module of the tool, which is no package of the library."""
+    if str(TOOL) not in sys.path:
+        sys.path.append(str(TOOL))
+    return importlib.import_module(f'minicloud_lib.{name}')
+
+
+cli = module('cli')
+error = module('error')
+inifile = module('inifile')
+processes = module('processes')
+settings = module('settings')
+
+
+class MinicloudCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def new(self, **changes):
+        return settings.Settings(**{
+            'directory': self.directory, 'base_port': 24000,
+            'hosts': {'gpu1': 't4x4'}, 'gpu_config': '/etc/gpu.conf',
+            'secret': 'secret', **changes})
+
+
+class SettingsTest(MinicloudCase):
+
+    def test_what_was_decided_is_kept(self):
+        self.new().save()
+        self.assertEqual(self.new(), settings.load(self.directory))
+        self.assertEqual(0o700, self.directory.stat().st_mode & 0o777)
+
+    def test_nothing_there(self):
+        self.assertIsNone(settings.load(self.directory))
+        self.directory.mkdir()
+        self.assertIsNone(settings.load(self.directory))
+
+    def test_what_is_of_others_is_left_alone(self):
+        self.directory.mkdir()
+        (self.directory / 'thesis.txt').touch()
+        found = self.assertRaises(error.MinicloudError, settings.load,
+                                  self.directory)
+        self.assertIn('has files, but no minicloud', str(found))
+        for text in ('', '[]', '{}', '{"format": 0}',
+                     json.dumps({'format': settings.FORMAT, 'x': 1})):
+            (self.directory / settings.FILE).write_text(text, 'utf-8')
+            found = self.assertRaises(error.MinicloudError, settings.load,
+                                      self.directory)
+            self.assertIn('not the file of a minicloud', str(found))
+
+    def test_ports_that_somebody_has_are_not_taken(self):
+        with socket.socket() as other:
+            other.bind((settings.ADDRESS, 0))
+            other.listen()
+            port = other.getsockname()[1]
+            first = port - len(settings.PORTS) + 1
+            found = self.assertRaises(
+                error.MinicloudError, settings.new, self.directory, {},
+                '/etc/gpu.conf', first)
+            self.assertIn(f'--base-port {first}', str(found))
+            self.assertIn(str(port), str(found))
+
+    def test_passwords_differ_by_user_and_cloud(self):
+        one, other = self.new(), self.new(secret='other')
+        self.assertEqual(3, len({one.password('nova'),
+                                 one.password('cyborg'),
+                                 other.password('nova')}))
+
+
+class InifileTest(MinicloudCase):
+
+    def test_what_is_written_is_read(self):
+        path = inifile.write(self.directory / 'x.conf', {
+            'DEFAULT': {'debug': False, 'hosts': ['a', 'b']},
+            'gpu': {'Odd Name': 1}})
+        self.assertEqual(0o600, path.stat().st_mode & 0o777)
+        self.assertEqual({'DEFAULT': {'debug': 'false', 'hosts': 'a,b'},
+                          'gpu': {'Odd Name': '1'}}, inifile.read(path))
+
+    def test_the_last_wins(self):
+        self.assertEqual(
+            {'a': {'x': 2, 'y': 1}, 'b': {'z': 3}},
+            inifile.merge({'a': {'x': 1, 'y': 1}},
+                          {'a': {'x': 2}, 'b': {'z': 3}}))
+
+    def test_no_file_of_options(self):
+        self.directory.mkdir()
+        path = self.directory / 'x.conf'
+        for text in (b'x = 1\n', b'[a]\n\xff = 1\n', b'[a]\nx\n'):
+            path.write_bytes(text)
+            found = self.assertRaises(error.MinicloudError, inifile.read,
+                                      path)
+            self.assertIn(str(path), str(found))
+
+
+class ProcessesTest(MinicloudCase):
+
+    def setUp(self):
+        super().setUp()
+        self.settings = self.new()
+        self.settings.save()
+        self.addCleanup(processes.end, self.settings, ['service'],
+                        signal.SIGKILL)
+
+    def spawn(self, script):
+        processes.spawn(self.settings, 'service', ['/bin/sh', '-c', script],
+                        {})
+        return processes.leader(self.settings, 'service')
+
+    def test_all_that_a_service_started_ends_with_it(self):
+        # Children outlive their parent unless the session is what is ended;
+        # this one still makes some when it is killed.
+        self.spawn('for n in $(seq 200); do sleep 600 & done; wait')
+        recorded = self.settings.pid_file('service').read_text('utf-8')
+        processes.end(self.settings, ['service'], signal.SIGKILL)
+        self.assertEqual([], processes.names(self.settings))
+        self.settings.pid_file('service').write_text(recorded, 'utf-8')
+        self.assertEqual([], processes.members(self.settings, 'service'))
+
+    def test_a_number_that_is_used_again_is_nobody_of_ours(self):
+        self.spawn('exec sleep 600')
+        path = self.settings.pid_file('service')
+        words = path.read_text('utf-8').split()
+        # The same number, started at another time: a stranger.
+        words[21] = str(int(words[21]) - 1)
+        recorded = path.read_text('utf-8')
+        path.write_text(' '.join(words), 'utf-8')
+        self.assertIsNone(processes.leader(self.settings, 'service'))
+        path.write_text(recorded, 'utf-8')
+        self.assertIsNotNone(processes.leader(self.settings, 'service'))
+
+    def test_a_command_with_anything_in_its_name(self):
+        tail = ' '.join(['S', '1', '2', '77', *['0'] * 13, '3', '0', '99'])
+        found = processes.Process.parse(f'5 (a) b (c) {tail}')
+        self.assertEqual((5, 'S', 77, 3, 99), (
+            found.pid, found.state, found.session, found.threads,
+            found.started))
+        self.assertRaises(ValueError, processes.Process.parse, '5 (a) S')
+
+
+class CommandTest(MinicloudCase):
+
+    def run_command(self, *arguments):
+        told = io.StringIO()
+        with (contextlib.redirect_stderr(told),
+              contextlib.redirect_stdout(told)):
+            try:
+                code = cli.main([*arguments, '--directory',
+                                 str(self.directory)])
+            except SystemExit as ended:
+                code = ended.code
+        return code, told.getvalue()
+
+    def test_no_cloud_there(self):
+        for command in (['stop'], ['status'], ['log', 'nova-api'],
+                        ['kill', 'nova-api']):
+            code, told = self.run_command(*command)
+            self.assertEqual(1, code)
+            self.assertIn(f'there is no minicloud in {self.directory}',
+                          told)
+        # A wipe has nothing to do, which is no failure.
+        self.assertEqual(0, self.run_command('wipe')[0])
+
+    def test_a_host_that_is_none(self):
+        code, told = self.run_command('start', '--host', 'gpu1')
+        self.assertEqual(2, code)
+        self.assertIn("'gpu1' is not NAME=MACHINE", told)
+
+    def test_a_log_that_is_not_there(self):
+        made = self.new()
+        made.save()
+        made.log('nova-api').write_text('1\n2\n3\n', 'utf-8')
+        code, told = self.run_command('log', 'nova')
+        self.assertEqual(1, code)
+        self.assertIn('there are nova-api', told)
+        self.assertEqual((0, '3\n'), self.run_command(
+            'log', 'nova-api', '--lines', '1'))
+
+    def test_where_it_is_unless_told(self):
+        with mock.patch.dict(os.environ, {
+                cli.DIRECTORY_VARIABLE: '', 'XDG_STATE_HOME': '/state'}):
+            options = cli._parser().parse_args(['stop'])
+            self.assertEqual(pathlib.Path('/state/minicloud'),
+                             cli._directory(options))
