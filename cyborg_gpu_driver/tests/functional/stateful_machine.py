@@ -348,10 +348,20 @@ class Operations(stateful.RuleBasedStateMachine):
         self._quiet()
         self._count('quiet')
         given = self._promised()
-        if given:
+        if given and not self._outsiders_in_the_way():
             # What Placement still promises can be had.
             self.case.assertEqual('bound', self._bind(_one(given, pick)))
             self._count('bind', 'bound')
+
+    def _outsiders_in_the_way(self):
+        """Whether an outsider's vGPU may be on a function that Cyborg chooses.
+
+        Without mdev a handle stands for its function and for no other, and
+        Cyborg asks nobody which of its handles is the next.
+        """
+        return any(item.name == item.function
+                   and ('vgpu', item.number) in self.foreign
+                   for item in self.case.live().values())
 
     def _promised(self):
         """Device profiles for which Placement has something left."""
