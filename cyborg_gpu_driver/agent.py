@@ -78,6 +78,8 @@ class Agent:
         self._said: set[str] = set()
         self._unwritten: type[Exception] | None = None
         """What keeps Placement from being written, as an error."""
+        self._draining: frozenset[str] = frozenset()
+        """Providers of which nothing more is promised, as last decided."""
         machine = platform.from_conf(conf)
         if machine.is_root():
             privileged.run_here(machine)
@@ -105,7 +107,9 @@ class Agent:
             machine, self._host, self._journal, settings, self._state_path,
             self._binder.recover, self._publish,
             usages=drift.Drift(placement, hostname,
-                               withheld=self._is_sick).read,
+                               withheld=self._is_sick,
+                               draining=lambda provider:
+                               provider in self._draining).read,
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
         taker = prepare.StepTaker(machine, host_reader,
@@ -225,10 +229,10 @@ class Agent:
     def _inventories(self, address):
         owned = journal.owned(self._journal.entries(address))
         offers = self._host.offers(self._host.gpu(address))
-        return capacity.inventories(
+        return [inventory for inventory in capacity.inventories(
             offers, owned, self._hostname,
-            self._is_sick(address)
-            or self._cleaner.withholds(offers))
+            self._is_sick(address) or self._cleaner.withholds(offers))
+            if inventory.provider not in self._draining]
 
     def _publish(self, address):
         """Write what a bind has changed; the GPU's lock is held."""
@@ -239,9 +243,11 @@ class Agent:
 
     def _enforce(self, decided):
         """Put ``reserved`` right for every GPU that is reported."""
-        providers = [deployable.provider_uuid for device in decided.devices
-                     for deployable in device.deployables]
-        providers.extend(item.provider for item in decided.draining)
+        self._draining = frozenset(
+            item.provider for item in decided.draining)
+        providers = [*self._draining, *(
+            inventory.provider for address in decided.trusted
+            for inventory in self._inventories(address))]
         if not providers:
             return
         try:

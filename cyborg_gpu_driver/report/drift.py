@@ -54,16 +54,20 @@ class Drift:
         right before and has changed without us. What has changed on the GPU
         itself, the report writes anyway.
     :param withheld: whether nothing may be promised on a GPU now.
+    :param draining: whether a provider (UUID) is to be withdrawn; it is left
+        out, as all of it is reserved.
     """
 
     def __init__(self, client: Callable[[], Any], hostname: str,
                  history: bool = True,
                  withheld: Callable[[model.PciAddress], bool]
-                 = lambda address: False):
+                 = lambda address: False,
+                 draining: Callable[[str], bool] = lambda provider: False):
         self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
         self._history = history
         self._withheld = withheld
+        self._draining = draining
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = ''
@@ -106,7 +110,8 @@ class Drift:
                 and not offer.as_made
                 for inventory in capacity.inventories(
                     (offer,), owned, self._hostname,
-                    self._withheld(address))]
+                    self._withheld(address))
+                if not self._draining(inventory.provider)]
 
     def _usage(self, offer, inventory):
         seen = self._seen[inventory.provider]

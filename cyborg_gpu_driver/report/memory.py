@@ -29,8 +29,11 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import values
 
-_FACTS = ('model', 'architecture', 'uuid', 'serial', 'memory_mib')
-"""Fields of a GPU that NVML alone knows and that Cyborg compares."""
+_FACTS = {'model': fields.text, 'architecture': fields.text,
+          'uuid': fields.text, 'serial': fields.text,
+          'memory_mib': fields.number}
+"""Fields of a GPU that NVML alone knows and that Cyborg compares, and what
+reads each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ def complete(gpu: model.Gpu, known: Remembered | None) -> model.Gpu:
         return gpu
     return dataclasses.replace(gpu, **{
         name: value for name, value in known.facts.items()
-        if name in _FACTS and getattr(gpu, name) is None})
+        if getattr(gpu, name) is None})
 
 
 def untrusted(gpu: model.Gpu, known: Remembered | None,
@@ -142,20 +145,15 @@ def from_content(content: Mapping) -> dict[model.PciAddress, Remembered]:
         model.PciAddress.parse(address): Remembered(
             device_id=fields.text(item['device_id']),
             mode=fields.text(item['mode']),
-            facts={name: _fact(value)
-                   for name, value in item['facts'].items()},
+            facts={name: read(item['facts'][name])
+                   for name, read in _FACTS.items()
+                   if name in item['facts']},
             providers={uuid: Provider(
                 fields.text(provider['resource_class']),
                 fields.number(provider['total']),
                 fields.text(provider['handles']))
                 for uuid, provider in item['providers'].items()})
         for address, item in content.items()}
-
-
-def _fact(value):
-    if type(value) not in (str, int):
-        raise ValueError(f'{value!r} is not what was written')
-    return value
 
 
 def _provider(deployable: values.ReportedDeployable) -> Provider:

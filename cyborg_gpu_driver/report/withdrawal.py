@@ -42,8 +42,8 @@ _WAITING = 'GPU %(gpu)s is not reported before it is idle: %(reason)s'
 class Decision:
     """One report.
 
-    ``trusted`` are the GPUs that are reported as they are read;
-    ``draining`` what must not be promised to anybody any more.
+    ``trusted`` are the GPUs whose ``reserved`` follows what is read of them;
+    ``draining`` is what must not be promised to anybody any more.
     """
 
     devices: tuple[values.ReportedDevice, ...]
@@ -88,7 +88,7 @@ class Withdrawal:
             be read now.
         """
         known = self._known()
-        kept, devices, trusted, draining = {}, [], [], []
+        kept, devices, offered, draining = {}, [], {}, []
         present = {gpu.address: gpu for gpu in host.gpus}
         for address in sorted({*present, *known}):
             before = known.get(address)
@@ -110,18 +110,20 @@ class Withdrawal:
                                 if before and address in sick else ())
             elif waiting or device is not None:
                 self._say(address, waiting, _WAITING)
+            # Also where it stays beside what is to be withdrawn.
+            offered[address] = device
             if reason:
                 devices.append(build.stub_device(address))
                 if before is not None:
                     kept[address] = before
             elif device is not None:
                 devices.append(device)
-                trusted.append(address)
                 kept[address] = memory.remember(gpu, device, before, left)
             elif left:
                 kept[address] = memory.leaving(before, left)
         self._keep(kept)
-        return Decision(tuple(devices), tuple(trusted), tuple(draining))
+        return Decision(tuple(devices), tuple(filter(offered.get, offered)),
+                        tuple(draining))
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[values.ReportedDevice, ...]:

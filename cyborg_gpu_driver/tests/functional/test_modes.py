@@ -12,8 +12,14 @@
 
 """Whole GPUs, vGPUs and MIG slices side by side on one host."""
 
+import configparser
+
+from oslo_config import cfg
+
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import mig
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 T4 = '0000:3b:00.0'
@@ -90,3 +96,50 @@ class MixedTest(gpu_cloud.GpuTestCase):
             client.ApiError, self.cloud.bind,
             self.profile('CUSTOM_NVIDIA_7G_80GB'))
         self.assertIn('No such resource class', str(error))
+
+
+class ChangedTest(gpu_cloud.GpuTestCase):
+    """A policy offers less, while a server has what it offers no more."""
+
+    machine = 'mixed'
+    gpu = A100
+    overrides = {
+        'gpu': {'policies': 'slices'},
+        'gpu_policy:slices': {'mode': 'mig', 'match_address': A100,
+                              'profiles': '1g.10gb,3g.40gb'}}
+
+    def change_policy(self, **options):
+        """Rewrite the policy and start the agent again."""
+        path = self.cloud.cloud.config_path
+        parser = configparser.RawConfigParser(default_section='')
+        parser.read(path, encoding='utf-8')
+        parser.read_dict({'gpu_policy:slices': options})
+        with open(path, 'w', encoding='utf-8') as stream:
+            parser.write(stream)
+        cfg.CONF.reload_config_files()
+        type(self.driver).__init__(self.driver)
+
+    def test_what_stays_on_offer_is_counted_on(self):
+        large = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        small = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        self.change_policy(profiles='1g.10gb')
+        self.report()
+        # None of what is to go, and of the others what fits beside it.
+        self.assertEqual({'1g.10gb': (7, 3), '3g.40gb': (2, 2)},
+                         self.reserved())
+        other = self.cloud.bind(small)
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        with world.operation(write=True):
+            number = mig.create(world.gpu(A100), 14)
+        self.report()
+        self.assertEqual((7, 5), self.reserved()['1g.10gb'])
+        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
+        # A bind does not promise it again either.
+        self.cloud.unbind(self.cloud.bind(small))
+        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
+        with world.operation(write=True):
+            mig.destroy(world.gpu(A100), number)
+        self.cloud.unbind(large)
+        self.cloud.unbind(other)
+        self.report()
+        self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())

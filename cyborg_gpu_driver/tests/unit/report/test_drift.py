@@ -136,6 +136,13 @@ class DriftTest(base.BaseTestCase):
         self.changed(reserved=6)
         self.assertEqual((1, 6, 6), self.usages()['1g.5gb'])
 
+    def test_what_is_to_be_withdrawn_is_left_out(self):
+        self.drift = drift.Drift(
+            lambda: self.placement, 'here', False,
+            draining={_UUIDS['3g.20gb']}.__contains__)
+        self.changed('3g.20gb', used=0, reserved=7)
+        self.assertEqual({'1g.5gb': (1, 0, 0)}, self.usages())
+
     def test_without_history_all_counts(self):
         self.drift = drift.Drift(lambda: self.placement, 'here', False)
         self.changed(reserved=2)

@@ -142,6 +142,8 @@ class WithdrawalTest(base.BaseTestCase):
             [(device.deployables[1].provider_uuid, 2, 2)],
             [(item.provider, item.total, item.reserved)
              for item in decision.draining])
+        # The other one goes on being counted.
+        self.assertEqual((_ADDRESS,), decision.trusted)
 
     def test_a_mode_is_left_when_nothing_of_it_is_left(self):
         whole = self.report(_GPU, make=self.whole())[_ADDRESS]
