@@ -80,6 +80,8 @@ class Agent:
         """What keeps Placement from being written, as an error."""
         self._draining: frozenset[str] = frozenset()
         """Providers of which nothing more is promised, as last decided."""
+        self._reset: set[model.PciAddress] = set()
+        """GPUs that were reset and not examined since."""
         machine = platform.from_conf(conf)
         if machine.is_root():
             privileged.run_here(machine)
@@ -99,7 +101,7 @@ class Agent:
         self._cleaner = cleaning.Cleaner(
             machine, self._state_path, self._keeper,
             audit.Audit(self._state_path), conf.gpu.clean_whole_gpus,
-            self._health.reset_done, quiet=self._watcher.paused)
+            self._was_reset, quiet=self._watcher.paused)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
             self._state_path, self._publish, self._health.instance_gone)
@@ -152,6 +154,10 @@ class Agent:
             {address for address, verdict in verdicts.items()
              if verdict.sick})
         self._clean(decided)
+        if self._reset:
+            # Well by that, unless it says something else now.
+            self._reset.clear()
+            verdicts = self._examine(self._host.refresh())
         self._enforce(decided)
         return sickness.marked(decided.devices, verdicts, self._is_used)
 
@@ -207,6 +213,10 @@ class Agent:
         """Promise nothing more on a GPU; called by the events' thread."""
         with locks.gpu(self._state_path, address):
             self._publish(address)
+
+    def _was_reset(self, address):
+        self._health.reset_done(address)
+        self._reset.add(address)
 
     def _is_sick(self, address):
         return self._health.sick(address) is not None

@@ -100,6 +100,19 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(2, self.resets())
         self.assertNotIn('may not have been reset', self.log.output)
 
+    def test_what_a_reset_does_not_cure_is_not_promised(self):
+        server = self.cloud.bind(self.whole)
+        self.report()
+        self.world().set_health(self.gpu, celsius=120)
+        self.cloud.unbind(server)
+        self.cloud.report()
+        self.assertEqual(1, self.resets())
+        self.assertEqual((1, 0), self.inventory())
+        self.world().set_health(self.gpu, celsius=31)
+        for _ in range(10):
+            self.cloud.report()
+        self.assertEqual((0, 0), self.inventory())
+
     def test_an_idle_gpu_is_never_reset(self):
         for _ in range(3):
             self.report()
