@@ -294,3 +294,21 @@ class PluginConfigError(GpuDriverError):
     """A configuration file of NVIDIA's device plugin cannot be used."""
 
     template = '{source}: {where}: {problem}; {expected}'
+
+
+class InventoryError(GpuDriverError):
+    """What a ramdisk says of a node's GPUs cannot be used."""
+
+    template = '{where}: {problem}; {expected}'
+
+
+class ImageRefused(GpuDriverError):
+    """Nothing can be put into a deployed image, or not this."""
+
+    template = 'the deployed image: {reason}'
+
+
+class LayoutSourceError(GpuDriverError):
+    """What may hold a server's layout cannot be read."""
+
+    template = '{source}: {reason}'

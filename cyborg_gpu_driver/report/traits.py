@@ -62,6 +62,13 @@ def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
                          *_generic(gpu, offer)}))
 
 
+def of_board(gpu: model.Gpu) -> tuple[str, ...]:
+    """The traits that say what a whole GPU is, whoever uses it how."""
+    memory = _rounded(gpu.memory_mib)
+    return (names.custom(names.VENDOR, gpu.device_id), *_kind(gpu),
+            *([names.custom('GPU', 'MEMORY', memory)] if memory else []))
+
+
 def _product(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
     yield names.custom(names.VENDOR, gpu.device_id)
     if offer.mode is policy.Mode.PASSTHROUGH:
@@ -74,10 +81,7 @@ def _product(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
 
 def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
     yield names.custom('GPU', 'KIND', offer.mode.value)
-    if gpu.model:
-        yield names.custom('GPU', 'MODEL', _without_vendor(gpu.model))
-    if gpu.architecture:
-        yield names.custom('GPU', 'ARCH', gpu.architecture)
+    yield from _kind(gpu)
     if gpu.numa_node is not None:
         yield names.custom('GPU', 'NUMA', str(gpu.numa_node))
     memory = memory_class(gpu, offer)
@@ -85,9 +89,19 @@ def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
         yield names.custom('GPU', 'MEMORY', memory)
 
 
-def _without_vendor(name: str) -> str:
-    # Older drivers print the name without it; the trait must not depend on
-    # the driver's release.
+def _kind(gpu: model.Gpu) -> Iterator[str]:
+    if gpu.model:
+        yield names.custom('GPU', 'MODEL', without_vendor(gpu.model))
+    if gpu.architecture:
+        yield names.custom('GPU', 'ARCH', gpu.architecture)
+
+
+def without_vendor(name: str) -> str:
+    """A model's name as NVML gives it, without a leading NVIDIA.
+
+    Older drivers print it without; nothing that is made of it must depend
+    on the driver's release.
+    """
     return re.sub(r'^nvidia\s+(?=\S)', '', name, flags=re.IGNORECASE)
 
 

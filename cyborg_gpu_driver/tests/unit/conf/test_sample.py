@@ -31,7 +31,9 @@ class SampleTest(base.BaseTestCase):
     scenarios = [
         ('of the agent', {'name': 'cyborg-gpu', 'option': 'state_path'}),
         ('of the weigher', {'name': 'nova-gpu',
-                            'option': 'gpu_weight_multiplier'})]
+                            'option': 'gpu_weight_multiplier'}),
+        ('of the inspection', {'name': 'ironic-gpu',
+                               'option': 'layout_files'})]
 
     def test_sample_is_what_the_options_say(self):
         conf = cfg.ConfigOpts()

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The hook that Ironic's conductor runs at the end of an inspection.
+
+Named ``nvidia-gpus`` in ``[inspector] hooks``. It says on the node what the
+collector of the same name found.
+"""
+
+from __future__ import annotations
+
+from ironic import objects
+from ironic.common import exception as ironic_exception
+from ironic.conf import CONF
+from ironic.drivers.modules.inspector.hooks import base
+from oslo_log import log
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import inventory as inventory_module
+from cyborg_gpu_driver.baremetal import layout_files
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal import node as node_module
+from cyborg_gpu_driver.conf import baremetal
+
+LOG = log.getLogger(__name__)
+
+_PCI = 'pci_devices'
+
+
+class NvidiaGpusHook(base.InspectionHook):
+    """Sets traits and properties of a node from what is known of its GPUs.
+
+    One object serves all inspections, several at a time: it keeps nothing.
+    """
+
+    def __init__(self):
+        baremetal.register_opts(CONF)
+
+    def preprocess(self, task, inventory, plugin_data):
+        """Refuse what cannot be used, before anything is changed.
+
+        :raises HardwareInspectionFailure: saying what is wrong with it, or
+            with the layout files of the configuration.
+        """
+        _read(task.node, plugin_data)
+        _files()
+
+    def __call__(self, task, inventory, plugin_data):
+        """Set the node's traits, properties and, if asked to, its class.
+
+        :raises HardwareInspectionFailure: as :meth:`preprocess`.
+        """
+        found = _read(task.node, plugin_data)
+        if found is None:
+            LOG.warning('Node %s: nothing is known of its GPUs, as the '
+                        'ramdisk has neither the collector nvidia-gpus nor '
+                        'pci-devices; it is left as it is', task.node.uuid)
+            return
+        for address, reasons in found.sick.items():
+            LOG.warning('Node %s: GPU %s is sick: %s', task.node.uuid,
+                        address, '; '.join(reasons))
+        files = _files()
+        _set_properties(task.node, found)
+        task.node.save()
+        _set_traits(task, found, files)
+
+
+def _read(node, plugin_data):
+    """What is known of a node's GPUs, None if that is nothing at all."""
+    try:
+        if names.KEY in plugin_data:
+            return inventory_module.parse(plugin_data[names.KEY])
+        # Redfish has some of it in the inventory, in other terms and
+        # without addresses: not enough to tell what a node does not have.
+        if _PCI in plugin_data:
+            return inventory_module.from_pci(plugin_data[_PCI])
+    except exception.InventoryError as error:
+        raise ironic_exception.HardwareInspectionFailure(
+            error=f'NVIDIA GPUs of node {node.uuid}: {error}') from error
+    return None
+
+
+def _files():
+    """The operator's layouts."""
+    try:
+        return layout_files.read(CONF)
+    except exception.GpuDriverError as error:
+        raise ironic_exception.HardwareInspectionFailure(
+            error=f'NVIDIA GPUs: {error}') from error
+
+
+def _set_properties(node, found):
+    properties = {key: value for key, value in node.properties.items()
+                  if key != node_module.PROPERTY}
+    suggested = node_module.resource_class(found)
+    wish = CONF[baremetal.GROUP].resource_class
+    if found.gpus:
+        properties[node_module.PROPERTY] = node_module.summary(found)
+        if wish != baremetal.OFF:
+            properties[node_module.PROPERTY]['resource_class'] = suggested
+    known = properties.pop('capabilities', None)
+    capabilities = node_module.capabilities(known, found)
+    if capabilities:
+        properties['capabilities'] = capabilities
+    node.properties = properties
+    if wish == baremetal.SET and suggested and not node.resource_class:
+        node.resource_class = suggested
+
+
+def _set_traits(task, found, files):
+    current = objects.TraitList.get_by_node_id(
+        task.context, task.node.id).get_trait_names()
+    wanted = node_module.traits(current, found, files,
+                                _templates(task.context))
+    for name, reason in wanted.refused.items():
+        LOG.warning('Node %s: the layout of deploy template %s cannot be '
+                    'used: %s', task.node.uuid, name, reason)
+    if wanted.left_out:
+        LOG.warning('Node %s: no room for the traits %s; a node has at most '
+                    '%s', task.node.uuid, ', '.join(wanted.left_out),
+                    node_module.TRAITS_MAX)
+    if set(current) != set(wanted.traits):
+        LOG.info('Node %s: traits of its GPUs are now %s', task.node.uuid,
+                 ', '.join(filter(node_module.is_ours, wanted.traits)))
+        objects.TraitList.create(task.context, task.node.id,
+                                 wanted.traits)
+
+
+def _templates(context):
+    """Layouts of deploy templates, by the template's name."""
+    return {template.name: step['args'].get('layout')
+            for template in objects.DeployTemplate.list(context)
+            if names.is_layout_trait(template.name)
+            for step in template.steps
+            if step['step'] == names.APPLY_LAYOUT}

@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The layout files that ``[gpu_baremetal] layout_files`` names."""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import baremetal
+from cyborg_gpu_driver.partition import layout_file
+
+
+def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
+    """The operator's layouts, in the order of the files.
+
+    :param conf: where the group is registered.
+    :raises InvalidConfiguration: naming the file that cannot be read.
+    :raises LayoutError: naming file and entry.
+    """
+    return tuple(_read(path)
+                 for path in conf[baremetal.GROUP].layout_files)
+
+
+def _read(path):
+    try:
+        with open(path, encoding='utf-8') as stream:
+            text = stream.read()
+    except (OSError, ValueError) as error:
+        raise exception.InvalidConfiguration(
+            group=baremetal.GROUP, option='layout_files', value=path,
+            reason=str(error)) from error
+    return layout_file.LayoutFile.parse(text, path)

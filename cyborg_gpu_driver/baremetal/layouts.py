@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which layouts a node's GPUs can have, and what a step is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_generate
+from cyborg_gpu_driver.partition import layout_yaml
+
+_INLINE = 'inline'
+_ARGUMENT = 'layout'
+_EXPECTED = ('expected the name of a layout, a list of items as in a layout '
+             'file, or {NAME: [...]}')
+
+
+def known(gpus: Sequence[model.Gpu],
+          files: Iterable[layout_file.LayoutFile] = ()
+          ) -> dict[str, layout_file.Entry]:
+    """Layouts by name: all that make sense, and the operator's.
+
+    Of two of one name the operator's counts, the later file's if several
+    have it.
+
+    :param gpus: a node's, by address; their profiles are all that is looked
+        at.
+    :param files: the operator's layout files.
+    """
+    return {entry.name: entry for document in
+            (layout_generate.generate(gpus), *files)
+            for entry in document.entries}
+
+
+def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
+    """Whether GPUs can become what a layout says.
+
+    It must speak of one of them at least. What is on them now does not
+    matter. A GPU that NVML did not see has no known profiles; what an item
+    wants of it is taken to be right if the item names its board in a
+    device-filter, or wants MIG mode off.
+    """
+    if any(index >= len(gpus) for section in entry.sections
+           for index in section.devices.indices or ()):
+        return False
+    try:
+        spoken_of = [_speaks(entry, index, gpu)
+                     for index, gpu in enumerate(gpus)]
+    except exception.LayoutError:
+        return False
+    return any(spoken_of)
+
+
+def _speaks(entry, index, gpu):
+    """Whether a layout speaks of a GPU.
+
+    :raises LayoutError: if the GPU cannot be what it says.
+    """
+    if gpu.visible_to_nvml:
+        return entry.for_gpu(index, gpu) is not None
+    found = [section for section in entry.sections
+             if section.devices.include(index, gpu)]
+    if len(found) > 1 or any(section.mig_enabled and not
+                             section.devices.boards for section in found):
+        raise layout_yaml.Where(
+            entry.source, f'entry {entry.name}, GPU {index}').error(
+            'NVML did not see the GPU', 'name its board once, in a '
+            f'device-filter: "{layout_devices.board(gpu)}"')
+    return bool(found)
+
+
+def applicable(gpus: Sequence[model.Gpu],
+               entries: Mapping[str, layout_file.Entry]
+               ) -> tuple[str, ...]:
+    """Names of the layouts that suit (:func:`suits`), in their order."""
+    return tuple(name for name, entry in entries.items()
+                 if suits(gpus, entry))
+
+
+def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
+             files: Iterable[layout_file.LayoutFile] = ()
+             ) -> layout_file.Entry:
+    """The layout that a step's argument means.
+
+    :param value: a layout's name; the items of one, as they stand in a
+        layout file; or ``{name: items}``.
+    :param gpus: those on which names of generated layouts mean something.
+    :raises LayoutError: saying what would be right.
+    """
+    where = layout_yaml.Where(_ARGUMENT)
+    if isinstance(value, str):
+        entries = known(gpus, files)
+        if value not in entries:
+            raise where.error(f'no layout {value!r}', 'there are '
+                              + ', '.join(entries))
+        return entries[value]
+    if isinstance(value, list):
+        value = {_INLINE: value}
+    if not isinstance(value, dict) or len(value) != 1:
+        raise where.error(
+            f'{len(value)} layouts stand there' if isinstance(value, dict)
+            else f'{layout_yaml.kind(value)} stands there', _EXPECTED)
+    (name, items), = value.items()
+    if not isinstance(name, str) or not name \
+            or not isinstance(items, list) or not items:
+        raise where.error(f'{layout_yaml.kind(items)} stands below '
+                          f'{name!r}', _EXPECTED)
+    return layout_file.LayoutFile.read_entry(_ARGUMENT, name, items)

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Options of ``[gpu_baremetal]``, in ironic.conf.
+
+The inspection hook reads them; so does the step that applies a layout, in
+the configuration of ironic-python-agent, for ``layout_files`` alone.
+"""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+GROUP = 'gpu_baremetal'
+
+OFF = 'off'
+SUGGEST = 'suggest'
+SET = 'set'
+
+OPTS = [
+    cfg.ListOpt(
+        'layout_files', default=[],
+        help='Files of layouts, in the format of mig-parted. A node whose '
+             'GPUs can have a layout gets the trait '
+             'CUSTOM_GPU_LAYOUT_<NAME>; so it does for the layouts that '
+             '"cyborg-gpu layout generate" would write for it, and for '
+             'those in deploy templates. Of two layouts of one name the one '
+             'here counts, and before it the one in a deploy template.'),
+    cfg.StrOpt(
+        'resource_class', default=SUGGEST,
+        choices=[
+            (OFF, 'nothing is said about it'),
+            (SUGGEST, "written into the node's property nvidia_gpus as "
+                      'resource_class, for people'),
+            (SET, 'also made the resource class of a node that has none')],
+        help='What the inspection does with the resource class that it '
+             'makes of the GPUs, such as baremetal-gpu-h100-80gb-hbm3-x8.'),
+]
+
+
+def group():
+    """The option group ``[gpu_baremetal]``; a new one each time."""
+    return cfg.OptGroup(
+        GROUP, title='NVIDIA GPUs of bare-metal nodes',
+        help='What the inspection of nodes makes of their GPUs.')
+
+
+def register_opts(conf):
+    """Register ``[gpu_baremetal]``; does nothing where that is done."""
+    ours = group()
+    conf.register_group(ours)
+    conf.register_opts(OPTS, group=ours)
+
+
+def list_opts():
+    """Every option for oslo-config-generator and the documentation."""
+    return [(group(), OPTS)]

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An inspection: the agent's collectors, then the conductor's hooks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import uuid
+
+import fixtures
+from ironic import objects
+from ironic.conductor import task_manager
+from ironic.drivers.modules import inspect_utils
+from ironic.drivers.modules.inspector import agent
+from ironic.tests.unit.db import base
+from ironic.tests.unit.objects import utils as obj_utils
+from ironic_python_agent import encoding
+from ironic_python_agent import errors
+from ironic_python_agent import inspector
+from ironic_python_agent import utils as agent_utils
+from oslo_config import cfg
+
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.simulator import machine as simulator
+
+H100 = {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
+        'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',
+        'CUSTOM_GPU_COUNT_8'}
+_HOOKS = 'ramdisk-error,nvidia-gpus'
+
+
+class InspectionCase(base.DbTestCase):
+    """A conductor with its database, and a node of it under inspection."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        self.log = self.useFixture(
+            fixtures.FakeLogger('cyborg_gpu_driver'))
+        # What platforms put under pynvml goes with it; below them there is
+        # no NVML, whatever machine the tests run on.
+        guard = simulator.Machine.load('t4x4').install()
+        self.addCleanup(guard.uninstall)
+        guard.unload_library()
+        gpu_conf.register_opts(cfg.CONF)
+        self.useFixture(fixtures.MonkeyPatch(
+            'ironic.drivers.modules.inspect_utils._HOOKS_MGR', {}))
+        self.config(hooks=_HOOKS, group='inspector')
+        self.config(enabled_inspect_interfaces=['agent', 'no-inspect'])
+        self.hooks = agent.AgentInspect().hooks
+        self.node = obj_utils.create_test_node(
+            self.context, inspect_interface='agent', resource_class=None,
+            properties={'cpu_arch': 'x86_64', 'capabilities': 'a:b'})
+
+    def machine(self, name: str) -> simulator.Machine:
+        """Be a simulated machine from now on."""
+        state = str(self.directory / f'{name}.json')
+        self.config(simulate=name, simulate_state=state, group='gpu')
+        return simulator.Machine.load(name, state)
+
+    def without_simulation(self, *gpus: str) -> None:
+        """Be a machine without NVIDIA's driver.
+
+        :param gpus: device ids.
+        """
+        functions = self.directory / 'sys' / 'bus' / 'pci' / 'devices'
+        functions.mkdir(parents=True)
+        for number, device in enumerate(gpus):
+            function = functions / f'0000:{number + 16:02x}:00.0'
+            function.mkdir()
+            for name, value in (('vendor', '0x10de'), ('class', '0x030200'),
+                                ('device', f'0x{device}'),
+                                ('subsystem_vendor', '0x10de'),
+                                ('subsystem_device', '0x16c1'),
+                                ('numa_node', '-1')):
+                (function / name).write_text(f'{value}\n')
+        self.config(simulate=None, sysfs_root=str(self.directory / 'sys'),
+                    group='gpu')
+
+    def sent(self) -> dict:
+        """What the agent sends of the machine."""
+        failures = agent_utils.AccumulatedFailures(
+            exc_class=errors.InspectionError)
+        data: dict = {}
+        for extension in inspector.extension_manager(['nvidia-gpus']):
+            extension.plugin(data, failures)
+        data['error'] = failures.get_error()
+        return json.loads(encoding.RESTJSONEncoder().encode(data))
+
+    def process(self, plugin_data: dict, inventory: dict | None = None
+                ) -> None:
+        """Let the conductor make of it what it makes."""
+        with task_manager.acquire(self.context, self.node.id) as task:
+            inspect_utils.run_inspection_hooks(
+                task, inventory or {}, plugin_data, self.hooks, None)
+        self.node.refresh()
+
+    def inspect(self) -> None:
+        """Inspect the machine."""
+        self.process(self.sent())
+
+    def add_traits(self, *traits: str) -> None:
+        """As an operator does."""
+        for trait in traits:
+            objects.Trait(self.context, node_id=self.node.id,
+                          trait=trait).create()
+
+    def add_template(self, name: str, layout: object,
+                     step: str = names.APPLY_LAYOUT) -> None:
+        """A deploy template of a layout."""
+        objects.DeployTemplate(
+            self.context, name=name, uuid=str(uuid.uuid4()), extra={},
+            steps=[{
+                'interface': 'deploy', 'step': step, 'priority': 65,
+                'args': {'layout': layout}}]).create()
+
+    @property
+    def traits(self) -> set[str]:
+        """All of the node's."""
+        return set(objects.TraitList.get_by_node_id(
+            self.context, self.node.id).get_trait_names())
+
+    @property
+    def layouts(self) -> set[str]:
+        """Those of layouts."""
+        return set(filter(names.is_layout_trait, self.traits))
+
+    @property
+    def others(self) -> set[str]:
+        """Those that are of no layout."""
+        return self.traits - self.layouts

@@ -1,0 +1,193 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What an inspection finds on nodes of several kinds."""
+
+import pynvml
+from ironic.common import exception
+
+from cyborg_gpu_driver.tests.ironic import inspection_case
+
+LAYOUT = 'CUSTOM_GPU_LAYOUT_'
+SICK = 'CUSTOM_GPU_SICK_'
+A30 = {'CUSTOM_NVIDIA_20B7', 'CUSTOM_GPU_MODEL_A30', 'CUSTOM_GPU_ARCH_AMPERE',
+       'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_COUNT_4'}
+
+
+class InspectionTest(inspection_case.InspectionCase):
+
+    def test_hopper(self):
+        self.machine('hgx-h100')
+        self.inspect()
+        self.assertEqual(inspection_case.H100, self.others)
+        self.assertEqual(19, len(self.layouts))
+        self.assertIn(LAYOUT + 'ALL_BALANCED', self.layouts)
+        self.assertEqual('a:b,gpu_count:8,gpu_model:h100-80gb-hbm3',
+                         self.node.properties['capabilities'])
+        self.assertEqual('x86_64', self.node.properties['cpu_arch'])
+        found = self.node.properties['nvidia_gpus']
+        self.assertEqual(
+            (8, 'baremetal-gpu-h100-80gb-hbm3-x8', {}),
+            (found['count'], found['resource_class'], found['sick']))
+        self.assertEqual('NVIDIA H100 80GB HBM3',
+                         found['boards'][0]['model'])
+        self.assertIsNone(self.node.resource_class)
+
+    def test_ampere(self):
+        self.machine('dgx-a100-40')
+        self.inspect()
+        self.assertEqual({
+            'CUSTOM_NVIDIA_20B0', 'CUSTOM_GPU_MODEL_A100_SXM4_40GB',
+            'CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_MEMORY_40GB',
+            'CUSTOM_GPU_COUNT_8'}, self.others)
+        self.assertEqual(19, len(self.layouts))
+        self.assertIn(LAYOUT + 'ALL_3G_20GB', self.layouts)
+
+    def test_without_mig(self):
+        self.machine('t4x4')
+        self.inspect()
+        self.assertEqual({
+            'CUSTOM_NVIDIA_1EB8', 'CUSTOM_GPU_MODEL_TESLA_T4',
+            'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_15GB',
+            'CUSTOM_GPU_COUNT_4'}, self.others)
+        self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
+
+    def test_several_boards(self):
+        self.machine('mixed')
+        self.inspect()
+        self.assertLessEqual({
+            'CUSTOM_GPU_COUNT_4', 'CUSTOM_NVIDIA_1EB8', 'CUSTOM_NVIDIA_20B2',
+            'CUSTOM_NVIDIA_2330', 'CUSTOM_NVIDIA_2235'}, self.others)
+        self.assertEqual(19, len(self.layouts))
+        self.assertEqual('a:b,gpu_count:4',
+                         self.node.properties['capabilities'])
+
+    def test_gpus_are_let_go(self):
+        self.machine('t4x4')
+        self.sent()
+        self.assertEqual(0, pynvml._nvmlLib_refcount)
+
+    def test_no_gpu(self):
+        self.without_simulation()
+        self.assertEqual([], self.sent()['nvidia_gpus']['gpus'])
+        self.add_traits('CUSTOM_RACK_7')
+        self.inspect()
+        self.assertEqual({'CUSTOM_RACK_7'}, self.traits)
+        self.assertEqual({'cpu_arch': 'x86_64', 'capabilities': 'a:b'},
+                         self.node.properties)
+
+    def test_gpus_that_are_gone(self):
+        machine = self.machine('t4x4')
+        self.inspect()
+        machine.unload_library()
+        self.without_simulation()
+        self.inspect()
+        self.assertEqual(set(), self.traits)
+        self.assertEqual({'cpu_arch': 'x86_64', 'capabilities': 'a:b'},
+                         self.node.properties)
+
+    def test_bus_that_cannot_be_read(self):
+        self.without_simulation()
+        functions = self.directory / 'sys' / 'bus' / 'pci' / 'devices'
+        functions.rmdir()
+        functions.symlink_to(functions)
+        sent = self.sent()
+        self.assertNotIn('nvidia_gpus', sent)
+        self.assertIn('NVIDIA GPUs: PCI functions', sent['error'])
+        error = self.assertRaises(exception.HardwareInspectionFailure,
+                                  self.process, sent)
+        self.assertIn('NVIDIA GPUs: PCI functions', str(error))
+
+    def test_no_such_simulation(self):
+        self.config(simulate='dgx-z1', group='gpu')
+        self.assertIn("simulated machine 'dgx-z1'", self.sent()['error'])
+
+
+class NoDriverTest(inspection_case.InspectionCase):
+
+    def test_sysfs_alone(self):
+        self.without_simulation('2330', '2330')
+        self.inspect()
+        self.assertEqual({'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_2'},
+                         self.others)
+        self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
+        found = self.node.properties['nvidia_gpus']
+        self.assertEqual('baremetal-gpu-10de-2330-x2',
+                         found['resource_class'])
+        self.assertIn('libnvidia-ml', found['nvml_problem'])
+
+    def test_layout_of_the_board(self):
+        items = [{'devices': 'all', 'mig-enabled': True,
+                  'device-filter': '0x233010DE',
+                  'mig-devices': {'3g.40gb': 2}}]
+        self.add_template(LAYOUT + 'HALVES', items)
+        self.add_template(LAYOUT + 'ANY', [
+            {key: items[0][key] for key in items[0]
+             if key != 'device-filter'}])
+        self.without_simulation('2330', '2330')
+        self.inspect()
+        self.assertEqual({LAYOUT + 'ALL_DISABLED', LAYOUT + 'HALVES'},
+                         self.layouts)
+
+    def test_driver_that_is_not_loaded(self):
+        machine = self.machine('a30x4')
+        machine.unload_library()
+        self.inspect()
+        self.assertEqual({'CUSTOM_NVIDIA_20B7', 'CUSTOM_GPU_COUNT_4'},
+                         self.others)
+
+
+class SickTest(inspection_case.InspectionCase):
+
+    def test_sick_and_well_again(self):
+        machine = self.machine('a30x4')
+        self.add_traits('CUSTOM_RACK_7')
+        sick = machine.gpus[2].address
+        machine.set_remapped_rows(sick, uncorrected=1, failed=True)
+        self.inspect()
+        self.assertEqual(set(), self.layouts)
+        self.assertEqual(
+            {*A30, 'CUSTOM_RACK_7', SICK + 'REMAP_FAILED'},
+            self.others)
+        (address, (reason,)), = self.node.properties[
+            'nvidia_gpus']['sick'].items()
+        self.assertEqual(sick, address)
+        self.assertIn('the board is to be replaced', reason)
+        self.assertIn(f'GPU {sick} is sick: a row of its memory',
+                      self.log.output)
+        machine.set_remapped_rows(sick)
+        self.inspect()
+        self.assertEqual({*A30, 'CUSTOM_RACK_7'},
+                         self.others)
+        self.assertEqual(9, len(self.layouts))
+
+    def test_lost(self):
+        machine = self.machine('a30x4')
+        machine.lose_gpu(machine.gpus[0].address)
+        self.inspect()
+        self.assertIn(SICK + 'LOST', self.others)
+        self.assertIn('CUSTOM_GPU_COUNT_4', self.others)
+        self.assertEqual(set(), self.layouts)
+
+    def test_stays_sick_while_nobody_can_ask(self):
+        machine = self.machine('a30x4')
+        machine.set_health(machine.gpus[0].address, uncorrected=1)
+        self.inspect()
+        self.assertIn(SICK + 'ECC', self.others)
+        machine.unload_library()
+        self.inspect()
+        self.assertIn(SICK + 'ECC', self.others)
+        self.assertEqual(set(), self.layouts)
+        machine.load_library()
+        machine.set_health(machine.gpus[0].address, uncorrected=0)
+        self.inspect()
+        self.assertEqual(A30, self.others)

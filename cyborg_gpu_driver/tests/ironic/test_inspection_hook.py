@@ -1,0 +1,241 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the hook does with what it is given."""
+
+import copy
+
+from ironic.common import exception
+from ironic.conductor import task_manager
+from ironic.drivers.modules import inspect_utils
+from ironic.drivers.modules.inspector import agent
+
+from cyborg_gpu_driver.tests.ironic import inspection_case
+
+LAYOUT = 'CUSTOM_GPU_LAYOUT_'
+HALVES = [{'devices': 'all', 'mig-enabled': True,
+           'mig-devices': {'3g.40gb': 2}}]
+FILE = """
+version: v1
+mig-configs:
+  training:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}
+  a100-40:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+"""
+PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
+       'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
+# By a node; it takes a while to read all its virtual functions.
+_SENT: dict = {}
+
+
+class HookCase(inspection_case.InspectionCase):
+
+    def setUp(self):
+        super().setUp()
+        if not _SENT:
+            self.machine('hgx-h100')
+            _SENT.update(self.sent())
+        self.data = copy.deepcopy(_SENT)
+
+    def option(self, **options):
+        self.config(group='gpu_baremetal', **options)
+
+    def refused(self, data, *words):
+        """An inspection fails and changes nothing."""
+        before = (self.traits, self.node.properties,
+                  self.node.resource_class)
+        error = self.assertRaises(exception.HardwareInspectionFailure,
+                                  self.process, data)
+        for word in words:
+            self.assertIn(word, str(error))
+        # As it says of a hook that is broken.
+        self.assertNotIn('Unexpected', str(error))
+        self.node.refresh()
+        self.assertEqual(before, (
+            self.traits, self.node.properties, self.node.resource_class))
+
+
+class LayoutTraitsTest(HookCase):
+
+    def test_operators_file(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text(FILE)
+        self.option(layout_files=[str(path)])
+        self.process(self.data)
+        self.assertEqual(20, len(self.layouts))
+        self.assertIn(LAYOUT + 'TRAINING', self.layouts)
+
+    def test_file_that_is_missing(self):
+        self.option(layout_files=[str(self.directory / 'none.yaml')])
+        self.refused(self.data, '[gpu_baremetal] layout_files', 'none.yaml')
+
+    def test_file_that_is_malformed(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text(FILE.replace('mig-enabled: true', 'mig-on: true', 1))
+        self.option(layout_files=[str(path)])
+        self.refused(self.data, str(path), 'entry training', 'mig-on')
+
+    def test_deploy_templates(self):
+        self.add_template(LAYOUT + 'HALVES', {'halves': HALVES})
+        self.add_template(LAYOUT + 'KNOWN', 'all-balanced')
+        self.add_template(LAYOUT + 'A100', [
+            {**HALVES[0], 'mig-devices': {'3g.20gb': 2}}])
+        self.add_template('CUSTOM_MINE', HALVES)
+        self.add_template(LAYOUT + 'BIOS', HALVES, 'apply_configuration')
+        self.process(self.data)
+        self.assertEqual({LAYOUT + 'HALVES', LAYOUT + 'KNOWN'}, {
+            trait for trait in self.traits
+            if trait.endswith(('HALVES', 'KNOWN', 'A100', 'MINE', 'BIOS'))})
+
+    def test_deploy_template_that_cannot_be_used(self):
+        self.add_template(LAYOUT + 'ODD', {'a': HALVES, 'b': HALVES})
+        self.process(self.data)
+        self.assertEqual(19, len(self.layouts))
+        self.assertNotIn(LAYOUT + 'ODD', self.layouts)
+        self.assertIn(f'deploy template {LAYOUT}ODD cannot be used: layout: '
+                      'top level: 2 layouts stand there', self.log.output)
+
+    def test_template_that_is_gone(self):
+        self.add_traits(LAYOUT + 'GONE')
+        self.process(self.data)
+        self.assertNotIn(LAYOUT + 'GONE', self.layouts)
+
+    def test_no_room(self):
+        mine = {f'CUSTOM_{number}' for number in range(40)}
+        self.add_traits(*mine)
+        self.process(self.data)
+        self.assertEqual(50, len(self.traits))
+        self.assertEqual(mine | inspection_case.H100, self.others)
+        self.assertIn(f'no room for the traits {LAYOUT}', self.log.output)
+
+
+class AgainTest(HookCase):
+
+    def test_only_ours_change(self):
+        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_GPU_FAST'}
+        self.add_traits(*mine, 'CUSTOM_GPU_COUNT_4', 'CUSTOM_NVIDIA_20B2',
+                        LAYOUT + 'OLD')
+        self.node.set_property('local_gb', 100)
+        self.node.set_property('capabilities', 'a:b,gpu_count:4,c:d')
+        self.node.resource_class = 'mine'
+        self.node.save()
+        self.process(self.data)
+        self.assertEqual(mine | inspection_case.H100, self.others)
+        self.assertEqual(100, self.node.properties['local_gb'])
+        self.assertEqual('a:b,c:d,gpu_count:8,gpu_model:h100-80gb-hbm3',
+                         self.node.properties['capabilities'])
+        self.assertEqual('mine', self.node.resource_class)
+
+    def test_same_again(self):
+        self.process(self.data)
+        before = (self.traits, self.node.properties)
+        self.process(self.data)
+        self.assertEqual(before, (self.traits, self.node.properties))
+        self.assertEqual(1, self.log.output.count(
+            'traits of its GPUs are now'))
+
+
+class ResourceClassTest(HookCase):
+
+    NAME = 'baremetal-gpu-h100-80gb-hbm3-x8'
+
+    def suggested(self):
+        return self.node.properties['nvidia_gpus'].get('resource_class')
+
+    def test_off(self):
+        self.option(resource_class='off')
+        self.process(self.data)
+        self.assertEqual((None, None),
+                         (self.node.resource_class, self.suggested()))
+
+    def test_set(self):
+        self.option(resource_class='set')
+        self.process(self.data)
+        self.assertEqual((self.NAME, self.NAME),
+                         (self.node.resource_class, self.suggested()))
+
+    def test_set_leaves_one_that_is_there(self):
+        self.option(resource_class='set')
+        self.node.resource_class = 'mine'
+        self.node.save()
+        self.process(self.data)
+        self.assertEqual(('mine', self.NAME),
+                         (self.node.resource_class, self.suggested()))
+
+
+class MalformedTest(HookCase):
+
+    def test_malformed(self):
+        self.process(self.data)
+        for value in (None, [], {'version': 2}, {'version': 1}):
+            self.refused({'nvidia_gpus': value},
+                         f'NVIDIA GPUs of node {self.node.uuid}',
+                         'inventory')
+        odd = copy.deepcopy(self.data)
+        odd['nvidia_gpus']['gpus'][3]['memory_mib'] = 'much'
+        self.refused(odd, 'inventory.gpus[3].memory_mib')
+
+    def test_other_hooks_change_nothing_either(self):
+        self.config(hooks='memory,nvidia-gpus', group='inspector')
+        inspect_utils._HOOKS_MGR.clear()
+        self.hooks = agent.AgentInspect().hooks
+        memory = {'memory': {'physical_mb': 1024}}
+        self.assertRaises(
+            exception.HardwareInspectionFailure, self.process,
+            {'nvidia_gpus': None}, memory)
+        self.option(layout_files=[str(self.directory / 'none.yaml')])
+        self.assertRaises(exception.HardwareInspectionFailure,
+                          self.process, self.data, memory)
+        self.node.refresh()
+        self.assertNotIn('memory_mb', self.node.properties)
+
+    def test_the_operator_sees_it(self):
+        with task_manager.acquire(self.context, self.node.id) as task:
+            self.assertRaises(
+                exception.HardwareInspectionFailure,
+                agent.AgentInspect().continue_inspection, task, {},
+                {'nvidia_gpus': {'version': 7}})
+        self.node.refresh()
+        self.assertIn('inventory.version: another version',
+                      self.node.last_error)
+
+
+class PciDevicesTest(HookCase):
+
+    def test_of_the_agent(self):
+        self.process({'pci_devices': [
+            PCI, {**PCI, 'bus': '0000:1c:00.0'},
+            {**PCI, 'vendor_id': '8086', 'bus': '0000:1d:00.0'}]})
+        self.assertEqual({'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_2'},
+                         self.others)
+        self.assertEqual('the ramdisk has no collector nvidia-gpus',
+                         self.node.properties['nvidia_gpus']['nvml_problem'])
+
+    def test_redfish_does_not_tell_enough(self):
+        self.process(self.data)
+        before = self.traits
+        self.process({}, {'pci_devices': [{
+            'vendor_id': '0x10de', 'product_id': '0x2330',
+            'class': 'DisplayController', 'revision': '0xa1'}]})
+        self.assertEqual(before, self.traits)
+
+    def test_malformed(self):
+        self.refused({'pci_devices': [{**PCI, 'bus': 'x'}]},
+                     'pci_devices[0].bus')
+
+    def test_neither(self):
+        self.process(self.data)
+        before = (self.traits, self.node.properties)
+        self.process({})
+        self.assertEqual(before, (self.traits, self.node.properties))
+        self.assertIn('nothing is known of its GPUs', self.log.output)

@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Simulated machines as their inspection finds them."""
+
+import json
+
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+# It takes a while to read all the virtual functions of one.
+_SNAPSHOTS: dict = {}
+
+
+def snapshot(case, name):
+    """A machine as it is when it was just installed."""
+    if name not in _SNAPSHOTS:
+        machine = simulator.Machine.load(name)
+        opened = platform.open_platform(machine)
+        case.addCleanup(machine.uninstall)
+        _SNAPSHOTS[name] = reader.HostReader(opened).snapshot()
+    return _SNAPSHOTS[name]
+
+
+def sent(host, sick=None):
+    """What its ramdisk sends, as Ironic gets it.
+
+    :param sick: codes of what ails GPUs, by their index; None if none of
+        them could be asked.
+    """
+    ailing = {} if sick is None else {
+        gpu.address: [health.Ailment(code, 1, 2)
+                      for code in sick.get(index, ())]
+        for index, gpu in enumerate(host.gpus)}
+    return json.loads(json.dumps(inventory.to_dict(host, ailing)))
+
+
+def found(case, name, sick=None):
+    """The inventory of a machine."""
+    return inventory.parse(sent(snapshot(case, name), sick or {}))

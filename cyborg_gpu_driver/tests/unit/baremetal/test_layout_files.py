@@ -1,0 +1,74 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The layout files of the configuration."""
+
+import pathlib
+
+import fixtures
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import layout_files
+from cyborg_gpu_driver.conf import baremetal
+
+TEXT = ('version: v1\nmig-configs:\n  {}:\n  - {{devices: all, mig-enabled: '
+        'false}}\n')
+
+
+class LayoutFilesTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.conf = cfg.ConfigOpts()
+        self.conf([], default_config_files=[], default_config_dirs=[])
+        baremetal.register_opts(self.conf)
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+
+    def files(self, **contents):
+        for name, content in contents.items():
+            (self.directory / name).write_bytes(content)
+        self.conf.set_override(
+            'layout_files', [str(self.directory / name)
+                             for name in contents], 'gpu_baremetal')
+
+    def refused(self, error, *words):
+        message = str(self.assertRaises(error, layout_files.read, self.conf))
+        for word in words:
+            self.assertIn(word, message)
+
+    def test_none(self):
+        self.assertEqual((), layout_files.read(self.conf))
+
+    def test_in_order(self):
+        self.files(b=TEXT.format('one').encode(),
+                   a=TEXT.format('two').encode())
+        self.assertEqual([('one',), ('two',)], [
+            file.names for file in layout_files.read(self.conf)])
+
+    def test_missing(self):
+        self.conf.set_override('layout_files', ['/nowhere/a.yaml'],
+                               'gpu_baremetal')
+        self.refused(exception.InvalidConfiguration,
+                     '[gpu_baremetal] layout_files = /nowhere/a.yaml',
+                     'No such file')
+
+    def test_not_text(self):
+        self.files(a=b'\xff\xfe')
+        self.refused(exception.InvalidConfiguration, 'layout_files = ', '/a')
+
+    def test_malformed(self):
+        self.files(a=b'version: v1\nmig-configs: {}\n')
+        self.refused(exception.LayoutError, str(self.directory / 'a'),
+                     'at least one entry')
