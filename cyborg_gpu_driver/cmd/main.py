@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from importlib import metadata
 
 import pbr.version
 from cliff import app
@@ -32,6 +33,20 @@ _PROGRAM = 'cyborg-gpu'
 _QUIET = frozenset({'stevedore', 'cyborg_gpu_driver'})
 
 
+class Commands(commandmanager.CommandManager):
+    """Imports the command that is run, and no other.
+
+    cliff (4.17) imports them all to know their names, and so OpenStack's
+    clients where only a GPU is cut.
+    """
+
+    def load_commands(self, namespace: str) -> None:
+        self.group_list.append(namespace)
+        self.commands.update(
+            (entry.name, entry)
+            for entry in metadata.entry_points(group=namespace))
+
+
 class CyborgGpu(app.App):
     """The program; its commands are entry points."""
 
@@ -41,7 +56,7 @@ class CyborgGpu(app.App):
                         'Placement and Nova are to see them.',
             version=pbr.version.VersionInfo(
                 'cyborg_gpu_driver').version_string(),
-            command_manager=commandmanager.CommandManager(NAMESPACE),
+            command_manager=Commands(NAMESPACE),
             deferred_help=True)
         self.machine = None
 

@@ -21,11 +21,17 @@ people can read, and AssertionError where what was read is not sound.
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import posixpath
+import re
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import first_boot_report
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import layout_sources
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model
@@ -46,6 +52,8 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import request
 
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
+_TRAIT = re.compile(r'CUSTOM_[A-Z0-9_]{1,248}', re.ASCII)
+_RESOURCE_CLASS = re.compile(r'baremetal-gpu-[a-z0-9-]{1,66}', re.ASCII)
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
 
 
@@ -166,6 +174,52 @@ def tree(data):
              and '\0' not in path, path)
 
 
+# What a ramdisk sends
+
+def ramdisk(content):
+    """What becomes of a node whose ramdisk sends this; None if refused."""
+    return _inspected(attempt(inventory.parse, content))
+
+
+def pci_devices(content):
+    """Likewise of what the agent's own collector sends."""
+    return _inspected(attempt(inventory.from_pci, content))
+
+
+def _inspected(found):
+    if found is None:
+        return None
+    host = model.Host(found.gpus, found.driver_version, found.nvml_problem,
+                      problems=found.problems)
+    again = inventory.parse(json.loads(json.dumps(
+        inventory.to_dict(host, {}))))
+    hold(again.gpus == found.gpus, found)
+    traits = node.traits(['CUSTOM_MINE'], found).traits
+    hold('CUSTOM_MINE' in traits and len(traits) <= node.TRAITS_MAX, traits)
+    for trait in traits:
+        hold(_TRAIT.fullmatch(trait), trait)
+    name = node.resource_class(found)
+    hold(name is None or _RESOURCE_CLASS.fullmatch(name), name)
+    hold('\n' not in node.capabilities('', found), found)
+    json.dumps(node.summary(found), allow_nan=False).encode()
+    return found
+
+
+# What a cloud tells a server
+
+def metadata(texts, gpus=()):
+    """Documents by name, of a config drive or a metadata service."""
+    search = attempt(layout_sources.search, [
+        layout_sources.in_documents(texts.get, 'place')])
+    if search is None or search.found is None:
+        return
+    hold(search.found.source.startswith('place, '), search)
+    hold(isinstance(search.found.layout, str), search)
+    entry = attempt(search.found.entry, gpus)
+    if entry is not None:
+        attempt(entry.for_host, gpus)
+
+
 # Files that this library keeps: what is read is written again and is the
 # same, or it is refused.
 
@@ -219,6 +273,17 @@ def fixed_file(state_path):
             instances=frozenset({(1, model.Placement(0, 1))})))
         records.put(_OTHER, fixed_journal.Record())
         hold(record == records.get(ADDRESS), record)
+
+
+def first_boot_file(state_path):
+    """The report of a first boot can be printed, too."""
+    found = attempt(first_boot_report.read, state_path)
+    if found is not None:
+        hold('\n'.join(found.lines()).encode(), found)
+        for text in (found.time, found.boot_id, *found.others, *found.notes):
+            hold(isinstance(text, str), found)
+        first_boot_report.write(state_path, found)
+        hold(first_boot_report.read(state_path) == found, found)
 
 
 def health_records(state_path):

@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The first boot of a bare-metal server: its GPUs cut as its layout says.
+
+Done at each boot, as instances outlive none, and safe to do at any time:
+what is as wanted is left alone, and what is in use is never touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import first_boot_report as reports
+from cyborg_gpu_driver.baremetal import layout_sources
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.program import apply
+
+_PAUSE = 1.0
+"""Seconds between two looks for the driver."""
+_DRIVER = 'nvidia'
+_IGNORED = 'ignored'
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of it; :mod:`.first_boot_report` says the rest."""
+
+    result: reports.Result
+    error: str | None = None
+    gpus: tuple[reports.GpuReport, ...] = ()
+
+
+class FirstBoot:
+    """Cuts the GPUs of one machine.
+
+    :param machine: with :func:`.privileged.run_here` called for it.
+    :param applier: makes the changes.
+    :param ignores: whether a GPU is to be left alone.
+    :param tell: called with what goes on, for people.
+    :param clock: seconds that only grow.
+    :param sleep: waits for so many seconds.
+    """
+
+    def __init__(self, machine: platform.Platform, applier: apply.Applier,
+                 ignores: Callable[[model.Gpu], bool],
+                 tell: Callable[[str], object],
+                 clock: Callable[[], float] = time.monotonic,
+                 sleep: Callable[[float], object] = time.sleep):
+        self._machine = machine
+        self._applier = applier
+        self._ignores = ignores
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._reader = reader.HostReader(machine)
+
+    def has_gpus(self) -> bool:
+        """Whether there is any NVIDIA GPU, with a driver or without.
+
+        :raises HostUnusable: if that cannot be told.
+        """
+        host = self._reader.snapshot()
+        if host.problems and not host.gpus:
+            raise exception.HostUnusable(reason='; '.join(host.problems))
+        return bool(host.gpus)
+
+    def cut(self, found: layout_sources.Found, timeout: float) -> Outcome:
+        """Bring a layout about once NVIDIA's driver is there.
+
+        :param timeout: seconds that the driver may take.
+        """
+        host, lacking = self._wait(timeout)
+        if host.nvml_problem:
+            return Outcome(reports.Result.FAILED, (
+                f'after {timeout:g} seconds the NVIDIA driver is not ready: '
+                f'{lacking}'))
+        try:
+            return self._apply(host, found)
+        except exception.LayoutError as error:
+            # No MIG and MIG unread look alike to a layout.
+            unread = [f'GPU {gpu.address}: {"; ".join(gpu.problems)}'
+                      for gpu in host.gpus if gpu.visible_to_nvml
+                      and gpu.mig is None and gpu.problems]
+            if unread:
+                return Outcome(reports.Result.FAILED, '; '.join(unread))
+            return Outcome(reports.Result.UNUSABLE, str(error))
+
+    def _wait(self, timeout):
+        """The machine, and what it lacks when the time is up."""
+        end, said = self._clock() + timeout, None
+        while True:
+            host = self._reader.snapshot()
+            lacking = self._lacking(host)
+            left = end - self._clock()
+            if not lacking or left <= 0:
+                return host, lacking
+            if lacking != said:
+                self._tell('Waiting for the NVIDIA driver, up to '
+                           f'{left:.0f} seconds: {lacking}')
+                said = lacking
+            self._sleep(min(_PAUSE, left))
+            # An open session knows the GPUs that there were when it was
+            # opened.
+            self._machine.nvml.reset()
+
+    def _lacking(self, host):
+        """What the driver is not ready for; empty if it is ready."""
+        if host.nvml_problem:
+            return '; '.join([host.nvml_problem, *(
+                f'{gpu.address} is bound to {gpu.driver or "no driver"}'
+                for gpu in host.gpus if gpu.driver != _DRIVER)])
+        return ', '.join(map(_unseen_text, self._unseen(host)))
+
+    def _unseen(self, host):
+        """GPUs that are NVIDIA's driver's, and not there for it.
+
+        One that is bound to another driver was given away on purpose.
+        """
+        return [gpu for gpu in host.gpus if not gpu.visible_to_nvml
+                and gpu.driver in (None, _DRIVER) and not self._ignores(gpu)]
+
+    def _apply(self, host, found):
+        gpus = tuple(gpu for gpu in host.gpus if gpu.visible_to_nvml)
+        unseen = self._unseen(host)
+        entry = found.entry(gpus)
+        if unseen and any(section.devices.indices is not None
+                          for section in entry.sections):
+            return Outcome(reports.Result.FAILED, (
+                f'the layout {entry.name} of {found.source} numbers GPUs, '
+                f'and {self._lacking(host)}: its numbers would mean others'))
+        wanted = entry.for_host(gpus)
+        lost = [gpu for gpu in unseen
+                if any(section.devices.include(0, gpu)
+                       for section in entry.sections)]
+        if not wanted and not lost:
+            return Outcome(reports.Result.UNUSABLE, (
+                f'{found.source}: entry {entry.name} speaks of no GPU of '
+                f'this server; it has {_models(gpus)}'))
+        done = [*self._change(gpus, wanted), *(reports.GpuReport(
+            None, str(gpu.address), apply.Status.FAILED.value,
+            entry.name, '; '.join((_unseen_text(gpu), *gpu.problems)))
+            for gpu in lost)]
+        failed = [gpu.address for gpu in done if gpu.error]
+        return Outcome(
+            reports.Result.FAILED if failed else reports.Result.APPLIED,
+            f'not as the layout {entry.name} of {found.source} says: '
+            + ', '.join(failed) if failed else None, tuple(done))
+
+    def _change(self, gpus, wanted: dict[int, layout.Wanted]):
+        """A report of each GPU that is spoken of, in their order."""
+        chosen = {index: gpus[index] for index in sorted(wanted)
+                  if not self._ignores(gpus[index])}
+        outcomes = dict(zip(chosen, self._applier.apply_all(
+            [(gpu, wanted[index]) for index, gpu in chosen.items()]),
+            strict=True))
+        for index in sorted(wanted):
+            outcome = outcomes.get(index)
+            yield reports.GpuReport(
+                index, str(gpus[index].address),
+                outcome.status.value if outcome else _IGNORED,
+                str(wanted[index]),
+                str(outcome.error) if outcome and outcome.error else None)
+
+
+def _unseen_text(gpu):
+    return (f'NVML does not see {gpu.address}, which is bound to '
+            f'{gpu.driver or "no driver"}')
+
+
+def _models(gpus):
+    return ', '.join(sorted({gpu.model or gpu.device_id for gpu in gpus})
+                     ) or 'none that its driver sees'

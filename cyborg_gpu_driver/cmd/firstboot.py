@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu firstboot``: what a bare-metal server does at each boot."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import warnings
+
+from cliff import command
+from oslo_utils import timeutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import config_drive
+from cyborg_gpu_driver.baremetal import first_boot_report as reports
+from cyborg_gpu_driver.baremetal import layout_sources
+from cyborg_gpu_driver.baremetal import metadata_service
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
+
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet, which complains of itself; that is no
+    # business of who runs a command.
+    warnings.simplefilter('ignore')
+    from cyborg_gpu_driver.baremetal import first_boot
+    from cyborg_gpu_driver.program import apply
+    from cyborg_gpu_driver.program import privileged
+
+_LAYOUT_FILE = f'/{staged.LAYOUT_PATH}'
+_DRIVER_TIMEOUT = 300
+_METADATA_TIMEOUT = 30
+
+
+class FirstBoot(command.Command):
+    """Cut the GPUs of a bare-metal server into its layout.
+
+    The layout is the one that was put into the image, on the config drive
+    or into the metadata of the server, in this order. Without one, and
+    without a GPU, nothing is done. Exits 1 if a GPU is not as the layout
+    says, 2 if the layout cannot be used; those GPUs are left as they were.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-f', '--format', choices=('text', 'json'), default='text',
+            help='format of the report (default: text)')
+        parser.add_argument(
+            '--show', action='store_true',
+            help='show the last report and do nothing; the exit code is the '
+                 'one of then, or 1 if that was not since the last reboot')
+        parser.add_argument(
+            '--timeout', type=_seconds, metavar='SECONDS',
+            default=_DRIVER_TIMEOUT,
+            help='how long to wait for the NVIDIA driver (default: '
+                 f'{_DRIVER_TIMEOUT})')
+        parser.add_argument(
+            '--layout-file', type=_file, metavar='FILE',
+            help="layout file of one entry, in mig-parted's format "
+                 f'(default: {_LAYOUT_FILE}, if it is there)')
+        parser.add_argument(
+            '--config-drive', type=_directory, metavar='DIRECTORY',
+            help='where a config drive is mounted (default: the block device '
+                 'with the label config-2 is looked at)')
+        parser.add_argument(
+            '--metadata-url', type=_url, metavar='URL',
+            default=metadata_service.URL,
+            help='where the metadata service has its documents (default: '
+                 f'{metadata_service.URL})')
+        parser.add_argument(
+            '--metadata-timeout', type=_seconds, metavar='SECONDS',
+            default=_METADATA_TIMEOUT,
+            help='how long to ask the metadata service; 0 does not ask it '
+                 f'(default: {_METADATA_TIMEOUT})')
+        return parser
+
+    def take_action(self, parsed_args):
+        conf = self.app.machine.conf
+        machine = platform.from_conf(conf)
+        if parsed_args.show:
+            return self._show(parsed_args, conf.gpu.state_path, machine)
+        cmd_machine.check_root(machine, 'cut its GPUs')
+        privileged.run_here(machine)
+        report = _Boot(parsed_args, conf, machine).report()
+        try:
+            reports.write(conf.gpu.state_path, report)
+        except exception.JournalError as error:
+            cmd_machine.say(f'This report is not kept: {error}')
+        self._write(parsed_args, report)
+        return report.result.code
+
+    def _show(self, parsed_args, state_path, machine):
+        report = reports.read(state_path)
+        if report is None:
+            cmd_machine.say('There was no first boot yet.')
+            return 1
+        self._write(parsed_args, report)
+        if report.boot_id != machine.boot_id():
+            cmd_machine.say(f'That was at {report.time}, before the last '
+                            'reboot.')
+            return 1
+        return report.result.code
+
+    def _write(self, parsed_args, report):
+        if parsed_args.format == 'json':
+            text = json.dumps(report.to_dict(), indent=2)
+        else:
+            text = '\n'.join(report.lines())
+        self.app.stdout.write(text + '\n')
+
+
+class _Boot:
+    """One run, from the places that may have a layout to the report."""
+
+    def __init__(self, parsed_args, conf, machine):
+        self._args = parsed_args
+        self._state_path = conf.gpu.state_path
+        self._machine = machine
+        settings = policies.read(conf)
+        self._boot = first_boot.FirstBoot(
+            machine, apply.Applier(machine, self._state_path),
+            settings.ignores, cmd_machine.say)
+        self._has_drive = False
+        self._missed: reports.Report | None = None
+
+    def report(self) -> reports.Report:
+        """Do it all; what goes wrong is in the report."""
+        found = layout_sources.Search()
+        try:
+            if not self._boot.has_gpus():
+                outcome = first_boot.Outcome(reports.Result.NO_GPU)
+            else:
+                found = self._search()
+                outcome = self._cut(found.found)
+        except exception.LayoutError as error:
+            outcome = first_boot.Outcome(reports.Result.UNUSABLE,
+                                         str(error))
+        except exception.GpuDriverError as error:
+            outcome = first_boot.Outcome(reports.Result.FAILED, str(error))
+        # What is missed is to be missed by the next boot, too.
+        known = found.found or self._missed
+        return reports.Report(
+            outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
+            self._machine.boot_id(),
+            source=known and known.source, layout=known and known.layout,
+            others=found.others, notes=found.notes, error=outcome.error,
+            gpus=outcome.gpus)
+
+    def _cut(self, found):
+        if found is None:
+            return first_boot.Outcome(reports.Result.NO_LAYOUT)
+        cmd_machine.say(reports.printable(
+            f'Found the layout {found.layout} in {found.source}.'))
+        return self._boot.cut(found, self._args.timeout)
+
+    def _search(self):
+        found = layout_sources.search((
+            layout_sources.in_file(self._args.layout_file or _LAYOUT_FILE),
+            self._on_drive()))
+        # A server that has a config drive has the same on it.
+        if found.found or self._has_drive or not self._args.metadata_timeout:
+            return found
+        return self._ask(metadata_service.MetadataService(
+            self._args.metadata_url, self._args.metadata_timeout))
+
+    def _ask(self, service):
+        """What the metadata service has.
+
+        :raises LayoutSourceError: if it does not answer, and had the layout
+            of the last boot: it is late, and not absent.
+        """
+        self._missed = last = self._last_of(service)
+        found = layout_sources.search((
+            layout_sources.in_documents(service.read, service.url),))
+        if service.silent is None:
+            self._missed = None
+            return found
+        if last is not None:
+            raise exception.LayoutSourceError(
+                source=service.url, reason='does not answer '
+                f'({service.silent}), and had the layout {last.layout} of '
+                'the last boot')
+        return layout_sources.Search(notes=(
+            f'There is no metadata service at {service.url}: '
+            f'{service.silent}.',))
+
+    def _last_of(self, service):
+        """The last report, if its layout came from the service."""
+        try:
+            last = reports.read(self._state_path)
+        except exception.JournalError as error:
+            cmd_machine.say(str(error))
+            return None
+        if last is None or not (last.source or '').startswith(service.url):
+            return None
+        return last
+
+    def _on_drive(self):
+        with self._drive() as directory:
+            if directory is not None:
+                self._has_drive = True
+                yield from layout_sources.in_documents(
+                    functools.partial(config_drive.read, directory),
+                    'config drive')
+
+    def _drive(self):
+        if self._args.config_drive is not None:
+            return contextlib.nullcontext(self._args.config_drive)
+        return config_drive.opened()
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(
+        f'{text!r} is not a number of seconds from 0')
+
+
+def _file(text: str) -> str:
+    if os.path.isfile(text):
+        return text
+    raise argparse.ArgumentTypeError(f'{text!r} is no file')
+
+
+def _directory(text: str) -> str:
+    if os.path.isdir(text):
+        return text
+    raise argparse.ArgumentTypeError(f'{text!r} is no directory')
+
+
+def _url(text: str) -> str:
+    try:
+        return metadata_service.MetadataService(text, 0).url
+    except exception.InvalidValue as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

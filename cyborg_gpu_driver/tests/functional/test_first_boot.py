@@ -1,0 +1,178 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A staged image boots, and its GPUs are as its layout says, each time."""
+
+import json
+import signal
+
+import fixtures
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.tests.functional import booted_image
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+_LAYOUT = """
+version: v1
+mig-configs:
+  mixed:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"3g.40gb": 1, "1c.3g.40gb": 3}
+"""
+_MIXED = (True, [(9, 0, 1), (9, 4, 3)])
+_REPORT = 'var/lib/cyborg/gpu/firstboot.json'
+
+
+class ImageCase(base.BaseTestCase):
+
+    machine = 'hgx-h100'
+
+    def setUp(self):
+        super().setUp()
+        obstacle = booted_image.obstacle()
+        if obstacle:
+            self.skipTest(f'no image can be booted here: {obstacle}')
+        self.image = booted_image.Image(
+            self.useFixture(fixtures.TempDir()).path, self.machine)
+
+    def start(self):
+        """Start what is enabled: one unit."""
+        (name, words), = self.image.units().items()
+        self.assertEqual(staged.UNIT, name)
+        process = self.image.start(*words)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def boot(self, code=0):
+        """All that the unit says."""
+        process = self.start()
+        output, errors = process.communicate()
+        self.assertEqual(code, process.returncode, output + errors)
+        return output + errors
+
+    def report(self):
+        with open(self.image.path(_REPORT), encoding='utf-8') as stream:
+            return json.load(stream)['content']
+
+    def gpus(self):
+        """MIG mode and instances: profile, start, compute instances."""
+        hardware = self.image.hardware()
+        with hardware.operation():
+            return [(gpu.state.mig, sorted(
+                (item.profile_id, item.start, len(item.compute))
+                for item in gpu.state.instances.values()))
+                for gpu in hardware.gpus]
+
+
+class BootTest(ImageCase):
+
+    scenarios = [
+        ('Hopper, which loses its mode', {'machine': 'hgx-h100',
+                                          'mode': False}),
+        ('Ampere, which keeps it', {'machine': 'dgx-a100-80',
+                                    'mode': True})]
+    mode = None
+
+    def setUp(self):
+        super().setUp()
+        # As it comes from the factory: Ampere is to be reset.
+        hardware = self.image.hardware()
+        hardware.sriov_manage('ALL', False)
+        with hardware.operation(write=True):
+            for gpu in hardware.gpus:
+                gpu.state.mig = gpu.state.pending = False
+
+    def test_each_boot(self):
+        self.image.stage(_LAYOUT)
+        count = len(self.gpus())
+        said = self.boot()
+        self.assertIn('Layout mixed of /etc/cyborg-gpu/layout.yaml is in '
+                      'effect.', said)
+        self.assertEqual(count, said.count(': changed: 3g.40gb, '
+                                           '3 x 1c.3g.40gb'))
+        self.assertEqual([_MIXED] * count, self.gpus())
+        first = self.report()
+        self.image.hardware().reboot()
+        self.assertEqual([(self.mode, [])] * count, self.gpus())
+        self.assertEqual(count, self.boot().count(': changed: '))
+        self.assertEqual([_MIXED] * count, self.gpus())
+        second = self.report()
+        self.assertNotEqual(first['boot_id'], second['boot_id'])
+        self.assertEqual(('applied', 'applied'),
+                         (first['result'], second['result']))
+        # Started again by hand, it does nothing.
+        self.assertEqual(count, self.boot().count(': unchanged: '))
+
+
+class WrongTest(ImageCase):
+
+    def test_a_wrong_layout_leaves_the_node_usable(self):
+        self.image.stage(_LAYOUT)
+        self.boot()
+        for layout, words in (
+                (_LAYOUT.replace('40gb', '20gb'), '3g.20gb'),
+                (_LAYOUT.replace('all', '[0, 11]'), 'there is no GPU 11')):
+            self.image.stage(layout)
+            said = self.boot(code=2)
+            self.assertIn('Not a layout for this server: '
+                          '/etc/cyborg-gpu/layout.yaml: entry mixed', said)
+            self.assertIn(words, said)
+            self.assertEqual('unusable', self.report()['result'])
+            self.assertEqual([_MIXED] * 8, self.gpus())
+        self.image.write(staged.LAYOUT_PATH, 'mig-configs: [')
+        self.assertIn('not YAML', self.boot(code=2))
+        self.assertEqual([_MIXED] * 8, self.gpus())
+        self.image.stage(_LAYOUT)
+        self.image.hardware().reboot()
+        self.boot()
+        self.assertEqual([_MIXED] * 8, self.gpus())
+
+
+class DriverTest(ImageCase):
+
+    def setUp(self):
+        super().setUp()
+        self.image.stage(_LAYOUT)
+        self.hardware = self.image.hardware()
+        self.before = self.gpus()
+        self.hardware.unload_library()
+
+    def waiting(self):
+        """The unit as it waits for the driver."""
+        process = self.start()
+        said = [next(process.stderr) for _ in range(2)]
+        self.assertIn('Waiting for the NVIDIA driver, up to 300 seconds: '
+                      'there is no NVML library', said[1])
+        return process
+
+    def test_a_late_driver(self):
+        process = self.waiting()
+        self.hardware.load_library()
+        output, errors = process.communicate()
+        self.assertEqual(0, process.returncode, output + errors)
+        self.assertEqual([_MIXED] * 8, self.gpus())
+
+    def test_no_driver(self):
+        """systemd ends it when its time is up."""
+        process = self.waiting()
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        self.assertEqual(-signal.SIGTERM, process.returncode)
+        self.assertEqual(self.before, self.gpus())
+        self.hardware.load_library()
+        self.boot()
+        self.assertEqual([_MIXED] * 8, self.gpus())

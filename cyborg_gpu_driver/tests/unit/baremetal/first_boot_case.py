@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A bare-metal server that boots, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+
+class BootCase(base.CommandCase):
+    """``cyborg-gpu firstboot`` on a simulated server of two GPUs."""
+
+    model = 'h100-80'
+    devices = {'1g.10gb': 7}
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.state_path = os.path.join(self.directory, 'state')
+        self.options = {
+            'state_path': self.state_path,
+            'simulate': self.write_host('0000:18:00.0', '0000:2a:00.0'),
+            'simulate_state': self.path('machine.json')}
+        self.drive = self.path('drive')
+        self.latest = os.path.join(self.drive, 'openstack', 'latest')
+        os.makedirs(self.latest)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def write_host(self, *addresses):
+        """The file of a simulated server with GPUs at these addresses."""
+        path = self.path('host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'driver_version': '570.124.03', 'gpus': [
+                {'model': self.model, 'address': address}
+                for address in addresses]}, stream)
+        return path
+
+    def machine(self):
+        """The server's hardware, as another process sees it."""
+        return simulator.Machine.load(self.options['simulate'],
+                                      self.options['simulate_state'])
+
+    def layout(self, **items):
+        """The text of a layout file with one entry, ``staged``.
+
+        :param items: what differs from the usual item.
+        """
+        item = {'devices': 'all', 'mig-enabled': True,
+                'mig-devices': self.devices}
+        item.update((key.replace('_', '-'), value)
+                    for key, value in items.items())
+        return json.dumps({'version': 'v1',
+                           'mig-configs': {'staged': [item]}})
+
+    def stage(self, text=None):
+        """Write a layout file; its path."""
+        path = self.path('layout.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(self.layout() if text is None else text)
+        return path
+
+    def put_on_drive(self, name, content):
+        """Write a document to the config drive."""
+        with open(os.path.join(self.latest, name), 'w',
+                  encoding='utf-8') as stream:
+            json.dump(content, stream)
+
+    def boot(self, *arguments, code=0):
+        """Run the command; what it prints, and says beside."""
+        conf = self.configure('[gpu]\n' + ''.join(
+            f'{name} = {value}\n' for name, value in self.options.items()),
+            self.directory)
+        return self.run_program(
+            '--config-file', conf, 'firstboot', '--metadata-timeout', '0',
+            *arguments, code=code)
+
+    def booted(self, *arguments, code=0):
+        """The report that the command prints."""
+        report = json.loads(self.boot(*arguments, '-f', 'json',
+                                      code=code)[0])
+        self.assertEqual(report, self.kept())
+        return report
+
+    def kept(self):
+        """The report that is kept."""
+        with open(os.path.join(self.state_path, 'firstboot.json'),
+                  encoding='utf-8') as stream:
+            return json.load(stream)['content']
+
+    def gpus(self):
+        """MIG mode and instances of each GPU: profile ids and starts."""
+        machine = self.machine()
+        with machine.operation():
+            return [(gpu.state.mig, sorted(
+                (item.profile_id, item.start, len(item.compute))
+                for item in gpu.state.instances.values()))
+                for gpu in machine.gpus]

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What an image gets, and the unit that it boots with."""
+
+import configparser
+import shlex
+import shutil
+import subprocess
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.partition import layout_file
+
+_LAYOUT = """
+version: v1
+mig-configs:
+  slices:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 7}
+"""
+
+
+class StagedTest(base.BaseTestCase):
+
+    def test_files(self):
+        layout, unit, link = staged.files(_LAYOUT)
+        self.assertEqual(staged.File('etc/cyborg-gpu/layout.yaml', _LAYOUT,
+                                     0o644), layout)
+        self.assertEqual(
+            'etc/systemd/system/cyborg-gpu-firstboot.service', unit.path)
+        self.assertEqual(staged.unit_text(), unit.text)
+        self.assertEqual(staged.Link(
+            'etc/systemd/system/multi-user.target.wants/'
+            'cyborg-gpu-firstboot.service',
+            '/etc/systemd/system/cyborg-gpu-firstboot.service'), link)
+
+    def test_a_written_layout_can_be_staged(self):
+        text = layout_file.LayoutFile.parse(_LAYOUT, 'here').dump()
+        self.assertEqual(text, staged.files(text)[0].text)
+
+    def test_nothing_else_is_staged(self):
+        two = _LAYOUT + _LAYOUT.partition('mig-configs:\n')[2].replace(
+            'slices', 'more')
+        for text, words in (('', 'nothing stands there'),
+                            (two, 'an entry must be chosen'),
+                            (_LAYOUT.replace('devices: all', 'devices: x'),
+                             'is not a choice of GPUs')):
+            error = self.assertRaises(exception.LayoutError, staged.files,
+                                      text)
+            self.assertIn(words, str(error))
+            self.assertIn(staged.LAYOUT_PATH, str(error))
+
+
+class UnitTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # A key may stand there often: what is looked at here does not.
+        self.unit = configparser.ConfigParser(strict=False,
+                                              interpolation=None)
+        self.unit.optionxform = str
+        self.unit.read_string(staged.unit_text())
+
+    def test_systemd_understands_it(self):
+        if shutil.which('systemd-analyze') is None:
+            self.skipTest('there is no systemd-analyze')
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = f'{directory}/{staged.UNIT}'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(staged.unit_text())
+        done = subprocess.run(['systemd-analyze', 'verify', path],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+
+    def test_it_runs_a_command_of_ours(self):
+        words = shlex.split(self.unit['Service']['ExecStart'])
+        self.assertEqual(['/usr/bin/env', 'cyborg-gpu'], words[:2])
+        app = main.CyborgGpu()
+        factory, name, rest = app.command_manager.find_command(words[2:])
+        parsed = factory(app, None).get_parser(name).parse_args(rest)
+        # systemd waits longer than the command does, resets included.
+        self.assertGreater(
+            int(self.unit['Service']['TimeoutStartSec']),
+            parsed.timeout + parsed.metadata_timeout + 300)
+
+    def test_it_says_that_the_driver_is_missing(self):
+        self.assertEqual([], [key for key in self.unit['Unit']
+                              if key.startswith(('Condition', 'Assert'))])
+
+    def test_it_is_enabled_as_it_says(self):
+        self.assertEqual(f'{self.unit["Install"]["WantedBy"]}.wants',
+                         staged.WANTS_PATH.split('/')[-2])
+
+    def test_it_may_reach_the_hardware(self):
+        """None of what would hide the GPUs, sysfs or the driver's modules.
+        """
+        self.assertEqual(set(), {
+            'PrivateDevices', 'ProtectClock', 'ProtectKernelTunables',
+            'ProtectKernelModules', 'DevicePolicy', 'PrivateNetwork',
+            'CapabilityBoundingSet'} & set(self.unit['Service']))

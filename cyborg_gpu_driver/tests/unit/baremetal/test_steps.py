@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which steps a node is offered, and what is wrong with its GPUs: values."""
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal import faults
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+
+_A30 = model.Gpu(
+    model.PciAddress(0, 7, 0, 0), '10de', '20b7', '0302', model='NVIDIA A30',
+    architecture='ampere', driver='nvidia', visible_to_nvml=True,
+    mig=model.Mig(False, False))
+_T4 = model.Gpu(
+    model.PciAddress(0, 8, 0, 0), '10de', '1eb8', '0302', model='Tesla T4',
+    architecture='turing', driver='nvidia', visible_to_nvml=True)
+
+
+class ObstacleTest(base.BaseTestCase):
+
+    def obstacle(self, step, *gpus, resettable=()):
+        return steps.obstacle(step, model.Host(gpus), resettable)
+
+    def test_no_gpu(self):
+        for step in (names.APPLY_LAYOUT, *steps.CLEAN_PRIORITIES):
+            self.assertIn('no NVIDIA GPU', self.obstacle(step))
+
+    def test_one_of_them_with_mig_is_enough(self):
+        for step in (names.APPLY_LAYOUT, steps.CLEAR):
+            self.assertIn('has MIG', self.obstacle(step, _T4))
+            self.assertEqual('', self.obstacle(step, _T4, _A30))
+
+    def test_vgpus_without_mig(self):
+        mdev = model.Mdev('uuid', _T4.address, 'nvidia-231')
+        self.assertEqual('', self.obstacle(steps.CLEAR, dataclasses.replace(
+            _T4, mdevs=(mdev,))))
+
+    def test_all_of_them_must_be_reset(self):
+        self.assertEqual('', self.obstacle(
+            steps.RESET, _T4, _A30,
+            resettable={_T4.address, _A30.address}))
+        self.assertIn(f'no way to reset GPU {_A30.address}', self.obstacle(
+            steps.RESET, _T4, _A30, resettable={_T4.address}))
+
+    def test_drivers(self):
+        for driver, fit in ((None, True), ('vfio-pci', True),
+                            ('nvgrace_gpu_vfio_pci', True),
+                            ('nouveau', False), ('nvidia', False)):
+            gpu = dataclasses.replace(_T4, driver=driver,
+                                      visible_to_nvml=False)
+            self.assertEqual(fit, not self.obstacle(
+                steps.RESET, gpu, resettable={gpu.address}), driver)
+
+    def test_modes_that_last(self):
+        self.assertTrue(steps.keeps_mig_mode(_A30))
+        self.assertFalse(steps.keeps_mig_mode(dataclasses.replace(
+            _A30, architecture='hopper')))
+        self.assertFalse(steps.keeps_mig_mode(dataclasses.replace(
+            _T4, architecture='ampere')))
+
+
+class FaultsTest(base.BaseTestCase):
+
+    def boards(self, *boards):
+        return faults.boards((_A30, _T4), {'nvidia_gpus': {'boards': boards}})
+
+    def test_boards(self):
+        board = {'device_id': '20b7', 'model': None, 'count': 1}
+        other = {'device_id': '2330', 'model': 'NVIDIA H100', 'count': 1}
+        self.assertEqual('', faults.boards((_A30,), {}))
+        self.assertEqual('', self.boards({**board, 'device_id': '1eb8'},
+                                         board))
+        self.assertIn('Tesla T4, NVIDIA A30 where the last inspection found '
+                      '2 x NVIDIA A30, NVIDIA H100',
+                      self.boards({**board, 'count': 2}, other))
+        self.assertIn('found no GPU', self.boards())
+
+    def test_what_no_inspection_has_written(self):
+        for value in (8, 'eight', [], {}, {'boards': None}, {'boards': [1]},
+                      {'boards': [{'device_id': '20b7'}]},
+                      {'boards': [{'device_id': '20b7', 'count': 'x'}]}):
+            self.assertIn('inspect the node again', faults.boards(
+                (_A30,), {'nvidia_gpus': value}))
+
+    def test_a_well_gpu(self):
+        self.assertEqual((), faults.of_gpu(_A30, (), False))
+
+    def test_a_gpu_with_everything(self):
+        gpu = dataclasses.replace(
+            _A30, problems=('a problem',), sriov_numvfs=4, mig=model.Mig(
+                True, True, instances=(model.GpuInstance(
+                    model.Placement(2, 1), 14, 3),)))
+        found = faults.of_gpu(gpu, (health.Ailment('LOST', 0, 0),), False)
+        self.assertEqual((
+            'a problem', 'NVML cannot reach it',
+            '4 virtual functions are left',
+            'GPU instance profile 14 is left at 2:1',
+            'its MIG mode is on'), found)
+        self.assertNotIn('its MIG mode is on', faults.of_gpu(gpu, (), True))
+
+    def test_a_mode_that_is_off_after_the_restart(self):
+        gpu = dataclasses.replace(_A30, mig=model.Mig(True, False))
+        self.assertEqual((), faults.of_gpu(gpu, (), False))

@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Writing into a tenant's tree, with links that lead out of it."""
+
+import os
+import pathlib
+import stat
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import tree
+
+
+class TreeCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        self.root = directory / 'root'
+        self.outside = directory / 'outside'
+        for place in (self.root, self.outside):
+            (place / 'etc').mkdir(parents=True)
+        self.tree = tree.Tree(f'{self.root}/')
+
+    def link(self, path, target):
+        """A symbolic link of the tenant's."""
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).symlink_to(target)
+
+    def text(self, path):
+        return (self.root / path).read_text(encoding='utf-8')
+
+    def left(self, place=None):
+        """Every name in the tree, or below another directory."""
+        place = place or self.root
+        return sorted(str(path.relative_to(place))
+                      for path in place.rglob('*'))
+
+
+class WriteTest(TreeCase):
+
+    def test_directories_are_made(self):
+        self.tree.write('etc/a/b/file', 'text\n', 0o640)
+        self.assertEqual('text\n', self.text('etc/a/b/file'))
+        self.assertEqual(0o640, stat.S_IMODE(
+            (self.root / 'etc/a/b/file').stat().st_mode))
+        self.assertEqual(['etc', 'etc/a', 'etc/a/b', 'etc/a/b/file'],
+                         self.left())
+
+    def test_again(self):
+        self.tree.write('etc/file', 'a long text\n', 0o644)
+        self.tree.write('etc/file', 'short\n', 0o600)
+        self.assertEqual('short\n', self.text('etc/file'))
+        self.tree.link('etc/link', '/etc/file')
+        self.tree.link('etc/link', '/etc/other')
+        self.assertEqual('/etc/other', os.readlink(self.root / 'etc/link'))
+        self.assertEqual(['etc', 'etc/file', 'etc/link'], self.left())
+
+    def test_what_a_run_that_was_killed_has_left(self):
+        (self.root / 'etc/.file.new').write_text('half', encoding='utf-8')
+        self.tree.write('etc/file', 'whole', 0o644)
+        self.assertEqual('whole', self.text('etc/file'))
+        self.assertEqual(['etc', 'etc/file'], self.left())
+
+    def test_something_else_is_there(self):
+        (self.root / 'etc/file/below').mkdir(parents=True)
+        (self.root / 'etc/plain').touch()
+        for path in ('etc/file', 'etc/plain/file'):
+            error = self.assertRaises(exception.ImageRefused,
+                                      self.tree.write, path, 'text', 0o644)
+            self.assertIn(f'/{path} cannot be written: ', str(error))
+        self.assertEqual(['etc', 'etc/file', 'etc/file/below', 'etc/plain'],
+                         self.left())
+
+
+class LinksTest(TreeCase):
+    """What leads out of the tree for us leads into it for its system."""
+
+    def test_a_file_that_is_a_link_is_replaced(self):
+        secret = self.outside / 'secret'
+        secret.write_text('secret', encoding='utf-8')
+        for target in (str(secret), '../../outside/secret'):
+            self.link('etc/file', target)
+            self.link('etc/.file.new', target)
+            self.tree.write('etc/file', 'text', 0o644)
+            self.assertFalse((self.root / 'etc/file').is_symlink())
+            (self.root / 'etc/file').unlink()
+        self.assertEqual('secret', secret.read_text(encoding='utf-8'))
+
+    def test_a_directory(self):
+        for number, target in enumerate((
+                str(self.outside / 'etc'), '../../outside/etc',
+                '../../../../../../../../etc', '/', '..')):
+            self.link(f'etc/link{number}', target)
+            before = self.left(self.outside)
+            try:
+                self.tree.write(f'etc/link{number}/new{number}', '', 0o644)
+                self.assertTrue(any(self.root.rglob(f'new{number}')))
+            except exception.ImageRefused:
+                # It leads nowhere in there.
+                self.assertFalse((self.root / target.lstrip('/')).exists())
+            self.assertEqual(before, self.left(self.outside))
+            self.assertFalse(os.path.exists(f'/etc/new{number}'))
+            self.assertFalse(os.path.exists(f'/new{number}'))
+
+    def test_it_is_followed_as_the_system_does(self):
+        (self.root / 'usr/etc').mkdir(parents=True)
+        (self.root / 'etc').rmdir()
+        self.link('etc', '/usr/../usr/./etc')
+        self.tree.write('etc/new/file', 'text', 0o644)
+        self.assertEqual('text', self.text('usr/etc/new/file'))
+
+    def test_round_and_round(self):
+        self.link('etc/a', 'b')
+        self.link('etc/b', 'a')
+        self.assertRaises(exception.ImageRefused, self.tree.write,
+                          'etc/a/file', 'text', 0o644)
+        self.assertIsNone(self.tree.find_program(['etc/a/file']))
+
+
+class ProgramTest(TreeCase):
+
+    def add(self, path, mode=0o755):
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).touch(mode)
+
+    def test_the_first(self):
+        self.add('b/program')
+        self.add('c/program')
+        self.assertEqual('b/program', self.tree.find_program(
+            ['a/program', 'b/program', 'c/program']))
+
+    def test_what_is_none(self):
+        self.add('plain', 0o644)
+        (self.root / 'directory').mkdir()
+        self.link('dangling', '/nowhere')
+        (self.outside / 'program').touch(0o755)
+        self.link('away', str(self.outside / 'program'))
+        for path in ('nothing', 'plain', 'plain/below', 'directory',
+                     'dangling', 'away'):
+            self.assertIsNone(self.tree.find_program([path]), path)
+
+    def test_links(self):
+        self.add('opt/venv/bin/program')
+        self.link('usr/local/bin/program', '/opt/venv/bin/program')
+        self.link('bin', 'usr/local/bin')
+        self.assertEqual('bin/program',
+                         self.tree.find_program(['bin/program']))
+
+    def test_it_cannot_be_read(self):
+        self.assertRaises(exception.ImageRefused, self.tree.find_program,
+                          ['n' * 300])
