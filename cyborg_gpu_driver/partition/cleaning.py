@@ -144,15 +144,22 @@ def remains(before: Traces, after: Traces) -> str:
                 f'{after.driver} now')
     if after.uuid != before.uuid:
         return f'NVML shows {after.uuid} where {before.uuid} was'
-    if after.processes:
-        return f'{after.processes} process(es) use it after the reset'
-    if (after.memory_used_mib is not None and after.memory_mib
-            and after.memory_used_mib * _MEMORY_SHARE > after.memory_mib):
-        return (f'{after.memory_used_mib} MiB of its memory are in use after '
-                'the reset')
+    used = in_use(after)
+    if used:
+        return f'{used} after the reset'
     if before.ecc_uncorrected and after.ecc_uncorrected:
         return ('the reset has not cleared its count of memory errors, so '
                 'it did not reach the GPU')
+    return ''
+
+
+def in_use(traces: Traces) -> str:
+    """How a GPU shows that somebody uses it; or ``''``."""
+    if traces.processes:
+        return f'{traces.processes} process(es) use it'
+    if (traces.memory_used_mib is not None and traces.memory_mib
+            and traces.memory_used_mib * _MEMORY_SHARE > traces.memory_mib):
+        return f'{traces.memory_used_mib} MiB of its memory are in use'
     return ''
 
 

@@ -1,0 +1,152 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Taking a tenant's traces off the GPUs of a node, and looking for more."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import faults
+from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_process
+from cyborg_gpu_driver.host import nvml_traces
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.program import privileged_gpu
+
+Evidence = list[dict[str, Any]]
+"""What was done or found, one item a GPU; for JSON."""
+
+
+class Cleaner:
+    """Cleans the GPUs of one node."""
+
+    def __init__(self, ramdisk: ramdisk_module.Ramdisk):
+        self._ramdisk = ramdisk
+        self._nvml = ramdisk.machine.nvml
+
+    def reset(self) -> Evidence:
+        """Reset every GPU and look at it.
+
+        :raises StepFailed: naming each GPU that was not reset, or is not
+            clean.
+        """
+        return ramdisk_module.each(
+            self._ramdisk.ours().gpus,
+            lambda gpu: self._ramdisk.resetter.reset(gpu.address,
+                                                     lambda: None))
+
+    def clear(self) -> Evidence:
+        """Take off every GPU what cuts it up, in the driver's order.
+
+        That is vGPUs, compute and GPU instances, virtual functions and MIG
+        mode. Nothing in use is touched.
+
+        :raises StepFailed: naming each GPU on which something stays.
+        """
+        return ramdisk_module.each(self._ramdisk.ours().gpus, self._clear)
+
+    def verify(self, properties: Mapping[str, Any],
+               may_be_in_mig_mode: bool = False) -> Evidence:
+        """Check that the GPUs are the node's, and are well, idle and whole.
+
+        Without an NVML library only what sysfs tells is checked.
+
+        :param properties: the node's.
+        :raises StepFailed: naming each GPU that is not, and why.
+        """
+        host = self._ramdisk.ours()
+        if host.nvml_problem and not host.library_missing:
+            raise exception.StepFailed(
+                reason='NVML is in the ramdisk and does not work: '
+                + host.nvml_problem)
+        reason = faults.boards(self._ramdisk.snapshot().gpus, properties)
+        if reason:
+            raise exception.StepFailed(reason=reason)
+        if host.nvml_problem:
+            return ramdisk_module.each(host.gpus, lambda gpu: _unasked(host))
+        return ramdisk_module.each(
+            host.gpus, lambda gpu: self._verify(gpu, may_be_in_mig_mode))
+
+    def _clear(self, gpu):
+        if gpu.problems or not gpu.visible_to_nvml:
+            raise exception.StepFailed(reason='; '.join(gpu.problems) or (
+                'NVML does not see it; its kernel driver is '
+                f'{gpu.driver or "none"}'))
+        before = _cut(gpu)
+        for found in self._ramdisk.vgpus.found():
+            if found.gpu.address == gpu.address:
+                self._ramdisk.vgpus.remove(found, None)
+        if gpu.sriov_numvfs:
+            self._remove_functions(self._read(gpu))
+        gpu = self._read(gpu)
+        status = apply.Status.UNCHANGED
+        if gpu.mig is not None:
+            status = self._ramdisk.applier.apply(
+                gpu, layout.Wanted(False), apply.Options(
+                    may_reset=self._ramdisk.resetter.can_reset(gpu.address)))
+        return {'before': before, 'after': _cut(self._read(gpu)),
+                'status': status.value}
+
+    def _remove_functions(self, gpu):
+        """Remove a GPU's virtual functions, and its instances before."""
+        if gpu.mig is not None:
+            self._ramdisk.applier.apply(
+                gpu, layout.Wanted(gpu.mig.enabled), apply.Options())
+        with locks.gpu(self._ramdisk.state_path, gpu.address):
+            privileged_gpu.disable_virtual_functions(str(gpu.address))
+
+    def _read(self, gpu):
+        return self._ramdisk.snapshot().gpu(gpu.address)
+
+    def _verify(self, gpu, may_be_in_mig_mode):
+        facts = self._ramdisk.health.read(gpu.address)
+        reasons = faults.of_gpu(gpu, health.seen((), facts, time.time()),
+                                may_be_in_mig_mode)
+        traces = None
+        if not reasons:
+            traces = self._traces(gpu)
+            reasons = tuple(filter(None, [cleaning.in_use(traces)]))
+        if reasons:
+            raise exception.StepFailed(reason='; '.join(reasons))
+        return {'model': gpu.model, 'mig_mode': gpu.mig and gpu.mig.enabled,
+                'health': dataclasses.asdict(facts),
+                'traces': dataclasses.asdict(traces)}
+
+    def _traces(self, gpu: model.Gpu) -> cleaning.Traces:
+        device = self._nvml.device(gpu.address)
+        used, total = nvml_traces.memory_mib(
+            self._nvml, device) or (None, None)
+        return cleaning.Traces(
+            driver=gpu.driver, uuid=gpu.uuid,
+            processes=len(nvml_process.processes(self._nvml, device)),
+            memory_used_mib=used, memory_mib=total)
+
+
+def _cut(gpu):
+    """What cuts a GPU up."""
+    return {'vgpus': len(gpu.vgpus), 'virtual_functions': gpu.sriov_numvfs,
+            'gpu_instances': len(gpu.mig.instances) if gpu.mig else 0,
+            'mig_mode': gpu.mig and gpu.mig.enabled}
+
+
+def _unasked(host):
+    return {'health': None, 'reason': host.nvml_problem}

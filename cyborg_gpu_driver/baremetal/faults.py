@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is wrong with the GPUs of a node between two tenants."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver.baremetal import node as node_module
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import layout
+
+
+def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
+    """How the GPUs differ from those of the last inspection; or ``''``.
+
+    :param properties: the node's. Without what an inspection puts there,
+        nothing is known and nothing differs.
+    """
+    inspected = properties.get(node_module.PROPERTY)
+    if inspected is None:
+        return ''
+    try:
+        expected = collections.Counter()
+        for board in inspected['boards']:
+            expected[str(board['device_id'])] += int(board['count'])
+    except (KeyError, TypeError, ValueError):
+        return (f"the node's property {node_module.PROPERTY} is not what an "
+                'inspection writes; inspect the node again')
+    found = collections.Counter(gpu.device_id for gpu in gpus)
+    if found == expected:
+        return ''
+    names = {gpu.device_id: gpu.model for gpu in gpus if gpu.model}
+    names.update((board['device_id'], board['model'])
+                 for board in inspected['boards'] if board.get('model'))
+    return (f'{_listed(found, names)} where the last inspection found '
+            f'{_listed(expected, names)}; look for what is missing, or '
+            'inspect the node again')
+
+
+def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Ailment],
+           may_be_in_mig_mode: bool) -> tuple[str, ...]:
+    """What is wrong with a GPU that NVML was to see, for people.
+
+    :param ailments: what its own answers say.
+    """
+    if not gpu.visible_to_nvml:
+        return (*gpu.problems, 'NVML does not see it; its kernel driver is '
+                f'{gpu.driver or "none"}')
+    return (*gpu.problems, *health.judge(ailments).reasons,
+            *_left(gpu, may_be_in_mig_mode))
+
+
+def _left(gpu, may_be_in_mig_mode) -> Iterator[str]:
+    """What a tenant has left, by which the GPU is not whole."""
+    for vgpu in gpu.vgpus:
+        yield f'vGPU {vgpu.name} is left on {vgpu.function}'
+    if gpu.sriov_numvfs:
+        yield f'{gpu.sriov_numvfs} virtual functions are left'
+    if gpu.mig is None:
+        return
+    for instance in gpu.mig.instances:
+        profile = gpu.mig.profile_by_id(instance.profile_id)
+        name = profile.name if profile else f'profile {instance.profile_id}'
+        yield f'GPU instance {name} is left at {instance.placement}'
+    if gpu.mig.pending and not may_be_in_mig_mode:
+        yield 'its MIG mode is on'
+
+
+def _listed(counts, names):
+    return layout.listed({
+        names.get(board) or f'NVIDIA {board}': count
+        for board, count in sorted(counts.items())}) or 'no GPU'

@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Making a layout what a node's GPUs are cut into once it has booted.
+
+GPU instances are gone with each restart, and of most GPUs the MIG mode is
+too: the layout is put into the deployed system, which cuts them at each
+boot. What lasts is set here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import layouts
+from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.baremetal import tree
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.program import apply
+
+LOG = logging.getLogger(__name__)
+
+PROGRAM = 'cyborg-gpu'
+_PLACES = tuple(f'{place}/{PROGRAM}' for place in (
+    'usr/local/sbin', 'usr/local/bin', 'usr/sbin', 'usr/bin', 'sbin', 'bin'))
+"""Where systemd lets a unit look for programs (systemd.exec(5), PATH)."""
+
+Wanted = Mapping[int, 'layout.Wanted | None']
+"""What is wanted of GPUs by their index; None where that is not known
+before NVML sees the GPU."""
+
+_AT_BOOT = 'set at each boot'
+_OFF = 'off after a restart'
+_MODE = {apply.Status.UNCHANGED: 'was so already',
+         apply.Status.CHANGED: 'set now',
+         apply.Status.PENDING: 'set with the restart'}
+
+
+class Layouter:
+    """Gives one node its layout.
+
+    :param mounted: mounts the root file system of the deployed image.
+    """
+
+    def __init__(self, ramdisk: ramdisk_module.Ramdisk, mounted: Callable[
+            [], contextlib.AbstractContextManager[tree.Tree]]):
+        self._ramdisk = ramdisk
+        self._mounted = mounted
+
+    def apply(self, value: Any,
+              files: Iterable[layout_file.LayoutFile] = ()
+              ) -> dict[str, Any]:
+        """Check a layout, put it into the image, and set what lasts.
+
+        Doing it again replaces the layout that is there.
+
+        :param value: a step's ``layout``, see :func:`layouts.entry_of`.
+        :param files: the operator's layout files.
+        :returns: what was done, for JSON.
+        :raises LayoutError: if the layout is not right for these GPUs.
+        :raises ImageRefused: if the image cannot take it.
+        :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
+        """
+        host = self._ramdisk.snapshot()
+        entry = layouts.entry_of(value, host.gpus, files)
+        wanted = check(host, entry)
+        gpus = {index: host.gpus[index] for index in sorted(wanted)}
+        with self._mounted() as image:
+            there = image.find_program(_PLACES) is not None
+            needed = any(_needs_program(gpu, wanted[index])
+                         for index, gpu in gpus.items())
+            if needed and not there:
+                raise exception.ImageRefused(
+                    reason=f'there is no {PROGRAM} in any of '
+                    + ', '.join(f'/{place}' for place in _PLACES)
+                    + ', and without it nothing cuts the GPUs when the '
+                    'system boots: make an image with cyborg_gpu_driver and '
+                    "NVIDIA's driver in it")
+            modes = self._set_modes(gpus, wanted)
+            placed = _stage(image, entry) if there else []
+        otherwise = _AT_BOOT if placed else _OFF
+        return {'layout': entry.name, 'staged': placed, 'gpus': [
+            _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))
+            for index, gpu in gpus.items()]}
+
+    def _set_modes(self, gpus, wanted):
+        """Set each MIG mode that outlives the restart which follows.
+
+        It is that restart which makes it the GPU's mode.
+        """
+        outcomes = self._ramdisk.applier.apply_all(
+            [(gpu, wanted[index]) for index, gpu in gpus.items()
+             if wanted[index] is not None and steps.keeps_mig_mode(gpu)
+             and not self._ramdisk.ignores(gpu)],
+            apply.Options(mode_only=True, may_reset=False))
+        failed = [ramdisk_module.named(outcome.gpu, outcome.error)
+                  for outcome in outcomes
+                  if outcome.status is apply.Status.FAILED]
+        if failed:
+            raise exception.StepFailed(reason='; '.join(failed))
+        return {outcome.gpu: _MODE[outcome.status] for outcome in outcomes}
+
+
+def check(host: model.Host, entry: layout_file.Entry) -> Wanted:
+    """What a layout wants of the GPUs that it speaks of.
+
+    :raises LayoutError: if it does not suit them.
+    :raises StepFailed: if it speaks of none, or that it suits them cannot
+        be told without NVML.
+    """
+    if host.nvml_problem is None:
+        wanted = entry.for_host(host.gpus)
+        if not wanted:
+            raise exception.StepFailed(
+                reason=f'layout {entry.name} speaks of no GPU of this node, '
+                'which has ' + _boards(host))
+        return wanted
+    if not layouts.suits(host.gpus, entry):
+        raise exception.StepFailed(
+            reason=f'layout {entry.name} cannot be checked without NVML '
+            f'({host.nvml_problem}), so that each item with MIG mode on has '
+            'to name its boards in a device-filter; this node has '
+            + _boards(host))
+    return {index: None for index, gpu in enumerate(host.gpus)
+            if any(section.devices.include(index, gpu)
+                   for section in entry.sections)}
+
+
+def _needs_program(gpu, wanted):
+    """Whether something has to be done to a GPU when the system boots."""
+    if wanted is None:
+        return True
+    return bool(wanted.devices) or (
+        wanted.enabled and not steps.keeps_mig_mode(gpu))
+
+
+def _stage(image, entry):
+    """Write what the system is to find; the paths."""
+    text = layout_file.LayoutFile((entry,), entry.source).dump()
+    placed = []
+    for item in staged.files(text):
+        if isinstance(item, staged.Link):
+            image.link(item.path, item.target)
+        else:
+            image.write(item.path, item.text, item.mode)
+        placed.append(f'/{item.path}')
+    LOG.info('Layout %(layout)s was put into the image: %(paths)s',
+             {'layout': entry.name, 'paths': ', '.join(placed)})
+    return placed
+
+
+def _tell(gpu, wanted, mode):
+    LOG.info('GPU %(gpu)s: %(wanted)s; MIG mode %(mode)s', {
+        'gpu': gpu.address, 'wanted': wanted or 'not known without NVML',
+        'mode': mode})
+    return {'gpu': str(gpu.address),
+            'wanted': None if wanted is None else str(wanted),
+            'mig_mode': mode}
+
+
+def _boards(host):
+    return ', '.join(sorted({layout_devices.board(gpu)
+                             for gpu in host.gpus})) or 'none'

@@ -1,0 +1,165 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The hardware manager that ironic-python-agent loads on GPU nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+from ironic_python_agent import errors
+from ironic_python_agent import hardware
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import image
+from cyborg_gpu_driver.baremetal import layout_files
+from cyborg_gpu_driver.baremetal import layouter
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal import ramdisk
+from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.conf import baremetal as baremetal_conf
+
+CONF = cfg.CONF
+LOG = logging.getLogger(__name__)
+
+_INTERFACE = 'deploy'
+_LAYOUT_ARGS = {
+    'layout': {
+        'description': (
+            'The layout that the GPUs are to have in the deployed system: '
+            'the name of one of "cyborg-gpu layout generate" or of '
+            '[gpu_baremetal] layout_files; or the layout itself, as in a '
+            'mig-parted file: the items of one entry, or {NAME: items}. '
+            'It is put into the image, so that the step belongs after the '
+            'image was written and before the boot loader: priorities 61 '
+            'to 79.'),
+        'required': True,
+    },
+}
+
+
+class NvidiaGpuHardwareManager(hardware.HardwareManager):
+    """Steps on the NVIDIA GPUs of the node that the ramdisk runs on.
+
+    A node is offered those that its GPUs, and the ramdisk, can do.
+    """
+
+    HARDWARE_MANAGER_NAME = 'nvidia-gpus'
+    HARDWARE_MANAGER_VERSION = '1.0'
+
+    @functools.cached_property
+    def _ramdisk(self):
+        """Opened at the first use, when the options were read."""
+        baremetal_conf.register_opts(CONF)
+        return ramdisk.Ramdisk(CONF)
+
+    def evaluate_hardware_support(self) -> int:
+        """NONE without NVIDIA GPUs.
+
+        :raises HardwareManagerConfigurationError: if ``[gpu]`` is wrong.
+        """
+        try:
+            there = bool(self._ramdisk.ours().gpus)
+        except exception.GpuDriverError as error:
+            raise errors.HardwareManagerConfigurationError(
+                str(error)) from error
+        return (hardware.HardwareSupport.SERVICE_PROVIDER if there
+                else hardware.HardwareSupport.NONE)
+
+    def get_clean_steps(self, node, ports) -> list[dict[str, Any]]:
+        """Steps of cleaning, which run by themselves."""
+        return self._offered({
+            name: _step(name, priority, abortable=name == steps.VERIFY)
+            for name, priority in steps.CLEAN_PRIORITIES.items()})
+
+    def get_deploy_steps(self, node, ports) -> list[dict[str, Any]]:
+        """Steps of deployments, which run only if a template asks."""
+        return self._offered({names.APPLY_LAYOUT: _step(
+            names.APPLY_LAYOUT, argsinfo=_LAYOUT_ARGS)})
+
+    def get_service_steps(self, node, ports) -> list[dict[str, Any]]:
+        """Steps on a node that has its tenant, which run if asked for."""
+        return self._offered({
+            names.APPLY_LAYOUT: _step(names.APPLY_LAYOUT,
+                                      argsinfo=_LAYOUT_ARGS),
+            **{name: _step(name, abortable=name == steps.VERIFY)
+               for name in steps.CLEAN_PRIORITIES}})
+
+    def apply_gpu_layout(self, node, ports, layout) -> dict[str, Any]:
+        """Put a layout into the deployed image, and set what lasts."""
+        with _told(node):
+            return layouter.Layouter(self._ramdisk, image.mounted).apply(
+                layout, layout_files.read(CONF))
+
+    def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
+        """Take off every GPU what cuts it up."""
+        with _told(node):
+            return {'gpus': cleaning.Cleaner(self._ramdisk).clear()}
+
+    def reset_gpus(self, node, ports) -> dict[str, Any]:
+        """Reset every GPU and look at it."""
+        with _told(node):
+            return {'gpus': cleaning.Cleaner(self._ramdisk).reset()}
+
+    def verify_gpus(self, node, ports) -> dict[str, Any]:
+        """Check that the GPUs are the node's, well, idle and whole."""
+        with _told(node):
+            return {'gpus': cleaning.Cleaner(self._ramdisk).verify(
+                node.get('properties') or {},
+                # A tenant's own, where the node has one.
+                may_be_in_mig_mode=_is_service(node))}
+
+    def _offered(self, candidates):
+        host = self._ramdisk.ours()
+        resettable = [gpu.address for gpu in host.gpus
+                      if self._ramdisk.resetter.can_reset(gpu.address)]
+        found = []
+        for name, step in candidates.items():
+            obstacle = steps.obstacle(name, host, resettable)
+            if obstacle:
+                LOG.info('Step %(step)s is not offered: %(reason)s',
+                         {'step': name, 'reason': obstacle})
+            else:
+                found.append(step)
+        return found
+
+
+def _step(name, priority=0, **others):
+    return {'step': name, 'priority': priority, 'interface': _INTERFACE,
+            'reboot_requested': False, **others}
+
+
+@contextlib.contextmanager
+def _told(node):
+    """Let Ironic tell why a step failed, in the node's ``last_error``."""
+    try:
+        yield
+    except exception.GpuDriverError as error:
+        raise _error_class(node)(str(error)) from error
+
+
+def _error_class(node):
+    """Which kind of step is being executed, as the node says."""
+    if _is_service(node):
+        return errors.ServicingError
+    if node.get('clean_step'):
+        return errors.CleaningError
+    return errors.DeploymentError
+
+
+def _is_service(node):
+    return bool(node.get('service_step'))

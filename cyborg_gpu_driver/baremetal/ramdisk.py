@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The GPUs of a node, as the ramdisk has them to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import health
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reset
+
+LOG = logging.getLogger(__name__)
+
+
+class Ramdisk:
+    """This machine, or a simulated one, and the tools to work on it.
+
+    From now on privileged changes are made in this process: in a ramdisk it
+    is root's.
+
+    :param conf: ironic-python-agent's options; ``[gpu]`` is registered.
+    :raises SimulationError, InvalidConfiguration: if ``[gpu]`` is wrong.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._settings = policies.read(conf)
+        self.machine = platform.from_conf(conf)
+        self._reader = reader.HostReader(self.machine)
+        privileged.run_here(self.machine)
+        self.state_path = conf.gpu.state_path
+        self.applier = apply.Applier(self.machine, self.state_path)
+        self.resetter = reset.Resetter(self.machine, quiet=self._closed)
+        self.vgpus = orphans.Keeper(self.machine, self.state_path,
+                                    self._settings)
+        self.health = health.HealthReader(self.machine.nvml)
+
+    def snapshot(self) -> model.Host:
+        """The machine as it is now, with all its GPUs."""
+        return self._reader.snapshot()
+
+    def ours(self) -> model.Host:
+        """The same without the GPUs that the operator wants left alone."""
+        host = self.snapshot()
+        return dataclasses.replace(host, gpus=tuple(
+            gpu for gpu in host.gpus if not self.ignores(gpu)))
+
+    def ignores(self, gpu: model.Gpu) -> bool:
+        """Whether ``[gpu] ignored_devices`` names the GPU."""
+        return self._settings.ignores(gpu)
+
+    @contextlib.contextmanager
+    def _closed(self):
+        """Have no GPU open: NVIDIA's driver resets none that anybody has."""
+        self.machine.nvml.reset()
+        yield
+
+
+def each(gpus: Iterable[model.Gpu],
+         act: Callable[[model.Gpu], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Do something to each GPU, also where it fails on another.
+
+    :returns: what ``act`` says of each, with the GPU's address.
+    :raises StepFailed: naming each GPU on which it failed, and why.
+    """
+    done, failures = [], []
+    for gpu in gpus:
+        try:
+            done.append({'gpu': str(gpu.address), **act(gpu)})
+            LOG.info('GPU %(gpu)s: %(done)s', {'gpu': gpu.address,
+                                               'done': done[-1]})
+        except exception.GpuDriverError as error:
+            failures.append(named(gpu.address, error))
+            LOG.error('%s', failures[-1])
+    if failures:
+        raise exception.StepFailed(reason='; '.join(failures))
+    return done
+
+
+def named(address: model.PciAddress, reason: object) -> str:
+    """A reason that says which GPU it is about."""
+    text = str(reason)
+    return text if str(address) in text else f'GPU {address}: {text}'

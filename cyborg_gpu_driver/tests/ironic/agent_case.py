@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The agent's own code in this process, on a simulated node.
+
+It finds no program but the ones here, and so neither disks nor power.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import shutil
+
+import fixtures
+
+# Before other modules of the agent, which read options as they are loaded.
+from ironic_python_agent import config as agent_config
+from ironic_python_agent import hardware
+from ironic_python_agent.extensions import clean
+from ironic_python_agent.extensions import deploy
+from ironic_python_agent.extensions import service
+from oslo_config import cfg
+from oslo_config import fixture as config_fixture
+from oslotest import base
+
+from cyborg_gpu_driver.conf import baremetal
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+
+MANAGER = 'NvidiaGpuHardwareManager'
+_SILENT = ('udevadm',)
+_LSBLK = """\
+echo '{{"blockdevices": [{{"kname": "{disk}", "model": "disk", \
+"size": 68719476736, "rota": false, "type": "disk", "uuid": null, \
+"partuuid": null, "serial": null, "wwn": null, "log-sec": 512, \
+"phy-sec": 512, "tran": null}}]}}'
+"""
+_PARTED = """\
+echo 'BYT;'
+echo '{disk}:65536MiB:scsi:512:512:gpt:disk:;'
+echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
+echo '2:501MiB:65535MiB:65034MiB:ext4::;'
+"""
+_MOUNT = """\
+test "$1" = {disk}2 || {{ echo 'unknown filesystem type' >&2; exit 32; }}
+{cp} -a {disk}2/. "$2"
+echo "$2" >> {log}
+"""
+_UMOUNT = """\
+{cp} -a "$1/." {disk}2
+"""
+
+
+class AgentCase(base.BaseTestCase):
+    """A node in its ramdisk.
+
+    ``image`` is the root of what was deployed: a directory, which the stub
+    of ``mount`` shows.
+    """
+
+    MACHINE: str | None = 'a30x4'
+    """None for one that is not simulated, whose sysfs is ``sysfs``."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.INFO))
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        if self.MACHINE:
+            # What the agent puts under pynvml goes with it.
+            guard = simulator.Machine.load(self.MACHINE).install()
+            self.addCleanup(guard.uninstall)
+        self.disk = self.directory / 'disk'
+        self.image = self.directory / 'disk2'
+        self.programs = self.directory / 'bin'
+        self.programs.mkdir()
+        self._write_programs()
+        self.useFixture(fixtures.EnvironmentVariable(
+            'PATH', str(self.programs)))
+        self.conf = self.useFixture(config_fixture.Config(cfg.CONF))
+        agent_config.populate_config()
+        gpu_conf.register_opts(cfg.CONF)
+        baremetal.register_opts(cfg.CONF)
+        self.conf.config(disk_wait_attempts=0)
+        self.conf.config(group='gpu',
+                         state_path=str(self.directory / 'state'))
+        self.sysfs = self.directory / 'sys'
+        (self.sysfs / 'bus/pci/devices').mkdir(parents=True)
+        if self.MACHINE:
+            self.use(self.MACHINE)
+        else:
+            self.conf.config(group='gpu', sysfs_root=str(self.sysfs))
+            self.restart()
+
+    def use(self, name: str) -> None:
+        """Be another node, that has just been switched on."""
+        state = str(self.directory / f'{name}.json')
+        self.machine = simulator.Machine.load(name, state)
+        self.conf.config(group='gpu', simulate=name, simulate_state=state)
+        self.reboot()
+
+    def restart(self) -> None:
+        """As a new agent starts."""
+        for name in ('_global_managers', '_CACHED_HW_INFO', 'NODE'):
+            setattr(hardware, name, None)
+            self.addCleanup(setattr, hardware, name, None)
+
+    def reboot(self) -> None:
+        """Start the node again, into the ramdisk."""
+        self.machine.reboot()
+        self.restart()
+
+    def make_image(self, *programs: str) -> None:
+        """Deploy an image with these programs."""
+        (self.image / 'etc/systemd/system').mkdir(parents=True)
+        for name in programs:
+            path = self.image / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(0o755)
+
+    def stub(self, name: str, script: str) -> None:
+        """Have a program that is a script of the shell."""
+        path = self.programs / name
+        path.write_text(f'#!/bin/sh\n{script}', encoding='ascii')
+        path.chmod(0o755)
+
+    def _write_programs(self):
+        names = {'disk': self.disk, 'cp': shutil.which('cp'),
+                 'log': self.directory / 'mounted'}
+        for name in _SILENT:
+            self.stub(name, '')
+        for name, script in (('lsblk', _LSBLK), ('parted', _PARTED),
+                             ('mount', _MOUNT), ('umount', _UMOUNT)):
+            self.stub(name, script.format(**names))
+
+    def managers(self) -> list[hardware.HardwareManager]:
+        """The hardware managers that the agent has loaded, best first."""
+        return hardware.get_managers()
+
+    def dispatch(self, method: str):
+        """What the best manager that knows the method says."""
+        return hardware.dispatch_to_managers(method)
+
+    def steps(self, kind: str, manager: str = MANAGER) -> list[dict]:
+        """A manager's steps that the agent tells Ironic of.
+
+        :param kind: clean, deploy or service.
+        """
+        result = getattr(_EXTENSIONS[kind](), f'get_{kind}_steps')(
+            node={'uuid': 'node', 'properties': {}, 'instance_info': {}},
+            ports=[])
+        self.version = result.command_result['hardware_manager_version']
+        return result.command_result[f'{kind}_steps'].get(manager, [])
+
+    def names(self, kind: str) -> list[str]:
+        """The names of those steps, in the order that they run in."""
+        return [step['step'] for step in sorted(
+            self.steps(kind), key=lambda step: -step['priority'])]
+
+    def execute(self, kind: str, name: str, properties: dict | None = None,
+                **args: object):
+        """Execute a step as Ironic asks for it.
+
+        :returns: what it returns.
+        :raises RESTError: as it fails.
+        """
+        step = {'step': name, 'interface': 'deploy', 'args': args}
+        command = getattr(_EXTENSIONS[kind](), f'execute_{kind}_step')(
+            step=step, ports=[],
+            node={'uuid': 'node', 'properties': properties or {},
+                  'instance_info': {}, f'{kind}_step': step},
+            **{f'{kind}_version': hardware.get_current_versions()})
+        command.join()
+        if command.command_error is not None:
+            raise command.command_error
+        return command.command_result[f'{kind}_result']
+
+    def clear(self) -> list[dict]:
+        """Have the GPUs whole, as cleaning does; what became of each."""
+        return self.execute('clean', 'clear_gpu_partitions')['gpus']
+
+    def refused(self, kind: str, name: str, error: type, *words: str,
+                **args: object) -> str:
+        """Check that a step fails with an error which says these words."""
+        caught = self.assertRaises(error, self.execute, kind, name, **args)
+        for word in words:
+            self.assertIn(word, caught.details)
+        return caught.details
+
+
+_EXTENSIONS = {'clean': clean.CleanExtension,
+               'deploy': deploy.DeployExtension,
+               'service': service.ServiceExtension}
+
+
+def read(path: os.PathLike) -> str:
+    """A file's text."""
+    return pathlib.Path(path).read_text(encoding='utf-8')

@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A layout on a disk: a real file system, mounted by the agent's code."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+from ironic_python_agent import errors
+
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.tests.ironic import agent_case
+
+_LABEL = 'security.selinux'
+_UNIT_LABEL = b'system_u:object_r:systemd_unit_file_t:s0\0'
+_REAL = ('mkfs.ext4', 'mount', 'umount')
+
+
+class DiskCase(agent_case.AgentCase):
+    """The second partition of the disk is an ext4 file system."""
+
+    MACHINE = 'hgx-h100'
+
+    def setUp(self):
+        super().setUp()
+        self.real = {name: shutil.which(name, path=os.defpath
+                                        + ':/usr/sbin:/sbin')
+                     for name in _REAL}
+        missing = [name for name, path in self.real.items() if path is None]
+        if missing:
+            self.skipTest(f'there is no {", ".join(missing)}')
+        for name in ('mount', 'umount'):
+            (self.programs / name).unlink()
+            (self.programs / name).symlink_to(self.real[name])
+        with self.image.open('wb') as stream:
+            stream.truncate(8 << 20)
+        subprocess.run([self.real['mkfs.ext4'], '-q', self.image],
+                       check=True)
+        try:
+            with self.mounted():
+                self.make_tree()
+        except subprocess.CalledProcessError as error:
+            self.skipTest('no file system can be mounted here: '
+                          f'{error.stderr}')
+
+    @contextlib.contextmanager
+    def mounted(self):
+        """The file system, as the system itself would have it."""
+        self.root = self.directory / 'root'
+        self.root.mkdir(exist_ok=True)
+        subprocess.run([self.real['mount'], self.image, self.root],
+                       check=True, capture_output=True, text=True)
+        try:
+            yield
+        finally:
+            subprocess.run([self.real['umount'], self.root], check=True)
+
+    def make_tree(self):
+        (self.root / 'etc/systemd/system').mkdir(parents=True)
+        (self.root / 'usr/bin').mkdir(parents=True)
+        (self.root / 'usr/bin/cyborg-gpu').touch(0o755)
+
+    def deploy(self, layout='all-1g.10gb'):
+        return self.execute('deploy', 'apply_gpu_layout', layout=layout)
+
+
+class DiskTest(DiskCase):
+
+    def test_staged(self):
+        self.deploy()
+        with self.mounted():
+            self.assertIn('1g.10gb', agent_case.read(
+                self.root / staged.LAYOUT_PATH))
+            status = (self.root / staged.UNIT_PATH).stat()
+            self.assertEqual((0, 0, 0o644), (
+                status.st_uid, status.st_gid, status.st_mode & 0o7777))
+            self.assertTrue((self.root / staged.WANTS_PATH).is_symlink())
+        self.deploy('all-7g.80gb')
+        with self.mounted():
+            text = agent_case.read(self.root / staged.LAYOUT_PATH)
+            self.assertIn('7g.80gb', text)
+            self.assertNotIn('1g.10gb', text)
+
+    def test_labels(self):
+        with self.mounted():
+            try:
+                os.setxattr(self.root / 'etc/systemd/system', _LABEL,
+                            _UNIT_LABEL)
+            except OSError as error:
+                self.skipTest(f'no labels can be set here: {error}')
+        self.deploy()
+        with self.mounted():
+            wants = pathlib.Path(staged.WANTS_PATH)
+            for path in (staged.UNIT_PATH, wants.parent, wants):
+                self.assertEqual(_UNIT_LABEL, os.getxattr(
+                    self.root / path, _LABEL, follow_symlinks=False))
+
+    def test_a_link_out_of_the_image(self):
+        outside = self.directory / 'outside'
+        outside.mkdir()
+        with self.mounted():
+            (self.root / 'etc/cyborg-gpu').symlink_to(outside)
+        self.refused('deploy', 'apply_gpu_layout', errors.DeploymentError,
+                     'the deployed image: /etc/cyborg-gpu/layout.yaml cannot '
+                     'be written', layout='all-1g.10gb')
+        self.assertEqual([], list(outside.iterdir()))
+
+    def test_no_room(self):
+        with self.mounted():
+            (self.root / 'etc/cyborg-gpu').mkdir()
+            with contextlib.suppress(OSError), \
+                    (self.root / 'full').open('wb', buffering=0) as stream:
+                while stream.write(bytes(1 << 10)):
+                    pass
+        self.refused('deploy', 'apply_gpu_layout', errors.DeploymentError,
+                     'No space left on device', layout='all-1g.10gb')
+        with self.mounted():
+            self.assertEqual([], list(
+                (self.root / 'etc/cyborg-gpu').iterdir()))
+
+    def test_nothing_stays_mounted(self):
+        before = agent_case.read('/proc/self/mounts')
+        self.deploy()
+        self.refused('deploy', 'apply_gpu_layout', errors.DeploymentError,
+                     layout='no such layout')
+        with self.mounted():
+            (self.root / 'usr/bin/cyborg-gpu').unlink()
+        self.refused('deploy', 'apply_gpu_layout', errors.DeploymentError,
+                     'there is no cyborg-gpu', layout='all-1g.10gb')
+        self.assertEqual(before, agent_case.read('/proc/self/mounts'))
