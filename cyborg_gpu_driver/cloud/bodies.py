@@ -10,15 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is sent to Cyborg, Nova and Keystone to make something. Pure."""
+"""What is sent to Cyborg, Ironic, Nova and Keystone to make something. Pure.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver.cloud import resources
 
+_MADE_BY = 'made_by'
+"""What a deploy template's ``extra`` has in a description's place, which it
+got only with Ironic's microversion 1.112."""
 
 def profile(item: resources.DeviceProfile) -> list[dict[str, Any]]:
     """To make a device profile."""
@@ -82,3 +87,22 @@ def limit(item: resources.Limit) -> dict[str, Any]:
     """To change a project's limit, and mark it."""
     return {'limit': {'resource_limit': item.value,
                       'description': resources.marked('')}}
+
+
+def template(item: resources.DeployTemplate) -> dict[str, Any]:
+    """To make a deploy template."""
+    return {'name': item.name, 'steps': json.loads(item.steps),
+            'extra': {_MADE_BY: resources.MARK}}
+
+
+def template_patch(item: resources.DeployTemplate) -> list[dict[str, Any]]:
+    """To change the steps of a deploy template, and mark it."""
+    return [{'op': 'replace', 'path': '/steps',
+             'value': json.loads(item.steps)},
+            {'op': 'add', 'path': f'/extra/{_MADE_BY}',
+             'value': resources.MARK}]
+
+
+def is_marked(extra: Mapping[str, Any] | None) -> bool:
+    """Whether a deploy template's ``extra`` has the mark."""
+    return (extra or {}).get(_MADE_BY) == resources.MARK

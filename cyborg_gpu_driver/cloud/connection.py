@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from keystoneauth1 import exceptions as identity_exceptions
 from keystoneauth1.identity import base as identity
 from openstack import config
 from openstack import connection
@@ -94,7 +95,7 @@ class Cloud:
         """What a service answers to a GET, as JSON.
 
         :param service: its proxy's name at openstacksdk: ``accelerator``,
-            ``compute``, ``identity``, ``placement``.
+            ``baremetal``, ``compute``, ``identity``, ``placement``.
         :param path: below the service's endpoint.
         :param version: the microversion; None for the service's lowest.
         :returns: None if there is no such thing (404).
@@ -128,6 +129,19 @@ class Cloud:
                 if as_service else {})
             exceptions.raise_from_response(response)
             return response.json() if response.content else None
+
+    def has_service(self, service: str) -> bool:
+        """Whether the cloud's catalog has a service.
+
+        :param service: as for :meth:`ask`.
+        :raises CloudError: if the user cannot log in.
+        """
+        with _telling(self.name):
+            try:
+                return self._connection.config.get_session_client(
+                    service).get_endpoint() is not None
+            except identity_exceptions.CatalogException:
+                return False
 
     def _adapter(self, service):
         return getattr(self._connection, service)

@@ -234,9 +234,13 @@ def _created(item):
     """What something new is, for people."""
     if isinstance(item, resources.DeviceProfile):
         return _shown('groups', item.groups)
+    if isinstance(item, resources.DeployTemplate):
+        return _shown('steps', item.steps)
     if isinstance(item, resources.Flavor):
         return (f'{item.vcpus} vCPU, {item.ram} MiB, {item.disk} GiB, '
-                f'device profile {item.profile}')
+                + (_shown('extra_specs', item.extra_specs)
+                   if item.profile is None
+                   else f'device profile {item.profile}'))
     if isinstance(item, resources.RegisteredLimit):
         return f'default: {item.default}'
     return f'value: {item.value}'
@@ -245,6 +249,8 @@ def _created(item):
 def _shown(name, value):
     if name == 'groups':
         return ' + '.join(resources.describe(group) for group in value)
+    if name == 'steps':
+        return resources.describe_steps(value)
     if name == 'extra_specs':
         return ' '.join(f'{key}={text}' for key, text in value) or 'none'
     if isinstance(value, frozenset):

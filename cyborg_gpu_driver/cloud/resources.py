@@ -12,13 +12,15 @@
 
 """What is made in a cloud for its GPUs: device profiles, flavors, limits.
 
-Each is a value that says what is wanted and what there is alike. Pure.
+For bare metal there are deploy templates and traits of nodes. Each is a value
+that says what is wanted and what there is alike. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from typing import ClassVar
 
 PROFILE_KEY = 'accel:device_profile'
@@ -34,9 +36,11 @@ class Kind(enum.Enum):
     """In the order in which they are made."""
 
     PROFILE = 'device profile'
+    TEMPLATE = 'deploy template'
     FLAVOR = 'flavor'
     REGISTERED = 'registered limit'
     LIMIT = 'limit'
+    NODE = 'node'
 
 
 Key = tuple[Kind, str]
@@ -138,6 +142,30 @@ class Limit(Item):
 
 
 @dataclasses.dataclass(frozen=True)
+class DeployTemplate(Item):
+    """Ironic's: what is done to a node whose server requires a trait.
+
+    :ivar name: the trait's.
+    :ivar steps: as JSON text with sorted keys.
+    """
+
+    kind: ClassVar[Kind] = Kind.TEMPLATE
+
+    name: str
+    steps: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeTraits(Item):
+    """Those of a node of Ironic's; its name, or its UUID if it has none."""
+
+    kind: ClassVar[Kind] = Kind.NODE
+
+    name: str
+    traits: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Existing:
     """Something that a cloud has.
 
@@ -185,6 +213,14 @@ def describe(found: Group) -> str:
     others = [f'{key.partition(":")[2]}={value}' for key, value in found
               if not key.startswith('resources:')]
     return ' '.join(amounts + others)
+
+
+def describe_steps(steps: str) -> str:
+    """A deploy template's steps for people."""
+    return ' + '.join(
+        f'{step["interface"]}.{step["step"]} '
+        f'{json.dumps(step["args"], sort_keys=True)} at {step["priority"]}'
+        for step in json.loads(steps))
 
 
 def marked(description: str) -> str:

@@ -55,10 +55,7 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
         found = [_used(existing, users.get(existing.item.name, ()))
                  for existing in found]
     if everything or resources.Kind.FLAVOR in kinds:
-        found += [
-            _used(existing, flavor_users(cloud, existing.identity))
-            if _may_go(existing, keys, everything) else existing
-            for existing in flavors(cloud, keys)]
+        found += used_flavors(cloud, keys, everything)
     if everything or resources.Kind.REGISTERED in kinds:
         found += limits(cloud, limit_scope(cloud, region))
     return {existing.item.key: existing for existing in found}
@@ -125,6 +122,18 @@ def flavors(cloud: connection.Cloud,
                 for item in listed
                 if (resources.Kind.FLAVOR, item['name']) in wanted
                 or resources.PROFILE_KEY in item['extra_specs']]
+
+
+def used_flavors(cloud: connection.Cloud,
+                 wanted: Mapping[resources.Key, resources.Item],
+                 everything: bool = False) -> list[resources.Existing]:
+    """As :func:`flavors`, with the users of those that may go.
+
+    :param everything: whether what is not wanted any more may go.
+    """
+    return [_used(existing, flavor_users(cloud, existing.identity))
+            if _may_go(existing, wanted, everything) else existing
+            for existing in flavors(cloud, wanted)]
 
 
 def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from urllib import parse
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import baremetal_state
 from cyborg_gpu_driver.cloud import bodies
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import plan
@@ -76,6 +77,11 @@ class Writer:
             resources.Kind.LIMIT: (
                 self._create_limit, self._update_limit, '/limits',
                 'identity'),
+            resources.Kind.TEMPLATE: (
+                self._create_template, self._update_template,
+                '/deploy_templates', 'baremetal'),
+            resources.Kind.NODE: (
+                None, self._add_traits, '/nodes', 'baremetal'),
         }[change.item.kind]
         if change.action is plan.Action.UPDATE:
             update(change.wanted, change.existing)
@@ -164,6 +170,19 @@ class Writer:
             self._cloud, self._scope)}.get(item.key, existing.identity)
         self._identity('PATCH', f'/limits/{identity}', bodies.limit(item))
 
+    def _create_template(self, item):
+        self._baremetal('POST', '/deploy_templates', bodies.template(item))
+
+    def _update_template(self, item, existing):
+        self._baremetal('PATCH', f'/deploy_templates/{existing.identity}',
+                        bodies.template_patch(item))
+
+    def _add_traits(self, item, existing):
+        # One by one, so that none is lost that somebody adds meanwhile.
+        for trait in sorted(item.traits - existing.item.traits):
+            self._baremetal(
+                'PUT', f'/nodes/{existing.identity}/traits/{trait}')
+
     @functools.cached_property
     def _scope(self):
         return state.limit_scope(self._cloud, self._region)
@@ -171,6 +190,10 @@ class Writer:
     def _compute(self, method, path, body=None):
         return self._cloud.change('compute', method, path, body,
                                   state.COMPUTE)
+
+    def _baremetal(self, method, path, body=None):
+        return self._cloud.change('baremetal', method, path, body,
+                                  baremetal_state.VERSION)
 
     def _identity(self, method, path, body=None):
         return self._cloud.change('identity', method, path, body)

@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import definition
@@ -32,7 +34,7 @@ _NOT_DONE = 'not done'
 _COLUMNS = ('Action', 'Kind', 'Name', 'Change', 'Result')
 
 
-class _Changing(base.Lister):
+class Changing(base.Lister):
     """A command that makes a cloud what a definition says."""
 
     def resolved(self, wanted: definition.Definition
@@ -47,6 +49,23 @@ class _Changing(base.Lister):
         for text in texts:
             base.say(f'Warning: {text}')
         return bool(texts)
+
+    def settle(self, changes: list[plan.Change], parsed_args) -> tuple:
+        """Make the changes if they can be made and are wanted.
+
+        :param parsed_args: with ``dry_run`` and ``yes``.
+        :returns: the answer of the command.
+        """
+        if any(change.action is plan.Action.REFUSE for change in changes):
+            return self.refuse(changes)
+        acting = [change for change in changes if change.acts]
+        if not acting:
+            base.say('There is nothing to do.')
+        elif parsed_args.dry_run:
+            return self.answer(changes, lambda change: _PLANNED)
+        elif not parsed_args.yes and not _agreed(acting):
+            return self.refuse(changes)
+        return self.carry_out(changes)
 
     def carry_out(self, changes: list[plan.Change]) -> tuple:
         """Make the changes; the answer of the command."""
@@ -85,7 +104,7 @@ class _Changing(base.Lister):
             for change in changes]
 
 
-class SyncProfile(_Changing):
+class SyncProfile(Changing):
     """Make device profiles, flavors and limits what a file says.
 
     What is to be changed is shown first. What is in use is never deleted or
@@ -126,19 +145,10 @@ class SyncProfile(_Changing):
             for item in plan.left_over(wanted.items, present):
                 base.say(f'{item.kind.value} {item.name} is not in the file; '
                          '--prune deletes it.')
-        if any(change.action is plan.Action.REFUSE for change in changes):
-            return self.refuse(changes)
-        acting = [change for change in changes if change.acts]
-        if not acting:
-            base.say('There is nothing to do.')
-        elif parsed_args.dry_run:
-            return self.answer(changes, lambda change: _PLANNED)
-        elif not parsed_args.yes and not _agreed(acting):
-            return self.refuse(changes)
-        return self.carry_out(changes)
+        return self.settle(changes, parsed_args)
 
 
-class CreateProfile(_Changing):
+class CreateProfile(Changing):
     """Create a device profile for GPUs and, if wanted, a flavor for it."""
 
     def get_parser(self, prog_name):
@@ -161,15 +171,7 @@ class CreateProfile(_Changing):
             '--forbidden-trait', action='append', default=[],
             metavar='TRAIT',
             help='trait that the GPU must not have (repeatable)')
-        flavor = parser.add_argument_group('a flavor that names it')
-        flavor.add_argument('--flavor', metavar='NAME')
-        flavor.add_argument('--vcpus', type=int, metavar='N')
-        flavor.add_argument('--ram', type=int, metavar='MIB')
-        flavor.add_argument('--disk', type=int, metavar='GIB')
-        flavor.add_argument(
-            '--project', action='append', metavar='PROJECT',
-            help='project that may use it; public if none is named '
-                 '(repeatable)')
+        add_flavor(parser, 'a flavor that names it')
         return parser
 
     def take_action(self, parsed_args):
@@ -184,26 +186,52 @@ class CreateProfile(_Changing):
         return self.carry_out(list(plan.make(wanted.items, present)))
 
 
+def add_flavor(parser: argparse.ArgumentParser, title: str
+               ) -> argparse._ArgumentGroup:
+    """Add the options that say what flavor there is to be.
+
+    :returns: the group that they are in, for more.
+    """
+    group = parser.add_argument_group(title)
+    group.add_argument('--flavor', metavar='NAME')
+    group.add_argument('--vcpus', type=int, metavar='N')
+    group.add_argument('--ram', type=int, metavar='MIB')
+    group.add_argument('--disk', type=int, metavar='GIB')
+    group.add_argument(
+        '--project', action='append', metavar='PROJECT',
+        help='project that may use it; public if none is named (repeatable)')
+    return group
+
+
+def flavors(parsed_args: argparse.Namespace, profile: str
+            ) -> list[dict[str, Any]]:
+    """The flavor that is wanted, if any is, as a file has it.
+
+    :param profile: that it is for.
+    :raises InvalidValue: if it has sizes and no name.
+    """
+    sizes = {key: getattr(parsed_args, key)
+             for key in ('vcpus', 'ram', 'disk', 'project')
+             if getattr(parsed_args, key) is not None}
+    if parsed_args.flavor is not None:
+        return [{'name': parsed_args.flavor, 'profile': profile,
+                 **{'projects' if key == 'project' else key: value
+                    for key, value in sizes.items()}}]
+    for key, value in sizes.items():
+        raise exception.InvalidValue(
+            what=f'--{key}', value=value,
+            expected='it is for the flavor that --flavor names')
+    return []
+
+
 def _document(parsed_args):
     """What the arguments say, as a file would."""
     profile = {'name': parsed_args.name, 'groups': [{
         'gpu': parsed_args.gpu, 'count': parsed_args.count,
         'together': parsed_args.together, 'required': parsed_args.trait,
         'forbidden': parsed_args.forbidden_trait}]}
-    sizes = {key: getattr(parsed_args, key)
-             for key in ('vcpus', 'ram', 'disk', 'project')
-             if getattr(parsed_args, key) is not None}
-    document = {'version': definition.VERSION, 'profiles': [profile]}
-    if parsed_args.flavor is not None:
-        document['flavors'] = [{
-            'name': parsed_args.flavor, 'profile': parsed_args.name,
-            **{'projects' if key == 'project' else key: value
-               for key, value in sizes.items()}}]
-    elif sizes:
-        raise exception.InvalidValue(
-            what='--' + next(iter(sizes)), value=next(iter(sizes.values())),
-            expected='it is for the flavor that --flavor names')
-    return document
+    return {'version': definition.VERSION, 'profiles': [profile],
+            'flavors': flavors(parsed_args, parsed_args.name)}
 
 
 def _agreed(changes):

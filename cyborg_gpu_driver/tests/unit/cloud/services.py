@@ -22,8 +22,8 @@ from openstack import connection as sdk
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
-_PATHS = {'accelerator': '/v2', 'compute': '/v2.1', 'placement': '',
-          'identity': '/v3'}
+_PATHS = {'accelerator': '/v2', 'baremetal': '', 'compute': '/v2.1',
+          'placement': '', 'identity': '/v3'}
 """Where the endpoint of each service is on its server."""
 _FORWARDED = {'Content-Type': 'CONTENT_TYPE', 'Accept': 'HTTP_ACCEPT',
               'OpenStack-API-Version': 'HTTP_OPENSTACK_API_VERSION'}

@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Ironic has of a profile of bare metal, and what its nodes are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from concurrent import futures
+
+import os_resource_classes as orc
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import fields
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import baremetal_nodes
+from cyborg_gpu_driver.cloud import baremetal_profile
+from cyborg_gpu_driver.cloud import bodies
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import parts
+from cyborg_gpu_driver.cloud import resources
+
+SERVICE = 'baremetal'
+VERSION = '1.81'
+"""Of Ironic's API: a node has its inventory. Older are deploy templates
+(1.55) and traits (1.37)."""
+_FIELDS = ('uuid', 'name', 'resource_class', 'traits', 'provision_state',
+           'maintenance', 'retired')
+_AVAILABLE = 'available'
+_PCI_KEY = 'pci_devices'
+"""What ironic-python-agent's own collector sends."""
+
+
+def check(cloud: connection.Cloud) -> None:
+    """Make sure that there is an Ironic that can do all of it.
+
+    :raises CloudError: naming what is missing.
+    """
+    if not cloud.has_service(SERVICE):
+        raise cloud.error(f'it has no service of type {SERVICE}: its catalog '
+                          'does not know of an Ironic')
+    answer = cloud.ask(SERVICE, '/')
+    with answers.understanding(cloud, 'Ironic', 'its version'):
+        highest = answer['version']['version']
+        if _numbers(highest) < _numbers(VERSION):
+            raise cloud.error(
+                f'its Ironic (service type {SERVICE}) has microversions up '
+                f'to {highest}, and {VERSION} is needed: deploy templates '
+                'came with 1.55, inventories of nodes with 1.81')
+
+
+def template(cloud: connection.Cloud, name: str
+             ) -> resources.Existing | None:
+    """A deploy template; None if there is none of that name.
+
+    :raises CloudError: if Ironic does not tell.
+    """
+    answer = cloud.ask(SERVICE, f'/deploy_templates/{name}', VERSION)
+    if answer is None:
+        return None
+    with answers.understanding(cloud, 'Ironic', f'deploy template {name}'):
+        return resources.Existing(
+            resources.DeployTemplate(
+                fields.text(answer['name']),
+                baremetal_profile.steps_text(answer['steps'])),
+            fields.text(answer['uuid']), bodies.is_marked(answer['extra']))
+
+
+def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
+    """All nodes, without their GPUs.
+
+    :raises CloudError: if Ironic does not tell.
+    """
+    found: list[baremetal_nodes.Node] = []
+    query = {'fields': ','.join(_FIELDS)}
+    while True:
+        answer = cloud.ask(SERVICE, '/nodes', VERSION, **query)
+        with answers.understanding(cloud, 'Ironic', 'the list of nodes'):
+            found += [_node(item) for item in answer['nodes']]
+            if 'next' not in answer:
+                return found
+            query['marker'] = found[-1].identity
+
+
+def with_gpus(cloud: connection.Cloud,
+              listed: Iterable[baremetal_nodes.Node]
+              ) -> list[baremetal_nodes.Node]:
+    """Nodes with their GPUs, in their order; a request for each.
+
+    :raises CloudError: if Ironic does not tell.
+    """
+    with futures.ThreadPoolExecutor(parts.AT_ONCE) as pool:
+        return list(pool.map(lambda node: _inspected(cloud, node), listed))
+
+
+def _inspected(cloud, node):
+    answer = cloud.ask(SERVICE, f'/nodes/{node.identity}/inventory', VERSION)
+    if answer is None:
+        return dataclasses.replace(node, unknown='it has not been inspected')
+    with answers.understanding(cloud, 'Ironic',
+                               f'the inventory of node {node.name}'):
+        try:
+            found = _gpus(answer['inventory'], answer['plugin_data'])
+        except exception.InventoryError as error:
+            return dataclasses.replace(node, unknown=str(error))
+    if found is None:
+        return dataclasses.replace(
+            node, unknown='it was inspected without the collectors '
+            'nvidia-gpus and pci-devices')
+    return dataclasses.replace(node, found=found)
+
+
+def _gpus(basic, sent):
+    """The GPUs in what an inspection has stored; None if it has not asked.
+
+    PCI devices are in the one after an inspection in band, in the other
+    after one by Redfish.
+    """
+    if names.KEY in sent:
+        return inventory.parse(sent[names.KEY])
+    for source in (sent, basic):
+        if source.get(_PCI_KEY):
+            return inventory.from_pci(source[_PCI_KEY])
+    return None
+
+
+def _node(item):
+    resource_class = item['resource_class']
+    return baremetal_nodes.Node(
+        fields.text(item['uuid']), item['name'] or item['uuid'],
+        resource_class and orc.normalize_name(resource_class),
+        frozenset(map(fields.text, item['traits'])), tuple(_hindrances(item)))
+
+
+def _hindrances(item):
+    if item['maintenance']:
+        yield 'it is in maintenance'
+    if item['retired']:
+        yield 'it is retired'
+    # Ironic wrote nothing for an available node once.
+    state = item['provision_state'] or _AVAILABLE
+    if state != _AVAILABLE:
+        yield f'it is {state}'
+
+
+def _numbers(version):
+    return [int(part) for part in version.split('.')]

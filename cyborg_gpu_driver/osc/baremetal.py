@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu baremetal profile create``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import baremetal_nodes
+from cyborg_gpu_driver.cloud import baremetal_profile
+from cyborg_gpu_driver.cloud import baremetal_state
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.osc import base
+from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_yaml
+
+
+class CreateBaremetalProfile(sync.Changing):
+    """Make of a profile a deploy template and a flavor for bare metal.
+
+    The file is that of "gpu profile sync". All GPUs of a node are cut as the
+    profile's groups say, or are whole. Which nodes can be so is shown. What
+    is to be changed is shown first, and a second run has nothing to do. Exits
+    1 if not everything is as asked for in the end.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('file', metavar='FILE',
+                            help='definition; - is standard input')
+        parser.add_argument(
+            'name', metavar='NAME', nargs='?',
+            help='of the profile (default: the only one in the file)')
+        parser.add_argument(
+            '--devices', metavar='INDEX,...', type=_indices,
+            help='GPUs that are cut, by their position in PCI address order '
+                 'from 0 (default: all)')
+        parser.add_argument(
+            '--board', metavar='BOARD', action='append',
+            help='cut GPUs of this board alone, device id and vendor id such '
+                 'as 0x233010DE, and believe that they have such profiles '
+                 'where inspection did not see any (repeatable)')
+        parser.add_argument(
+            '--set-traits', action='store_true',
+            help="add the layout's trait to the nodes that can take it")
+        parser.add_argument('--dry-run', action='store_true',
+                            help='show what would be done')
+        parser.add_argument('--yes', action='store_true', help='do not ask')
+        parser.add_argument(
+            '--adopt', action='store_true',
+            help='take over a deploy template or flavor that this command '
+                 'has not made')
+        flavor = sync.add_flavor(parser, 'a flavor for it')
+        flavor.add_argument(
+            '--resource-class', metavar='CLASS',
+            help='of the nodes, as Ironic or Placement has it; nodes of '
+                 'another are not taken')
+        return parser
+
+    def take_action(self, parsed_args):
+        profile = _profile(parsed_args)
+        resource_class = (
+            None if parsed_args.resource_class is None else
+            baremetal_profile.class_in_placement(parsed_args.resource_class))
+        wanted = _wanted(parsed_args, profile, resource_class)
+        baremetal_state.check(self.cloud)
+        changes = self._changes(self.resolved(wanted), parsed_args.adopt)
+        verdicts = self._judge(profile, resource_class)
+        adding = [verdict for verdict in verdicts if parsed_args.set_traits
+                  and verdict.can and not verdict.has_trait]
+        columns, rows = self.settle(
+            [*changes, *(verdict.change for verdict in adding)], parsed_args)
+        return columns, rows + [
+            ('', resources.Kind.NODE.value, verdict.node.name, str(verdict),
+             '') for verdict in verdicts if verdict not in adding]
+
+    def _changes(self, wanted, adopt):
+        """What is to be done so that the cloud has what is wanted."""
+        present = {}
+        for item in wanted.items:
+            if item.kind is resources.Kind.TEMPLATE:
+                found = [baremetal_state.template(self.cloud, item.name)]
+            else:
+                found = state.used_flavors(self.cloud, {item.key: item})
+            present.update({one.item.key: one for one in found if one})
+        return [baremetal_profile.checked(change, adopt) for change
+                in plan.make(wanted.items, present, adopt)]
+
+    def _judge(self, profile, resource_class):
+        """Which nodes can take it; says so if none can."""
+        listed = baremetal_state.nodes(self.cloud)
+        concerned = baremetal_nodes.concerned(listed, resource_class)
+        if len(concerned) < len(listed):
+            base.say(f'{len(listed) - len(concerned)} nodes are of another '
+                     'resource class and have no GPUs.')
+        verdicts = [
+            baremetal_nodes.judge(node, profile, resource_class) for node
+            in baremetal_state.with_gpus(self.cloud, concerned)]
+        if not any(verdict.can for verdict in verdicts):
+            base.say(f'Warning: no node can take {profile.entry.name}.')
+        return verdicts
+
+
+def _indices(text):
+    """Of ``--devices``; which they may be is checked with ``--board``."""
+    try:
+        return [int(part) for part in text.split(',')]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no list of positions such as 0,1') from error
+
+
+def _profile(parsed_args):
+    """What a node is to be."""
+    chosen = {'devices': 'all' if parsed_args.devices is None
+              else parsed_args.devices}
+    if parsed_args.board:
+        chosen['device-filter'] = parsed_args.board
+    devices = layout_devices.Devices.parse(
+        chosen, layout_yaml.Where('arguments', '--devices and --board'))
+    text, source = terminal.read_text(parsed_args.file)
+    profiles = [item for item in definition.parse(text, source).items
+                if item.kind is resources.Kind.PROFILE]
+    return baremetal_profile.make(
+        baremetal_profile.choose(profiles, parsed_args.name, source), source,
+        devices)
+
+
+def _wanted(parsed_args, profile, resource_class):
+    """The deploy template, and the flavor if there is to be one."""
+    sizes = definition.parse(json.dumps({
+        'version': definition.VERSION,
+        'flavors': sync.flavors(parsed_args, profile.entry.name)}),
+        'arguments').items
+    if sizes and resource_class is None:
+        raise exception.InvalidValue(
+            what='--flavor', value=parsed_args.flavor,
+            expected='give --resource-class, that of the nodes, as well')
+    return definition.Definition((profile.template, *(
+        profile.flavor(flavor, resource_class) for flavor in sizes)))

@@ -1,0 +1,59 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Tests on the released Ironic, with a server's life as Ironic leads it."""
+
+from __future__ import annotations
+
+from openstack.baremetal.v1 import node as sdk_node
+from oslotest import base
+from testtools import content
+
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.tests.ironic import node as node_module
+from cyborg_gpu_driver.tests.ironic import services
+
+
+class TestCase(base.BaseTestCase):
+    """A test on Ironic; its nodes and servers go with it."""
+
+    def setUp(self):
+        super().setUp()
+        self.ironic = services.shared()
+        self.baremetal = self.ironic.connection.baremetal
+        self.addOnException(lambda _: self.addDetail(
+            'ironic', content.text_content(self.ironic.log())))
+
+    def node(self, gpus: str | None = None,
+             resource_class: str = 'baremetal') -> node_module.Node:
+        """A node whose server has the GPUs of a simulated machine."""
+        return node_module.enroll(self, self.baremetal, self.ironic.url,
+                                  gpus, resource_class)
+
+    def layout(self, layout: dict) -> str:
+        """Make the deploy template of a layout, which goes with the test.
+
+        :param layout: ``{NAME: items}``.
+        :returns: its name, a trait.
+        """
+        name, = layout
+        template = self.baremetal.create_deploy_template(
+            name=names.layout_trait(name), steps=[{
+                'interface': 'deploy', 'step': names.APPLY_LAYOUT,
+                'args': {'layout': layout}, 'priority': 65}])
+        self.addCleanup(self.baremetal.delete_deploy_template, template)
+        return template.name
+
+    def check(self, found: sdk_node.Node, state: str) -> None:
+        """Check that a change ended in a state, without an error."""
+        self.assertEqual((state, None),
+                         (found.provision_state, found.last_error))

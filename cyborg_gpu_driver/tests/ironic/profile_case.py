@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The released Ironic with nodes that have told of simulated GPUs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import uuid
+
+import fixtures
+import requests
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.ironic import services
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+from cyborg_gpu_driver.tests.unit.cloud import services as cloud_services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_DEADLINE = 30
+_ADDRESSES = (f'52:54:00:fe:{number >> 8:02x}:{number & 255:02x}'
+              for number in itertools.count())
+
+
+class Nova:
+    """Keeps flavors, as WSGI has it."""
+
+    def __init__(self):
+        self.flavors = []
+        self._documents = cloud_services.documents({
+            '/v2.1/flavors/detail': lambda _: {'flavors': self.flavors},
+            '/v2.1/servers': lambda _: {'servers': []}}, cloud_services.NOVA)
+
+    def __call__(self, environ, start_response):
+        if environ['REQUEST_METHOD'] == 'GET':
+            return self._documents(environ, start_response)
+        body = json.loads(environ['wsgi.input'].read(
+            int(environ['CONTENT_LENGTH'])))
+        if 'flavor' in body:
+            self.flavors.append({'id': uuid.uuid4().hex, 'extra_specs': {},
+                                 **body['flavor']})
+        else:
+            self.flavors[-1]['extra_specs'].update(body['extra_specs'])
+        start_response('200 OK', [('Content-Type', 'application/json')])
+        return [json.dumps({'flavor': self.flavors[-1]}).encode()]
+
+
+class ProfileCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.ironic = services.shared()
+        self.baremetal = self.ironic.connection.baremetal
+        self.nova = Nova()
+        self.openstack = running.Openstack(self.useFixture(
+            cloud_services.Services({
+                'baremetal': cloud_services.forwarded(
+                    self.ironic.url, keystone.TOKEN),
+                'compute': self.nova})).cloud)
+        # Others have nodes in this Ironic, too.
+        self.name = f'p{uuid.uuid4().hex[:8]}'
+        self.resource_class = f'baremetal.{self.name}'
+        self.placement_class = f'CUSTOM_BAREMETAL_{self.name.upper()}'
+        self.trait = f'CUSTOM_GPU_LAYOUT_{self.name.upper()}'
+        self.addCleanup(self.forget)
+
+    def forget(self):
+        for template in self.baremetal.deploy_templates():
+            if template.name == self.trait:
+                self.baremetal.delete_deploy_template(template)
+
+    def node(self, machine=None, **kwargs):
+        """A managed node, inspected if it has a simulated machine."""
+        node = self.baremetal.create_node(
+            name=f'{self.name}-{uuid.uuid4().hex[:6]}',
+            driver='fake-hardware', **{
+                'resource_class': self.resource_class,
+                'is_automated_clean_enabled': False, **kwargs})
+        self.addCleanup(self.baremetal.delete_node, node)
+        self.change(node, 'manage', 'manageable')
+        if machine is not None:
+            self.change(node, 'inspect', 'inspect wait')
+            self.tell(node, _sent(machine))
+            self.until(node, 'manageable')
+        return node.name
+
+    def tell(self, node, sent):
+        """Be the ramdisk of a node that is inspected."""
+        requests.post(
+            f'{self.ironic.url}/v1/continue_inspection',
+            params={'node_uuid': node.id}, timeout=_DEADLINE,
+            headers={'OpenStack-API-Version': 'baremetal 1.84'},
+            json={**sent, 'inventory': {'interfaces': [{
+                'name': 'eth0', 'mac_address': next(_ADDRESSES),
+                'has_carrier': True, 'ipv4_address': None}]}}
+        ).raise_for_status()
+
+    def change(self, node, verb, state):
+        """Ask for a change and wait for the state that it ends in."""
+        self.baremetal.set_node_provision_state(node, verb)
+        self.until(node, state)
+
+    def until(self, node, state):
+        services.until(
+            lambda: self.baremetal.get_node(node).provision_state == state,
+            _DEADLINE, lambda: f'{self.baremetal.get_node(node)}')
+
+    def file(self, *groups):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'version': 'v1', 'profiles': [
+                {'name': self.name, 'groups': list(groups)}]}, stream)
+        return path
+
+    def create(self, groups, *arguments, **kwargs):
+        """Rows by kind and name, and what is said to people."""
+        output, errors = self.openstack.run(
+            baremetal.CreateBaremetalProfile, self.file(*groups),
+            '--resource-class', self.resource_class, '-f', 'json',
+            *arguments, **kwargs)
+        return {(row['Kind'], row['Name']): row
+                for row in json.loads(output)}, errors
+
+    def template(self):
+        """The deploy template; None if there is none."""
+        return next((template for template
+                     in self.baremetal.deploy_templates(details=True)
+                     if template.name == self.trait), None)
+
+    def traits(self, name):
+        """Those of a node."""
+        return self.baremetal.get_node(name).traits
+
+
+@functools.cache
+def _sent(name):
+    """What the ramdisk of a simulated machine sends."""
+    machine = simulator.Machine.load(name)
+    opened = platform.open_platform(machine)
+    try:
+        return {names.KEY: inspected.sent(
+            reader.HostReader(opened).snapshot(), {})}
+    finally:
+        machine.uninstall()

@@ -1,0 +1,59 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The only programs that the agent finds: they touch no disk and no power.
+
+``parted`` and ``mount`` show the agent a deployed image that is a directory.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+import shutil
+
+DISK = '/dev/nowhere'
+"""There is none of that name."""
+# Started by the agent's generic hardware manager, or by the conductor.
+_SILENT = ('iscsistart', 'lsblk', 'mdadm', 'modprobe', 'sync', 'udevadm')
+_PARTED = f"""\
+echo 'BYT;'
+echo '{DISK}:65536MiB:scsi:512:512:gpt:A disk:;'
+echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
+echo '2:501MiB:65535MiB:65034MiB:ext4::;'
+"""
+# What was mounted is behind a symbolic link in the mount point's place.
+_MOUNT = """\
+test "$1" = {partition} || exit 0
+{rmdir} "$2" && {ln} -s {image} "$2"
+"""
+_UMOUNT = """\
+test -L "$1" || exit 0
+{rm} "$1" && {mkdir} "$1"
+"""
+
+
+def write(directory: pathlib.Path, image: pathlib.Path) -> None:
+    """Write them all.
+
+    :param image: what is on the disk's second partition.
+    """
+    real = {name: shutil.which(name) for name in ('ln', 'mkdir', 'rm',
+                                                  'rmdir')}
+    scripts = {**dict.fromkeys(_SILENT, ''), 'parted': _PARTED,
+               'mount': _MOUNT.format(partition=f'{DISK}2',
+                                      image=shlex.quote(str(image)), **real),
+               'umount': _UMOUNT.format(**real)}
+    for name, script in scripts.items():
+        path = directory / name
+        path.write_text(f'#!/bin/sh\n{script}', encoding='ascii')
+        path.chmod(0o755)

@@ -1,0 +1,63 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A server in the ramdisk: the released ironic-python-agent, locked in.
+
+usage: python -m cyborg_gpu_driver.tests.ironic.ramdisk DIRECTORY
+
+The agent erases disks and powers machines off where it can. Here it cannot:
+it runs as a user without privileges, and finds no program at all but those
+in DIRECTORY/bin, which do nothing. It keeps CAP_DAC_READ_SEARCH, because
+Python may lie where root alone can read; that opens nothing for writing.
+"""
+
+import os
+import signal
+import sys
+
+from oslo_privsep import capabilities
+
+from cyborg_gpu_driver.tests.ironic import leash
+
+USER = 65534
+"""``nobody`` where there is such a user, and nobody elsewhere."""
+ADDRESS = 'SERVER_ADDRESS'
+"""Environment variable: the MAC address of the only network card."""
+
+
+def main(directory: str) -> None:
+    """Become the agent of a configuration file, DIRECTORY/agent.conf."""
+    os.environ['PATH'] = os.path.join(directory, 'bin')
+    # Where the agent finds the rest of the hardware, as a plug-in.
+    sys.path.insert(0, os.path.join(directory, 'plugins'))
+    if os.geteuid() == 0:
+        _give_up()
+    # Not before: it goes off with a change of user.
+    leash.put_on(signal.SIGKILL)
+    sys.argv[1:] = ['--config-file', os.path.join(directory, 'agent.conf')]
+    from ironic_python_agent.cmd import agent
+
+    agent.run()
+
+
+def _give_up():
+    os.setgroups([])
+    os.setgid(USER)
+    capabilities.set_keepcaps(True)
+    os.setuid(USER)
+    capabilities.set_keepcaps(False)
+    kept = [capabilities.CAP_DAC_READ_SEARCH]
+    capabilities.drop_all_caps_except(kept, kept, [])
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A server of the tests: simulated GPUs, and a ramdisk that it boots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import yaml
+
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.tests.ironic import programs
+from cyborg_gpu_driver.tests.ironic import ramdisk
+from cyborg_gpu_driver.tests.ironic import services
+
+_COLLECTORS = 'default,nvidia-gpus'
+_PLUGIN = 'server_of_tests-1.dist-info'
+
+
+class Server:
+    """One server, switched off at first.
+
+    :param directory: of its own, an empty one.
+    :param gpus: name or file of a simulated machine, or None for a server
+        that has no GPU.
+    :ivar gpus: the simulated machine.
+    :ivar has_driver: whether the ramdisk has NVIDIA's driver.
+    :ivar image: root of the file system that was deployed to its disk; an
+        image is not written, so it is there from the start.
+    """
+
+    def __init__(self, directory: pathlib.Path, ironic_url: str,
+                 gpus: str | None):
+        self.directory = directory
+        self.address = ':'.join(('52', '54', '00', *(
+            f'{random.randrange(256):02x}' for _ in range(3))))
+        self.gpus: machine.Machine | None = None
+        self.has_driver = True
+        self.image = directory / 'image'
+        self._machine = gpus
+        self._url = ironic_url
+        self._process: subprocess.Popen | None = None
+        self._log = directory / 'agent.log'
+        self._log.touch()
+        self._make_files()
+
+    @property
+    def in_ramdisk(self) -> bool:
+        """Whether the agent runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def boot_ramdisk(self, inspects: bool = False) -> None:
+        """Switch it on, so that it boots the ramdisk.
+
+        :param inspects: whether the ramdisk is told to inspect it.
+        """
+        self._start()
+        if self.gpus is not None and not self.has_driver:
+            self.gpus.unload_library()
+            for gpu in self.gpus.gpus:
+                self.gpus.bind_driver(gpu.address, None)
+        port = services.free_port()
+        services.write_ini(
+            self.directory / 'agent.conf', self._configuration(),
+            {'DEFAULT': {'listen_port': port, 'advertise_port': port}},
+            self._inspection() if inspects else {})
+        environment = {
+            'HOME': str(self.directory), 'TMPDIR': str(self.directory),
+            'LANG': 'C.UTF-8', 'PYTHONWARNINGS': 'ignore',
+            ramdisk.ADDRESS: self.address}
+        with self._log.open('ab') as log:
+            self._process = subprocess.Popen(
+                [sys.executable, '-m', ramdisk.__name__,
+                 str(self.directory)], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, env=environment)
+
+    def boot_system(self) -> str:
+        """Boot the deployed system, whose unit cuts the GPUs.
+
+        :returns: what the unit's command prints.
+        """
+        self._start()
+        path = self.directory / 'system.conf'
+        services.write_ini(path, {'gpu': {
+            **self._gpu_options(),
+            'state_path': self.image / 'var' / 'lib' / 'cyborg' / 'gpu'}})
+        # The unit has the image for root, where this is the default.
+        return subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', str(path), 'firstboot', '--layout-file',
+             str(self.image / staged.LAYOUT_PATH), '--metadata-timeout',
+             '0'], check=True, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL).stdout
+
+    def switch_off(self) -> None:
+        """Pull the plug."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def mig_modes(self) -> list[bool]:
+        """Of each GPU, now."""
+        with self.gpus.operation():
+            return [gpu.state.mig for gpu in self.gpus.gpus]
+
+    def instances(self) -> list[int]:
+        """How many GPU instances each GPU has, now."""
+        with self.gpus.operation():
+            return [len(gpu.state.instances) for gpu in self.gpus.gpus]
+
+    def staged_layout(self) -> dict | None:
+        """What is put into the deployed system for its boots, if anything.
+        """
+        path = self.image / staged.LAYOUT_PATH
+        if not path.exists():
+            return None
+        unit = self.image / staged.WANTS_PATH
+        if self.image.joinpath(os.readlink(unit)[1:]).read_text(
+                encoding='utf-8') != staged.unit_text():
+            raise AssertionError(f'{unit} leads to something else')
+        return yaml.safe_load(
+            path.read_text(encoding='utf-8'))['mig-configs']
+
+    def log(self) -> str:
+        """All that the agent has logged, in all ramdisks."""
+        return self._log.read_text(encoding='utf-8', errors='replace')
+
+    def _configuration(self):
+        options = {'DEFAULT': {
+            'api_url': self._url, 'listen_host': '127.0.0.1',
+            'advertise_host': '127.0.0.1', 'enable_auto_tls': 'false',
+            'disk_wait_attempts': 0}}
+        options['gpu'] = {**self._gpu_options(),
+                          'state_path': self.directory / 'state'}
+        return options
+
+    def _gpu_options(self):
+        if self.gpus is None:
+            return {'sysfs_root': self.directory / 'sys'}
+        return {'simulate': self._machine,
+                'simulate_state': self.directory / 'gpus.json'}
+
+    def _inspection(self):
+        return {'DEFAULT': {
+            'inspection_callback_url':
+                f'{self._url}/v1/continue_inspection',
+            'inspection_collectors': _COLLECTORS,
+            'inspection_dhcp_wait_timeout': 0}}
+
+    def _start(self):
+        """Let its GPUs forget what they do when a machine starts."""
+        if self.gpus is not None:
+            self.gpus.reboot()
+            self.gpus.load_library()
+
+    def _make_files(self):
+        for name in ('bin', 'state', 'sys/bus/pci/devices',
+                     'image/etc/systemd/system', 'image/usr/bin',
+                     f'plugins/{_PLUGIN}'):
+            (self.directory / name).mkdir(parents=True)
+        command = self.image / 'usr' / 'bin' / 'cyborg-gpu'
+        command.touch(0o755)
+        programs.write(self.directory / 'bin', self.image)
+        plugin = self.directory / 'plugins' / _PLUGIN
+        (plugin / 'METADATA').write_text(
+            'Metadata-Version: 2.1\nName: server-of-tests\nVersion: 1\n',
+            encoding='ascii')
+        (plugin / 'entry_points.txt').write_text(
+            '[ironic_python_agent.hardware_managers]\n'
+            'server = cyborg_gpu_driver.tests.ironic.hardware:ServerManager\n',
+            encoding='ascii')
+        if self._machine is not None:
+            self.gpus = machine.Machine.load(
+                self._machine, str(self.directory / 'gpus.json'))
+        if os.geteuid() == 0:
+            self._give_away()
+
+    def _give_away(self):
+        for place, _, files in os.walk(self.directory):
+            for path in (place, *(os.path.join(place, name)
+                                  for name in files)):
+                os.chown(path, ramdisk.USER, ramdisk.USER)

@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What ``openstack gpu baremetal profile create`` takes, and of whom."""
+
+import io
+import json
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_PROFILES = [{'name': 'slice', 'groups': [{'gpu': '1g.10gb'}]},
+             {'name': 'vgpu', 'groups': [{'gpu': 'T4-2B'}]}]
+_NODE = {'resource_class': 'gpu', 'traits': [], 'maintenance': False,
+         'retired': False, 'provision_state': 'available'}
+_NODES = [{'uuid': 'one', 'name': None, **_NODE},
+          {'uuid': 'two', 'name': 'second', **_NODE, 'maintenance': True,
+           'retired': True, 'provision_state': 'clean failed'},
+          {'uuid': 'three', 'name': 'third', **_NODE,
+           'provision_state': None}]
+
+
+class CreateTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.answers = {'/v1/nodes': self.page}
+        self.highest = '1.81'
+        self.write(_PROFILES)
+
+    def write(self, profiles):
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'gpus.yaml')
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            json.dump({'version': 'v1', 'profiles': profiles}, stream)
+
+    def page(self, query):
+        """One node of the list at a time."""
+        after = {f'marker={node["uuid"]}': number for number, node
+                 in enumerate(_NODES, 1)}
+        start = next((number for text, number in after.items()
+                      if text in query), 0)
+        return {'nodes': _NODES[start:start + 1],
+                **({'next': '...'} if start + 1 < len(_NODES) else {})}
+
+    def ironic(self, environ, start_response):
+        version = {'id': 'v1', 'status': 'CURRENT', 'min_version': '1.1',
+                   'version': self.highest, 'links': [{
+                       'rel': 'self',
+                       'href': f'http://{environ["HTTP_HOST"]}/v1/'}]}
+        return services.documents({
+            '/': {'versions': [version], 'default_version': version},
+            '/v1/': {'id': 'v1', 'version': version},
+            **self.answers})(environ, start_response)
+
+    def create(self, *arguments, **kwargs):
+        openstack = running.Openstack(self.useFixture(services.Services(
+            {'baremetal': self.ironic})).cloud)
+        return openstack.run(baremetal.CreateBaremetalProfile, self.path,
+                             *arguments, **kwargs)
+
+    def refusal(self, *arguments, error=exception.CloudError):
+        return str(self.assertRaises(error, self.create, *arguments))
+
+    def test_what_the_nodes_are(self):
+        self.answers.update({
+            '/v1/nodes/two/inventory': {'inventory': {}, 'plugin_data': {}},
+            '/v1/nodes/three/inventory': {
+                'inventory': {}, 'plugin_data': {
+                    'nvidia_gpus': {'version': 2}}}})
+        output, errors = self.create('slice', '--dry-run', '-f', 'json')
+        template, *nodes = json.loads(output)
+        self.assertEqual(
+            ('create', 'CUSTOM_GPU_LAYOUT_SLICE', 'planned'),
+            (template['Action'], template['Name'], template['Result']))
+        self.assertEqual(
+            ['one', 'second', 'third'], [row['Name'] for row in nodes])
+        for row, text in zip(nodes, (
+                'it has not been inspected',
+                'it was inspected without the collectors nvidia-gpus and '
+                'pci-devices', 'inventory.version: another version'),
+                strict=True):
+            self.assertIn(f'cannot take it: {text}', row['Change'])
+        self.assertIn('Warning: no node can take slice', errors)
+
+    def test_what_hinders_them(self):
+        self.write([{'name': 'whole', 'groups': [{'gpu': 'passthrough'}]}])
+        found = {'inventory': {'pci_devices': [{
+            'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
+            'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': None}]},
+            'plugin_data': {}}
+        self.answers.update({f'/v1/nodes/{node["uuid"]}/inventory': found
+                             for node in _NODES})
+        rows = json.loads(self.create('--dry-run', '-f', 'json')[0])[1:]
+        self.assertEqual(
+            ['can take it;', 'can take it; not now: it is in maintenance, '
+             'it is retired, it is clean failed;', 'can take it;'],
+            [row['Change'].partition(' it lacks')[0] for row in rows])
+        self.assertEqual({('', '')}, {(row['Action'], row['Result'])
+                                      for row in rows})
+        rows = json.loads(self.create('--dry-run', '--set-traits',
+                                      '-f', 'json')[0])
+        self.assertEqual([('create', 'planned')] + 3 * [('update', 'planned')],
+                         [(row['Action'], row['Result']) for row in rows])
+
+    def test_a_table(self):
+        output, _ = self.create('slice', '--dry-run')
+        self.assertIn('| create | deploy template |', output)
+
+    def test_an_old_ironic(self):
+        for self.highest in ('1.80', '1.9'):
+            self.assertIn(
+                f'(service type baremetal) has microversions up to '
+                f'{self.highest}, and 1.81 is needed', self.refusal('slice'))
+
+    def test_no_ironic(self):
+        openstack = running.Openstack(self.useFixture(services.Services(
+            {'compute': services.documents({}, services.NOVA)})).cloud)
+        error = self.assertRaises(
+            exception.CloudError, openstack.run,
+            baremetal.CreateBaremetalProfile, self.path, 'slice')
+        self.assertIn('has no service of type baremetal', str(error))
+
+    def test_what_is_not_ironic(self):
+        self.answers['/v1/nodes'] = {'servers': []}
+        self.assertIn('the list of nodes in Ironic cannot be understood',
+                      self.refusal('slice'))
+        self.answers['/v1/'] = {}
+        self.assertIn('its version in Ironic cannot be understood',
+                      self.refusal('slice'))
+
+    def test_arguments(self):
+        sizes = ('--vcpus', '1', '--ram', '1', '--disk', '1')
+        for error, text, arguments in (
+                (exception.DefinitionError, 'there are slice, vgpu', []),
+                (exception.DefinitionError, "no profile 'x'", ['x']),
+                (exception.DefinitionError, 'vGPU is for servers', ['vgpu']),
+                (exception.LayoutError, 'names a GPU twice',
+                 ['slice', '--devices', '1,1']),
+                (exception.LayoutError, 'is not a quoted board id',
+                 ['slice', '--board', 'A100']),
+                (exception.InvalidValue, 'the flavor that --flavor names',
+                 ['slice', *sizes]),
+                (exception.InvalidValue, 'give --resource-class',
+                 ['slice', '--flavor', 'x', *sizes]),
+                (exception.InvalidValue, 'such as baremetal.gpu',
+                 ['slice', '--resource-class', '']),
+                (exception.DefinitionError, "arguments: flavors.0.: key "
+                                            "'vcpus' is missing",
+                 ['slice', '--flavor', 'x', '--resource-class', 'gpu'])):
+            self.assertRegex(self.refusal(*arguments, error=error), text)
+        said = io.StringIO()
+        with fixtures.MonkeyPatch('sys.stderr', said):
+            self.assertRaises(SystemExit, self.create, 'slice', '--devices',
+                              '0,x')
+        self.assertIn("'0,x' is no list of positions such as 0,1",
+                      said.getvalue())
