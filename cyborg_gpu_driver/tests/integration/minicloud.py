@@ -32,6 +32,8 @@ from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import state
 
 DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
+OPTIONS_VARIABLE = 'CYBORG_GPU_MINICLOUD_OPTIONS'
+"""Of the start of a cloud that the tests make themselves."""
 _COMMAND = (pathlib.Path(__file__).resolve().parents[3]
             / 'tools' / 'minicloud' / 'minicloud')
 # Asked now, because a test's own temporary directory goes away with it.
@@ -55,6 +57,11 @@ class Minicloud:
         settings = json.loads((directory / 'minicloud.json').read_text())
         self.hosts: tuple[str, ...] = tuple(settings['hosts'])
         """Names of the compute hosts."""
+        ironic = directory / 'etc' / 'ironic' / 'ironic.conf'
+        self.ironic_url: str | None = (
+            _read_ini(ironic)['api']['public_endpoint'] if ironic.exists()
+            else None)
+        """Where Ironic answers, None if there is none."""
         self._database = sqlalchemy.create_engine(
             self._cyborg_conf('cyborg.conf')['database']['connection'])
 
@@ -190,7 +197,8 @@ class _Shared:
             parent = tempfile.mkdtemp(prefix='minicloud-', dir=_TEMPORARY)
             directory = pathlib.Path(parent, 'cloud')
             atexit.register(_wipe, directory)
-            run('start', '--directory', str(directory))
+            run('start', *os.environ.get(OPTIONS_VARIABLE, '').split(),
+                '--directory', str(directory))
         return Minicloud(directory)
 
 

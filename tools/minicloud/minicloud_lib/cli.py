@@ -23,6 +23,7 @@ import time
 
 from minicloud_lib import cloud as cloud_module
 from minicloud_lib import error
+from minicloud_lib import nova
 from minicloud_lib import settings as settings_module
 
 DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
@@ -80,6 +81,9 @@ def _parser():
         '--base-port', metavar='PORT', type=int,
         help=f'first of {len(settings_module.PORTS)} ports; default: what '
              'is free at the first start')
+    start.add_argument(
+        '--baremetal', action='store_true', default=None,
+        help='also Ironic, and the compute service of its nodes')
     add(_stop, 'stop everything and keep what there is')
     add(_wipe, 'stop everything and remove all of it')
     status = add(_status, 'show which services are up')
@@ -142,6 +146,10 @@ def _start(options):
 def _new(options):
     hosts = options.hosts or [(name, str(_SHIPPED / f'{name}.yaml'))
                               for name in _HOSTS]
+    if options.baremetal and nova.BAREMETAL in dict(hosts):
+        raise error.MinicloudError(
+            f'--host {nova.BAREMETAL}: with --baremetal that is the compute '
+            "service of Ironic's nodes; give another name")
     gpu_config = (options.gpu_config or _GPU_CONFIG).absolute()
     if not gpu_config.is_file():
         raise error.MinicloudError(
@@ -149,7 +157,7 @@ def _new(options):
     return settings_module.new(
         _directory(options), {name: _machine(machine)
                               for name, machine in hosts},
-        str(gpu_config), options.base_port)
+        str(gpu_config), options.base_port, bool(options.baremetal))
 
 
 def _machine(text):
@@ -171,7 +179,8 @@ def _refuse_changes(options, settings):
             ('--host', hosts, settings.hosts),
             ('--gpu-config', options.gpu_config and str(
                 options.gpu_config.absolute()), settings.gpu_config),
-            ('--base-port', options.base_port, settings.base_port)):
+            ('--base-port', options.base_port, settings.base_port),
+            ('--baremetal', options.baremetal, settings.baremetal)):
         if given is not None and given != there:
             raise error.MinicloudError(
                 f'{option}: the cloud in {settings.directory} was made with '

@@ -24,7 +24,7 @@ from minicloud_lib import common
 from minicloud_lib import settings as settings_module
 
 ADMIN = 'admin'
-SERVICES = ('cyborg', 'glance', 'nova', 'placement')
+SERVICES = ('cyborg', 'glance', 'ironic', 'nova', 'placement')
 """Users of the project ``service``."""
 USERS = {'user1': 'project1', 'user2': 'project2'}
 """Users without privileges, each with his project."""

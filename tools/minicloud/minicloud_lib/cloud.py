@@ -29,6 +29,7 @@ from minicloud_lib import cyborg
 from minicloud_lib import error
 from minicloud_lib import glance
 from minicloud_lib import identity
+from minicloud_lib import ironic
 from minicloud_lib import keystone
 from minicloud_lib import mariadb
 from minicloud_lib import neutron
@@ -40,7 +41,7 @@ from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 
 _COMPONENTS = (mariadb, rabbitmq, keystone, identity, placement, glance,
-               neutron, nova, cyborg)
+               neutron, ironic, nova, cyborg)
 # What the others talk to while they end, and what that talks to.
 _LAST = (('rabbitmq', 'mariadb'), ('epmd',))
 

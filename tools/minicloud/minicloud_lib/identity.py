@@ -29,6 +29,7 @@ _CATALOGUE = {
     'image': ('glance', 'glance', ''),
     'network': ('neutron', 'neutron', ''),
 }
+_BAREMETAL = {'baremetal': ('ironic', 'ironic', '')}
 _INTERFACES = ('public', 'internal')
 
 
@@ -64,7 +65,8 @@ def _fill_keystone(settings):
                      else ('member',)):
             identity.assign_project_role_to_user(projects[project], user,
                                                  roles[role])
-    for kind, (name, port, path) in _CATALOGUE.items():
+    catalogue = {**_CATALOGUE, **(_BAREMETAL if settings.baremetal else {})}
+    for kind, (name, port, path) in catalogue.items():
         service = identity.find_service(name) or identity.create_service(
             name=name, type=kind)
         there = {endpoint.interface for endpoint

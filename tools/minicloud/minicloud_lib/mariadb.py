@@ -24,7 +24,8 @@ from minicloud_lib import steps
 
 DATABASES = {'keystone': ('keystone',), 'placement': ('placement',),
              'nova': ('nova_api', 'nova_cell0', 'nova_cell1'),
-             'cyborg': ('cyborg',), 'glance': ('glance',)}
+             'cyborg': ('cyborg',), 'glance': ('glance',),
+             'ironic': ('ironic',)}
 """Each user with what is his."""
 PACKAGE = 'mariadb-server'
 _SERVER = '/usr/sbin/mariadbd'

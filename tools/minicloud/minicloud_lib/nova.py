@@ -25,12 +25,14 @@ from minicloud_lib import uwsgi
 
 _HOST = 'controller'
 _CELL = 'cell1'
+BAREMETAL = 'baremetal'
+"""Host and name of the compute service of Ironic's nodes."""
 _MANAGE = 'minicloud_lib.nova_manage'
 
 
 def parts(settings: settings_module.Settings) -> list:
     api = settings.etc('nova', 'nova.conf')
-    computes = [compute(host) for host in settings.hosts]
+    hosts = [*settings.hosts, *([BAREMETAL] if settings.baremetal else [])]
     return [
         steps.Step('nova-files', (), lambda: _configure(settings)),
         steps.Step('nova-schema', ('nova-files', 'mariadb'),
@@ -46,11 +48,13 @@ def parts(settings: settings_module.Settings) -> list:
         _daemon(settings, 'nova-scheduler', api, 'scheduler',
                 ('nova-schema', 'rabbitmq', 'identity')),
         *(_daemon(settings, 'nova-compute', _compute_path(settings, host),
-                  f'compute.{host}', ('nova-conductor', 'placement'),
-                  compute(host)) for host in settings.hosts),
-        steps.Step('nova-hosts', tuple(computes),
+                  f'compute.{host}', ('nova-conductor', 'placement', *(
+                      ['ironic'] if host == BAREMETAL else [])),
+                  compute(host)) for host in hosts),
+        steps.Step('nova-hosts', tuple(map(compute, hosts)),
                    lambda: _manage(settings, 'nova-hosts', (
-                       ('cell_v2', 'discover_hosts'),))),
+                       # Also one that has no node yet.
+                       ('cell_v2', 'discover_hosts', '--by-service'),))),
     ]
 
 
@@ -82,6 +86,14 @@ def _configure(settings):
         settings.data(host, 'nova').mkdir(parents=True, exist_ok=True)
         inifile.write(_compute_path(settings, host),
                       _sections(settings, host))
+    if settings.baremetal:
+        inifile.write(
+            _compute_path(settings, BAREMETAL), inifile.merge(
+                _sections(settings, BAREMETAL),
+                {'DEFAULT': {'compute_driver': 'ironic.IronicDriver',
+                             # Seconds until it sees what a node has become.
+                             'update_resources_interval': 5},
+                 'ironic': common.login(settings, 'ironic')}))
 
 
 def _sections(settings, host):

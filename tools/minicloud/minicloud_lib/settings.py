@@ -27,7 +27,7 @@ FILE = 'minicloud.json'
 FORMAT = 1
 ADDRESS = '127.0.0.1'
 PORTS = ('keystone', 'placement', 'nova', 'cyborg', 'glance', 'neutron',
-         'mariadb', 'rabbitmq', 'epmd', 'rabbitmq-nodes')
+         'mariadb', 'rabbitmq', 'epmd', 'rabbitmq-nodes', 'ironic')
 """Who listens, in the order of the ports from the first one on."""
 # Below what Linux hands out for outgoing connections (32768 to 60999).
 _FIRST, _LAST, _STEP = 24000, 32000, 20
@@ -39,7 +39,7 @@ class Settings:
 
     ``hosts`` has the simulated machine of each compute host, as ``[gpu]
     simulate`` takes it; ``gpu_config`` is a file with ``[gpu]`` and policies
-    for all of them.
+    for all of them. ``baremetal`` is whether there is Ironic.
     """
 
     directory: pathlib.Path
@@ -47,6 +47,7 @@ class Settings:
     hosts: dict[str, str]
     gpu_config: str
     secret: str
+    baremetal: bool = False
 
     def port(self, name: str) -> int:
         return self.base_port + PORTS.index(name)
@@ -115,7 +116,7 @@ def load(directory: pathlib.Path) -> Settings | None:
 
 
 def new(directory: pathlib.Path, hosts: dict[str, str], gpu_config: str,
-        base_port: int | None = None) -> Settings:
+        base_port: int | None = None, baremetal: bool = False) -> Settings:
     """Decide what a new cloud is; nothing is written yet.
 
     :param base_port: first of ``len(PORTS)``; None for free ones.
@@ -134,7 +135,7 @@ def new(directory: pathlib.Path, hosts: dict[str, str], gpu_config: str,
             f'--base-port {base_port}: somebody listens on '
             f'{", ".join(taken)}; give the first of {len(PORTS)} free ports')
     return Settings(directory, base_port, hosts, gpu_config,
-                    secrets.token_hex(16))
+                    secrets.token_hex(16), baremetal)
 
 
 def _taken(base_port):

@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A server on bare metal: Nova's Ironic driver, Ironic and the agent."""
+
+from __future__ import annotations
+
+import pathlib
+import uuid
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.ironic import node as node_module
+from cyborg_gpu_driver.tests.unit.osc import running
+
+# Nova looks at Ironic's nodes now and then.
+_DEADLINE = 120
+_PROFILE = 'metal-slices'
+_TRAIT = names.layout_trait(_PROFILE)
+_LAYOUT = {_PROFILE: [{'devices': 'all', 'mig-enabled': True,
+                       'mig-devices': {'1g.6gb': 2}}]}
+
+
+class BaremetalTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        if self.cloud.ironic_url is None:
+            self.skipTest('the cloud was started without --baremetal')
+        self.resource_class = f'baremetal-{uuid.uuid4().hex[:8]}'
+
+    def test_a_flavor_of_a_profile_is_deployed(self):
+        """From the profile to the instances in the deployed system, and to
+        a node that is clean again.
+        """
+        node = self.node('a30x4')
+        hardware = node.server
+        self.assertEqual('manageable', node.inspect().provision_state)
+        flavor = self.make_profile()
+        self.assertEqual('available', node.provide().provision_state)
+        self.until(lambda: self.is_offered(node), 'Placement has the node',
+                   _DEADLINE)
+        server = self.create(flavor)
+        node.follow(lambda _: self.is_settled(server))
+        server = self.wait_for(server, 'ACTIVE')
+        hardware.switch_off()
+        found = node.read()
+        self.assertEqual((server.id, 'active', None), (
+            found.instance_id, found.provision_state, found.last_error))
+        self.assertEqual(_LAYOUT, hardware.staged_layout())
+        hardware.boot_system()
+        self.assertEqual([2] * 4, hardware.instances())
+        self.admin.compute.delete_server(server)
+        node.follow(lambda now: now.provision_state == 'available')
+        self.assertEqual([False] * 4, hardware.mig_modes())
+        self.until(lambda: not self.left(), 'nothing is left', base.SETTLE)
+
+    def node(self, gpus):
+        """A node with a simulated machine's GPUs, which goes with the test.
+        """
+        there = []
+        # Run after the node is removed, so that others find no trace of it.
+        self.addCleanup(lambda: self.until(
+            lambda: not any(map(self.is_known, there)),
+            'Nova has forgotten the node', _DEADLINE))
+        there.append(node_module.enroll(
+            self, self.admin.baremetal, self.cloud.ironic_url, gpus,
+            self.resource_class))
+        return there[0]
+
+    def make_profile(self):
+        """Run ``openstack gpu baremetal profile create``; its flavor."""
+        path = self.useFixture(fixtures.TempDir()).join('profiles.yaml')
+        pathlib.Path(path).write_text(yaml.safe_dump({
+            'version': 'v1', 'profiles': [{'name': _PROFILE, 'groups': [
+                {'gpu': '1g.6gb', 'count': 2}]}]}), encoding='utf-8')
+        running.Openstack(connection.Cloud(self.admin, 'admin')).run(
+            baremetal.CreateBaremetalProfile, path, '--resource-class',
+            self.resource_class, '--flavor', self.resource_class, '--vcpus',
+            '1', '--ram', '64', '--disk', '1', '--set-traits', '--yes')
+        template = self.admin.baremetal.get_deploy_template(_TRAIT)
+        self.addCleanup(self.admin.baremetal.delete_deploy_template,
+                        template)
+        flavor = self.admin.compute.find_flavor(self.resource_class,
+                                                ignore_missing=False)
+        self.addCleanup(self.admin.compute.delete_flavor, flavor)
+        return flavor
+
+    def is_offered(self, node):
+        """Whether Placement would give the node to such a server."""
+        resource_class = self.resource_class.upper().replace('-', '_')
+        answer = self.admin.placement.get(
+            '/allocation_candidates', params={
+                'resources': f'CUSTOM_{resource_class}:1',
+                'required': _TRAIT},
+            headers={'OpenStack-API-Version': 'placement 1.17'})
+        # It is refused as long as Nova has told of no such class.
+        return node.uuid in answer.json().get('provider_summaries', ())
+
+    def is_known(self, node):
+        """Whether Placement has it, in whatever state."""
+        return self.admin.placement.get(
+            f'/resource_providers/{node.uuid}').status_code == 200
+
+    def is_settled(self, server):
+        return self.admin.compute.get_server(server.id).status != 'BUILD'

@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""From the first inspection to the second tenant, and what may go wrong."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.tests.ironic import base
+
+_SLICES = {'slices': [{'devices': 'all', 'mig-enabled': True,
+                       'mig-devices': {'1g.6gb': 4}}]}
+_HALVES = {'halves': [
+    {'devices': [0, 1], 'mig-enabled': True, 'mig-devices': {'2g.12gb': 2}},
+    {'devices': [2, 3], 'mig-enabled': False}]}
+_SEVENTHS = {'sevenths': [{
+    'device-filter': '0x233010DE', 'devices': 'all', 'mig-enabled': True,
+    'mig-devices': {'1g.10gb': 7}}]}
+_THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
+                       'mig-devices': {'3g.40gb': 2}}]}
+# Which no A30 has.
+_TENTHS = {'tenths': [{'devices': 'all', 'mig-enabled': True,
+                       'mig-devices': {'1g.10gb': 7}}]}
+_SICK = '0000:4b:00.0'
+
+
+class LifeTest(base.TestCase):
+
+    def two_hoppers(self):
+        """The file of a machine with them."""
+        path = self.useFixture(fixtures.TempDir()).join('h100x2.yaml')
+        pathlib.Path(path).write_text(yaml.safe_dump({
+            'driver_version': '550.144.02', 'cuda_version': 12040,
+            'gpus': [{'model': 'h100-80', 'address': address, 'mig': True}
+                     for address in ('0000:18:00.0', '0000:9a:00.0')]}),
+            encoding='utf-8')
+        return path
+
+    def test_ampere(self):
+        """The mode lasts there: the steps set it and take it away."""
+        slices, halves = self.layout(_SLICES), self.layout(_HALVES)
+        node = self.node('a30x4')
+        server = node.server
+        self.check(node.inspect(), 'manageable')
+        self.check(node.provide(), 'available')
+        self.assertEqual([False] * 4, server.mig_modes())
+        self.check(node.deploy(slices), 'active')
+        self.assertEqual(_SLICES, server.staged_layout())
+        server.boot_system()
+        self.assertEqual([4] * 4, server.instances())
+        self.check(node.undeploy(), 'available')
+        self.assertEqual([False] * 4, server.mig_modes())
+        self.check(node.deploy(halves), 'active')
+        self.assertEqual(_HALVES, server.staged_layout())
+        server.boot_system()
+        self.assertEqual([2, 2, 0, 0], server.instances())
+        self.assertEqual([True, True, False, False], server.mig_modes())
+
+    def test_hopper(self):
+        """The mode is gone with a restart: only the image has the layout."""
+        sevenths = self.layout(_SEVENTHS)
+        self.layout(_SLICES)
+        node = self.node(self.two_hoppers())
+        found = node.inspect()
+        self.check(found, 'manageable')
+        self.assertEqual('baremetal-gpu-h100-80gb-hbm3-x2',
+                         found.properties['nvidia_gpus']['resource_class'])
+        self.assertEqual([
+            'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_COUNT_2', sevenths,
+            'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
+            'CUSTOM_NVIDIA_2330'],
+            [trait for trait in found.traits
+             if not re.match('CUSTOM_GPU_LAYOUT_(ALL|MIXED)', trait)])
+        self.check(node.provide(), 'available')
+        self.check(node.deploy(sevenths), 'active')
+        self.assertEqual(_SEVENTHS, node.server.staged_layout())
+        node.server.boot_system()
+        self.assertEqual([7] * 2, node.server.instances())
+        self.check(node.service('apply_gpu_layout', layout=_THIRDS),
+                   'active')
+        node.server.boot_system()
+        self.assertEqual([2] * 2, node.server.instances())
+
+    def test_without_a_driver(self):
+        """A layout that names its boards is deployed all the same."""
+        sevenths = self.layout(_SEVENTHS)
+        self.layout(_SLICES)
+        node = self.node(self.two_hoppers())
+        node.server.has_driver = False
+        found = node.inspect()
+        self.check(found, 'manageable')
+        self.assertEqual(
+            ['CUSTOM_GPU_COUNT_2', 'CUSTOM_GPU_LAYOUT_ALL_DISABLED',
+             sevenths, 'CUSTOM_NVIDIA_2330'], found.traits)
+        self.check(node.provide(), 'available')
+        self.check(node.deploy(sevenths), 'active')
+        self.assertEqual(_SEVENTHS, node.server.staged_layout())
+
+    def test_without_a_gpu(self):
+        slices = self.layout(_SLICES)
+        node = self.node()
+        found = node.inspect()
+        self.check(found, 'manageable')
+        self.assertEqual(([], {}), (found.traits, found.properties))
+        self.check(node.provide(), 'available')
+        # The operator insists.
+        node.set_traits(slices)
+        found = node.deploy(slices)
+        self.assertEqual('deploy failed', found.provision_state)
+        self.assertIn('node does not support this deploy step',
+                      found.last_error)
+        self.assertIn('apply_gpu_layout', found.last_error)
+
+    def test_a_sick_gpu(self):
+        self.layout(_SLICES)
+        node = self.node('a30x4')
+        gpus = node.server.gpus
+        gpus.set_remapped_rows(_SICK, failed=True)
+        found = node.inspect()
+        self.check(found, 'manageable')
+        self.assertEqual(
+            ['CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_COUNT_4',
+             'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_MODEL_A30',
+             'CUSTOM_GPU_SICK_REMAP_FAILED', 'CUSTOM_NVIDIA_20B7'],
+            found.traits)
+        found = node.provide()
+        self.assertEqual('clean failed', found.provision_state)
+        self.assertIn('verify_gpus', found.last_error)
+        self.assertIn(f'GPU {_SICK}: a row of its memory could not be '
+                      'remapped', found.last_error)
+        gpus.set_remapped_rows(_SICK)
+        node.mend()
+        self.check(node.provide(), 'available')
+
+    def test_a_wrong_layout(self):
+        """What its message tells, and that the node is of use after it."""
+        slices, tenths = self.layout(_SLICES), self.layout(_TENTHS)
+        node = self.node('a30x4')
+        node.set_traits(slices, tenths)
+        self.check(node.provide(cleans=False), 'available')
+        found = node.deploy(tenths)
+        self.assertEqual('deploy failed', found.provision_state)
+        self.assertIn('apply_gpu_layout', found.last_error)
+        self.assertIn("'1g.10gb' is not valid: NVIDIA A30 at 0000:31:00.0 "
+                      'has 1g.6gb', found.last_error)
+        self.assertIsNone(node.server.staged_layout())
+        self.check(node.deploy(slices), 'active')
+        self.assertEqual(_SLICES, node.server.staged_layout())

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Ironic, if the cloud has bare metal: API and conductor in one process.
+
+Its nodes are of the type ``fake-hardware``: power, boot and network are only
+said to be so. What runs the agent's steps is an ironic-python-agent that
+whoever enrolls a node brings along.
+"""
+
+from __future__ import annotations
+
+from minicloud_lib import common
+from minicloud_lib import inifile
+from minicloud_lib import probes
+from minicloud_lib import settings as settings_module
+from minicloud_lib import steps
+
+_INTERFACES = {
+    'bios': 'no-bios', 'boot': 'fake', 'console': 'no-console',
+    # Runs the agent's steps and writes no image.
+    'deploy': 'custom-agent', 'firmware': 'no-firmware', 'inspect': 'agent',
+    'management': 'fake', 'network': 'noop', 'power': 'fake',
+    'raid': 'no-raid', 'rescue': 'no-rescue', 'storage': 'noop',
+    'vendor': 'no-vendor'}
+
+
+def parts(settings: settings_module.Settings) -> list:
+    if not settings.baremetal:
+        return []
+    config = settings.etc('ironic', 'ironic.conf')
+    return [
+        steps.Step('ironic-files', (), lambda: _configure(settings, config)),
+        steps.Step('ironic-schema', ('ironic-files', 'mariadb'),
+                   lambda: steps.command(settings, 'ironic-schema', [
+                       steps.binary('ironic-dbsync'), '--config-file',
+                       str(config), 'create_schema'])),
+        # It looks for itself in keystone's catalogue.
+        steps.Service('ironic', ('ironic-schema', 'identity'),
+                      [steps.binary('ironic'), '--config-file', str(config)],
+                      probes.http(settings.url('ironic')), timeout=120),
+    ]
+
+
+def _configure(settings, path):
+    login = common.login(settings, 'ironic')
+    directory = settings.data('ironic')
+    directory.mkdir(parents=True, exist_ok=True)
+    inifile.write(path, inifile.merge(
+        common.sections(settings, 'ironic', 'ironic'),
+        {'DEFAULT': {
+            'enabled_hardware_types': 'fake-hardware',
+            **{f'enabled_{kind}_interfaces': name
+               for kind, name in _INTERFACES.items()},
+            'host': 'ironic', 'my_ip': settings_module.ADDRESS,
+            # Its two halves are in one process.
+            'rpc_transport': 'none', 'tempdir': directory},
+         'agent': {'require_tls': False, 'deploy_logs_collect': 'never'},
+         'api': {'host_ip': settings_module.ADDRESS,
+                 'port': settings.port('ironic'),
+                 'public_endpoint': settings.url('ironic'),
+                 # The agent waits between two calls for half of it at most.
+                 'ramdisk_heartbeat_timeout': 1},
+         'conductor': {'graceful_shutdown_timeout': 1,
+                       'node_locked_retry_attempts': 60},
+         'database': {'connection': common.database_url(
+             settings, 'ironic', 'ironic')},
+         'deploy': {'erase_devices_priority': 0,
+                    'erase_devices_metadata_priority': 0},
+         'inspector': {'hooks': '$default_hooks,nvidia-gpus',
+                       # The fake boot interface cannot do it.
+                       'require_managed_boot': False},
+         'nova': {'send_power_notifications': False},
+         'neutron': login, 'service_catalog': login,
+         # An administrator is one of all, as with the other services.
+         'oslo_policy': {'enforce_scope': False,
+                         'enforce_new_defaults': False}}))
