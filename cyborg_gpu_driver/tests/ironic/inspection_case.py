@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import pathlib
 import uuid
+from unittest import mock
 
 import fixtures
 from ironic import objects
@@ -45,7 +46,10 @@ class InspectionCase(base.DbTestCase):
     """A conductor with its database, and a node of it under inspection."""
 
     def setUp(self):
-        super().setUp()
+        # Making the database would set up the logs of this whole process,
+        # and disable every logger that there is.
+        with mock.patch('logging.config.fileConfig', autospec=True):
+            super().setUp()
         self.directory = pathlib.Path(
             self.useFixture(fixtures.TempDir()).path)
         self.log = self.useFixture(
