@@ -255,13 +255,10 @@ class Agent:
         """Put ``reserved`` right for every GPU that is reported."""
         self._draining = frozenset(
             item.provider for item in decided.draining)
-        providers = [*self._draining, *(
-            inventory.provider for address in decided.trusted
-            for inventory in self._inventories(address))]
-        if not providers:
+        if not decided.providers:
             return
         try:
-            generations = self._keeper.generations(providers)
+            generations = self._keeper.generations(decided.providers)
             for address in decided.trusted:
                 with locks.gpu(self._state_path, address):
                     self._keeper.enforce(self._inventories(address),

@@ -73,12 +73,13 @@ class Cleaner:
         :param properties: the node's.
         :raises StepFailed: naming each GPU that is not, and why.
         """
-        host = self._ramdisk.ours()
+        everything = self._ramdisk.snapshot()
+        host = self._ramdisk.ours(everything)
         if host.nvml_problem and not host.library_missing:
             raise exception.StepFailed(
                 reason='NVML is in the ramdisk and does not work: '
                 + host.nvml_problem)
-        reason = faults.boards(self._ramdisk.snapshot().gpus, properties)
+        reason = faults.boards(everything.gpus, properties)
         if reason:
             raise exception.StepFailed(reason=reason)
         if host.nvml_problem:

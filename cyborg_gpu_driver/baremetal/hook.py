@@ -33,8 +33,6 @@ from cyborg_gpu_driver.conf import baremetal
 
 LOG = log.getLogger(__name__)
 
-_PCI = 'pci_devices'
-
 
 class NvidiaGpusHook(base.InspectionHook):
     """Sets traits and properties of a node from what is known of its GPUs.
@@ -81,8 +79,8 @@ def _read(node, plugin_data):
             return inventory_module.parse(plugin_data[names.KEY])
         # Redfish has some of it in the inventory, in other terms and
         # without addresses: not enough to tell what a node does not have.
-        if _PCI in plugin_data:
-            return inventory_module.from_pci(plugin_data[_PCI])
+        if names.PCI_KEY in plugin_data:
+            return inventory_module.from_pci(plugin_data[names.PCI_KEY])
     except exception.InventoryError as error:
         raise ironic_exception.HardwareInspectionFailure(
             error=f'NVIDIA GPUs of node {node.uuid}: {error}') from error

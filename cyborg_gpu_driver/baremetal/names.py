@@ -23,6 +23,9 @@ from cyborg_gpu_driver.report import names
 KEY = 'nvidia_gpus'
 """Of what the ramdisk sends, in Ironic's plugin data."""
 
+PCI_KEY = 'pci_devices'
+"""Beside it: what ironic-python-agent's own collector sends."""
+
 APPLY_LAYOUT = 'apply_gpu_layout'
 """Deploy and service step."""
 

@@ -63,9 +63,12 @@ class Ramdisk:
         """The machine as it is now, with all its GPUs."""
         return self._reader.snapshot()
 
-    def ours(self) -> model.Host:
-        """The same without the GPUs that the operator wants left alone."""
-        host = self.snapshot()
+    def ours(self, host: model.Host | None = None) -> model.Host:
+        """The machine without GPUs that the operator wants left alone.
+
+        :param host: a snapshot; None takes one.
+        """
+        host = host or self.snapshot()
         return dataclasses.replace(host, gpus=tuple(
             gpu for gpu in host.gpus if not self.ignores(gpu)))
 

@@ -39,8 +39,6 @@ VERSION = '1.81'
 _FIELDS = ('uuid', 'name', 'resource_class', 'traits', 'provision_state',
            'maintenance', 'retired')
 _AVAILABLE = 'available'
-_PCI_KEY = 'pci_devices'
-"""What ironic-python-agent's own collector sends."""
 
 
 def check(cloud: connection.Cloud) -> None:
@@ -131,8 +129,8 @@ def _gpus(basic, sent):
     if names.KEY in sent:
         return inventory.parse(sent[names.KEY])
     for source in (sent, basic):
-        if source.get(_PCI_KEY):
-            return inventory.from_pci(source[_PCI_KEY])
+        if source.get(names.PCI_KEY):
+            return inventory.from_pci(source[names.PCI_KEY])
     return None
 
 

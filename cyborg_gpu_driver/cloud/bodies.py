@@ -25,6 +25,7 @@ _MADE_BY = 'made_by'
 """What a deploy template's ``extra`` has in a description's place, which it
 got only with Ironic's microversion 1.112."""
 
+
 def profile(item: resources.DeviceProfile) -> list[dict[str, Any]]:
     """To make a device profile."""
     return [{'name': item.name, 'groups': [dict(group) for group

@@ -43,8 +43,7 @@ class CreateBaremetalProfile(sync.Changing):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('file', metavar='FILE',
-                            help='definition; - is standard input')
+        sync.add_definition(parser)
         parser.add_argument(
             'name', metavar='NAME', nargs='?',
             help='of the profile (default: the only one in the file)')
@@ -60,9 +59,6 @@ class CreateBaremetalProfile(sync.Changing):
         parser.add_argument(
             '--set-traits', action='store_true',
             help="add the layout's trait to the nodes that can take it")
-        parser.add_argument('--dry-run', action='store_true',
-                            help='show what would be done')
-        parser.add_argument('--yes', action='store_true', help='do not ask')
         parser.add_argument(
             '--adopt', action='store_true',
             help='take over a deploy template or flavor that this command '

@@ -114,11 +114,7 @@ class SyncProfile(Changing):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('file', metavar='FILE',
-                            help='definition; - is standard input')
-        parser.add_argument('--dry-run', action='store_true',
-                            help='show what would be done')
-        parser.add_argument('--yes', action='store_true', help='do not ask')
+        add_definition(parser)
         parser.add_argument(
             '--prune', action='store_true',
             help='delete what this command has made and is not in the file')
@@ -184,6 +180,15 @@ class CreateProfile(Changing):
                                        f'{item.name} already')
         self.warn(wanted)
         return self.carry_out(list(plan.make(wanted.items, present)))
+
+
+def add_definition(parser: argparse.ArgumentParser) -> None:
+    """Add the file, and what :meth:`Changing.settle` asks for."""
+    parser.add_argument('file', metavar='FILE',
+                        help='definition; - is standard input')
+    parser.add_argument('--dry-run', action='store_true',
+                        help='show what would be done')
+    parser.add_argument('--yes', action='store_true', help='do not ask')
 
 
 def add_flavor(parser: argparse.ArgumentParser, title: str

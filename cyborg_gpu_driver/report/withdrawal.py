@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 from oslo_log import log as logging
 
@@ -42,13 +43,25 @@ _WAITING = 'GPU %(gpu)s is not reported before it is idle: %(reason)s'
 class Decision:
     """One report.
 
-    ``trusted`` are the GPUs whose ``reserved`` follows what is read of them;
-    ``draining`` is what must not be promised to anybody any more.
+    ``offered`` is what is read of each GPU, None where that counts for
+    nothing; ``draining`` is what must not be promised to anybody any more.
     """
 
     devices: tuple[values.ReportedDevice, ...]
-    trusted: tuple[model.PciAddress, ...]
+    offered: Mapping[model.PciAddress, values.ReportedDevice | None]
     draining: tuple[reserved.Inventory, ...]
+
+    @property
+    def trusted(self) -> tuple[model.PciAddress, ...]:
+        """GPUs whose ``reserved`` follows what is read of them."""
+        return tuple(filter(self.offered.get, self.offered))
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """UUIDs of all providers of which ``reserved`` is to be written."""
+        return (*(deployable.provider_uuid for address in self.trusted
+                  for deployable in self.offered[address].deployables),
+                *(item.provider for item in self.draining))
 
 
 class Withdrawal:
@@ -122,8 +135,7 @@ class Withdrawal:
             elif left:
                 kept[address] = memory.leaving(before, left)
         self._keep(kept)
-        return Decision(tuple(devices), tuple(filter(offered.get, offered)),
-                        tuple(draining))
+        return Decision(tuple(devices), offered, tuple(draining))
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[values.ReportedDevice, ...]:

@@ -96,6 +96,14 @@ class GpuTestCase(base.TestCase):
         """Our driver as the agent has loaded it."""
         return self.cloud.agent._rt.acc_drivers[0]
 
+    def change_policy(self, name, **options):
+        """Another policy, and a new start of the agent."""
+        conf, group = self.driver._conf, f'gpu_policy:{name}'
+        for option, value in options.items():
+            conf.set_override(option, value, group=group)
+            self.addCleanup(conf.clear_override, option, group=group)
+        type(self.driver).__init__(self.driver)
+
     @contextlib.contextmanager
     def no_placement(self):
         """Keep the driver, but not Cyborg, from reaching Placement."""

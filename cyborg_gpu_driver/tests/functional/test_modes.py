@@ -12,10 +12,6 @@
 
 """Whole GPUs, vGPUs and MIG slices side by side on one host."""
 
-import configparser
-
-from oslo_config import cfg
-
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator import machine as simulator
@@ -108,21 +104,10 @@ class ChangedTest(gpu_cloud.GpuTestCase):
         'gpu_policy:slices': {'mode': 'mig', 'match_address': A100,
                               'profiles': '1g.10gb,3g.40gb'}}
 
-    def change_policy(self, **options):
-        """Rewrite the policy and start the agent again."""
-        path = self.cloud.cloud.config_path
-        parser = configparser.RawConfigParser(default_section='')
-        parser.read(path, encoding='utf-8')
-        parser.read_dict({'gpu_policy:slices': options})
-        with open(path, 'w', encoding='utf-8') as stream:
-            parser.write(stream)
-        cfg.CONF.reload_config_files()
-        type(self.driver).__init__(self.driver)
-
     def test_what_stays_on_offer_is_counted_on(self):
         large = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         small = self.profile('CUSTOM_NVIDIA_1G_10GB')
-        self.change_policy(profiles='1g.10gb')
+        self.change_policy('slices', profiles=['1g.10gb'])
         self.report()
         # None of what is to go, and of the others what fits beside it.
         self.assertEqual({'1g.10gb': (7, 3), '3g.40gb': (2, 2)},

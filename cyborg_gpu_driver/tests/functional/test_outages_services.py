@@ -149,15 +149,6 @@ class LostReportTest(ConductorCase):
     def come_back(self):
         self.cloud.agent._rt.conductor_api = self.back
 
-    def change(self, **options):
-        """Another policy, and a new start of the agent."""
-        for name, value in options.items():
-            self.driver._conf.set_override(name, value,
-                                           group='gpu_policy:one')
-            self.addCleanup(self.driver._conf.clear_override, name,
-                            group='gpu_policy:one')
-        type(self.driver).__init__(self.driver)
-
     def give_all_back(self):
         for server in (self.going, self.staying):
             self.cloud.unbind(server)
@@ -174,7 +165,7 @@ class LostReportTest(ConductorCase):
     def test_what_is_not_offered_any_more(self):
         self.give_all_back()
         name = self.name('2g.20gb')
-        self.change(profiles=['3g.40gb', '1g.10gb'])
+        self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
         for _ in range(2):
             self.report_in_vain()
             self.assertIn(name, self.cloud.placement.providers())
@@ -188,7 +179,7 @@ class LostReportTest(ConductorCase):
 
     def test_what_is_bound_after_a_report_withdrew_it(self):
         self.give_all_back()
-        self.change(profiles=['3g.40gb', '1g.10gb'])
+        self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
         self.report_in_vain()
         # Somebody lets the scheduler have it, who knows nothing of us.
         uuid = self.cloud.provider(self.name('2g.20gb'))['uuid']

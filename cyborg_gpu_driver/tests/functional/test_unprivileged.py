@@ -43,7 +43,7 @@ class UnprivilegedTest(base.BaseTestCase):
         os.mkdir(self.own)
 
     def run_tests(self, machine, *names):
-        """Run tests as ``unprivileged.USER``.
+        """Run tests as ``nobody.USER``.
 
         :param names: below this package.
         """

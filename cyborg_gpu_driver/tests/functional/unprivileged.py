@@ -16,11 +16,9 @@ usage: python -m cyborg_gpu_driver.tests.functional.unprivileged
            DIRECTORY MACHINE TEST...
 
 Started by root: oslo.privsep's daemon is forked off with root's privileges,
-then this process gives up its own for good and runs the tests. It keeps
-CAP_DAC_READ_SEARCH, because Python may lie where root alone can read; that
-opens nothing for writing. DIRECTORY has the simulated machine's state file,
-which root alone may write, and a directory ``user``, which becomes
-:data:`USER`'s and has to be TMPDIR.
+then this process gives up its own for good and runs the tests. DIRECTORY has
+the simulated machine's state file, which root alone may write, and a
+directory ``user``, which becomes the user's and has to be TMPDIR.
 """
 
 import errno
@@ -30,7 +28,6 @@ import unittest
 
 from oslo_concurrency import processutils
 from oslo_config import cfg
-from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 from oslotest import base
 
@@ -38,12 +35,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import root_beside
 
-USER = 65534
-"""``nobody`` where there is such a user, and nobody elsewhere."""
 _GPU = model.PciAddress.parse('0000:07:00.0')
 
 
@@ -94,27 +90,14 @@ def main(directory: str, machine: str, *names: str) -> bool:
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()
     root_beside.BesideTest.root = root_beside.Root(directory, machine)
-    _give_up(own)
+    nobody.give(own)
+    nobody.become()
     gpu_cloud.GpuTestCase.hardware_directory = directory
     result = unittest.TextTestRunner().run(
         unittest.defaultTestLoader.loadTestsFromNames(names))
     return (result.wasSuccessful() and result.testsRun > 0
             and privsep.gpu_context.client_mode
             and privsep.gpu_context.channel.running)
-
-
-def _give_up(own):
-    """Become :data:`USER`, whom ``own`` is given."""
-    for place, _, files in os.walk(own):
-        for path in (place, *(os.path.join(place, name) for name in files)):
-            os.chown(path, USER, USER)
-    os.setgroups([])
-    os.setgid(USER)
-    capabilities.set_keepcaps(True)
-    os.setuid(USER)
-    capabilities.set_keepcaps(False)
-    kept = [capabilities.CAP_DAC_READ_SEARCH]
-    capabilities.drop_all_caps_except(kept, kept, [])
 
 
 if __name__ == '__main__':

@@ -16,20 +16,16 @@ usage: python -m cyborg_gpu_driver.tests.ironic.ramdisk DIRECTORY
 
 The agent erases disks and powers machines off where it can. Here it cannot:
 it runs as a user without privileges, and finds no program at all but those
-in DIRECTORY/bin, which do nothing. It keeps CAP_DAC_READ_SEARCH, because
-Python may lie where root alone can read; that opens nothing for writing.
+in DIRECTORY/bin, which do nothing.
 """
 
 import os
 import signal
 import sys
 
-from oslo_privsep import capabilities
-
+from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.ironic import leash
 
-USER = 65534
-"""``nobody`` where there is such a user, and nobody elsewhere."""
 ADDRESS = 'SERVER_ADDRESS'
 """Environment variable: the MAC address of the only network card."""
 
@@ -40,23 +36,13 @@ def main(directory: str) -> None:
     # Where the agent finds the rest of the hardware, as a plug-in.
     sys.path.insert(0, os.path.join(directory, 'plugins'))
     if os.geteuid() == 0:
-        _give_up()
+        nobody.become()
     # Not before: it goes off with a change of user.
     leash.put_on(signal.SIGKILL)
     sys.argv[1:] = ['--config-file', os.path.join(directory, 'agent.conf')]
     from ironic_python_agent.cmd import agent
 
     agent.run()
-
-
-def _give_up():
-    os.setgroups([])
-    os.setgid(USER)
-    capabilities.set_keepcaps(True)
-    os.setuid(USER)
-    capabilities.set_keepcaps(False)
-    kept = [capabilities.CAP_DAC_READ_SEARCH]
-    capabilities.drop_all_caps_except(kept, kept, [])
 
 
 if __name__ == '__main__':

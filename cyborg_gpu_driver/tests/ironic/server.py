@@ -26,6 +26,7 @@ import yaml
 
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.ironic import programs
 from cyborg_gpu_driver.tests.ironic import ramdisk
 from cyborg_gpu_driver.tests.ironic import services
@@ -192,10 +193,4 @@ class Server:
             self.gpus = machine.Machine.load(
                 self._machine, str(self.directory / 'gpus.json'))
         if os.geteuid() == 0:
-            self._give_away()
-
-    def _give_away(self):
-        for place, _, files in os.walk(self.directory):
-            for path in (place, *(os.path.join(place, name)
-                                  for name in files)):
-                os.chown(path, ramdisk.USER, ramdisk.USER)
+            nobody.give(self.directory)
