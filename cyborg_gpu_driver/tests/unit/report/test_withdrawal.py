@@ -18,6 +18,7 @@ import os
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
@@ -289,6 +290,19 @@ class WithdrawalTest(base.BaseTestCase):
         self.restart()
         self.assertEqual((), self.withdrawal.held())
         self.assertTrue(os.path.exists(path + '.unusable-1'))
+
+    def test_facts_of_a_wrong_type_are_not_believed(self):
+        path = os.path.join(self.state_path, 'reported.json')
+        for wrong in ({'model': 1}, {'memory_mib': '81920'},
+                      {'uuid': None}):
+            self.report(_GPU)
+            record = durable.read(path, 'cyborg-gpu report', 1)
+            record[str(_ADDRESS)]['facts'].update(wrong)
+            durable.write(path, 'cyborg-gpu report', 1, record)
+            self.assertRaises(exception.JournalError, withdrawal.remembered,
+                              self.state_path)
+            self.restart()
+            self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
 
     def test_a_state_path_that_cannot_be_written_does_not_stop_reports(self):
         log = self.useFixture(fixtures.FakeLogger())
