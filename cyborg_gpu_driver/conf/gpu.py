@@ -12,6 +12,10 @@
 
 """The options of ``[gpu]`` and of each ``[gpu_policy:NAME]``."""
 
+from __future__ import annotations
+
+import os
+
 from oslo_config import cfg
 
 from cyborg_gpu_driver.host import model
@@ -188,6 +192,21 @@ def register_opts(conf):
     group = gpu_group()
     conf.register_group(group)
     conf.register_opts(GPU_OPTS, group=group)
+
+
+def state_path(conf: cfg.ConfigOpts) -> str:
+    """Directory of the records and locks.
+
+    A simulated host without a ``state_path`` of its own has a directory
+    below the default one, so that it never changes the records of the real
+    host.
+    """
+    path = conf.gpu.state_path
+    where = conf.get_location('state_path', 'gpu')
+    if conf.gpu.simulate and where is not None and (
+            where.location is cfg.Locations.opt_default):
+        return os.path.join(path, 'simulated')
+    return path
 
 
 def register_policy(conf, name):

@@ -21,6 +21,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 
@@ -69,22 +70,25 @@ class Settings:
 def read(conf: cfg.ConfigOpts) -> Settings:
     """Read ``[gpu]`` and the policies that it names.
 
-    :raises InvalidConfiguration: naming group, option and what is right.
+    :raises InvalidConfiguration: naming group, option and what is right. An
+        unknown option and a policy that is not listed are errors.
     """
     gpu_conf.register_opts(conf)
-    names = _value(conf.gpu, 'gpu', 'policies')
+    names = validation.value(conf, 'gpu', 'policies')
     for name in names:
         if not _NAME.fullmatch(name):
-            raise _invalid('gpu', 'policies', name,
-                           'expected letters, digits, "_", "-" or "."')
+            raise validation.invalid(
+                'gpu', 'policies', name,
+                'expected letters, digits, "_", "-" or "."')
         if names.count(name) > 1:
-            raise _invalid('gpu', 'policies', name, 'named twice')
-    addresses, uuids = _ignored(_value(conf.gpu, 'gpu', 'ignored_devices'))
+            raise validation.invalid('gpu', 'policies', name, 'named twice')
+        gpu_conf.register_policy(conf, name)
+    validation.check_options(conf, names)
+    addresses, uuids = _ignored(conf.gpu.ignored_devices)
     return Settings(
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
-        vfio_handles=_value(conf.gpu, 'gpu', 'nova_vfio_handles'),
-        prepare=_value(conf.gpu, 'gpu', 'prepare'))
+        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare)
 
 
 def _ignored(devices):
@@ -96,7 +100,7 @@ def _ignored(devices):
         try:
             addresses.add(model.PciAddress.parse(device))
         except exception.InvalidPciAddress:
-            raise _invalid(
+            raise validation.invalid(
                 'gpu', 'ignored_devices', device,
                 'expected a PCI address such as 0000:3b:00.0 or a UUID '
                 'such as GPU-4f2c6a3b-...') from None
@@ -105,60 +109,62 @@ def _ignored(devices):
 
 def _policy(conf, name):
     group = gpu_conf.policy_group(name).name
-    values = gpu_conf.register_policy(conf, name)
-    mode = _value(values, group, 'mode')
+    values = conf[group]
+    mode = values.mode
     if mode is None:
-        raise _invalid(group, 'mode', '(unset)', 'required: one of ' +
-                       ', '.join(item.value for item in policy.Mode))
+        raise validation.invalid(
+            group, 'mode', '(unset)', 'required: one of '
+            + ', '.join(item.value for item in policy.Mode))
     if mode == policy.Mode.VGPU.value and not (
-            _value(values, group, 'vgpu_types')
-            or _value(values, group, 'fixed_vgpus')):
-        raise _invalid(group, 'vgpu_types', '(unset)',
-                       'mode vgpu needs at least one type, such as T4-2B')
+            values.vgpu_types or values.fixed_vgpus):
+        raise validation.invalid(
+            group, 'vgpu_types', '(unset)',
+            'mode vgpu needs at least one type, such as T4-2B')
     _check_modes(values, group, mode)
     _check_scheduler(values, group)
     return policy.Policy(
         name=name, mode=policy.Mode(mode),
         match_address=tuple(_addresses(values, group)),
-        match_uuid=tuple(_value(values, group, 'match_uuid')),
-        match_model=tuple(_value(values, group, 'match_model')),
-        match_numa_node=tuple(_value(values, group, 'match_numa_node')),
-        profiles=tuple(_value(values, group, 'profiles')),
-        vgpu_types=tuple(_value(values, group, 'vgpu_types')),
+        match_uuid=tuple(values.match_uuid),
+        match_model=tuple(values.match_model),
+        match_numa_node=tuple(values.match_numa_node),
+        profiles=tuple(values.profiles),
+        vgpu_types=tuple(values.vgpu_types),
         max_instances=_counts(values, group, 'max_instances'),
         fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
-        mixed_sizes=_value(values, group, 'mixed_sizes'),
+        mixed_sizes=values.mixed_sizes,
         scheduler=_scheduler(values, group),
-        time_slice=_nanoseconds(_value(values, group, 'vgpu_time_slice')))
+        time_slice=_nanoseconds(values.vgpu_time_slice))
 
 
 def _check_modes(values, group, mode):
     """Refuse what would have no effect."""
     for modes, options in _ONLY_IN.items():
         for option in options if mode not in modes else ():
-            value = _value(values, group, option)
+            value = values[option]
             if value:
-                raise _invalid(group, option, value, 'only '
-                               + ' and '.join(f'mode {item}'
-                                              for item in modes)
-                               + ' takes it')
+                raise validation.invalid(
+                    group, option, value, 'only '
+                    + ' and '.join(f'mode {item}' for item in modes)
+                    + ' takes it')
 
 
 def _check_scheduler(values, group):
     """Refuse what NVIDIA's driver would refuse."""
     scheduler = _scheduler(values, group)
-    if (_value(values, group, 'mixed_sizes')
+    if (values.mixed_sizes
             and scheduler is model.SchedulerPolicy.FIXED_SHARE):
-        raise _invalid(group, 'vgpu_scheduler', scheduler.value,
-                       'mixed_sizes needs best-effort or equal-share')
-    time_slice = _value(values, group, 'vgpu_time_slice')
+        raise validation.invalid(
+            group, 'vgpu_scheduler', scheduler.value,
+            'mixed_sizes needs best-effort or equal-share')
+    time_slice = values.vgpu_time_slice
     if time_slice and scheduler is None:
-        raise _invalid(group, 'vgpu_time_slice', time_slice,
-                       'needs vgpu_scheduler')
+        raise validation.invalid(group, 'vgpu_time_slice', time_slice,
+                                 'needs vgpu_scheduler')
 
 
 def _scheduler(values, group):
-    name = _value(values, group, 'vgpu_scheduler')
+    name = values.vgpu_scheduler
     return model.SchedulerPolicy(name) if name else None
 
 
@@ -169,34 +175,21 @@ def _nanoseconds(microseconds):
 def _counts(values, group, option):
     """``TYPE:NUMBER`` pairs."""
     found = []
-    for name, number in _value(values, group, option).items():
+    for name, number in values[option].items():
         if not re.fullmatch('[1-9][0-9]{0,3}', number.strip(), re.ASCII):
-            raise _invalid(group, option, f'{name}:{number}',
-                           'expected a vGPU type, a colon and a number from '
-                           '1, such as L40S-12Q:2')
+            raise validation.invalid(
+                group, option, f'{name}:{number}',
+                'expected a vGPU type, a colon and a number from 1, such as '
+                'L40S-12Q:2')
         found.append((name.strip(), int(number)))
     return tuple(found)
 
 
 def _addresses(values, group):
-    for text in _value(values, group, 'match_address'):
+    for text in values.match_address:
         try:
             yield model.PciAddress.parse(text)
         except exception.InvalidPciAddress:
-            raise _invalid(group, 'match_address', text,
-                           'expected a PCI address such as '
-                           '0000:3b:00.0') from None
-
-
-def _value(values, group, option):
-    try:
-        return values[option]
-    except (cfg.Error, ValueError, RecursionError) as error:
-        # Beside what is of another type, $NAME of what does not exist, or
-        # of the option itself.
-        raise _invalid(group, option, '(see reason)', str(error)) from error
-
-
-def _invalid(group, option, value, reason):
-    return exception.InvalidConfiguration(
-        group=group, option=option, value=value, reason=reason)
+            raise validation.invalid(
+                group, 'match_address', text,
+                'expected a PCI address such as 0000:3b:00.0') from None

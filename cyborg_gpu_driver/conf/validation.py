@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Refusing configuration files that do not say what their author meant.
+
+oslo.config ignores an option that nothing registers, and checks a value only
+when code reads it. A misspelt ``match_model`` would then make a policy govern
+every GPU of the host. So the ``[gpu]`` and ``[gpu_policy:NAME]`` groups are
+checked as a whole before anything uses them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from oslo_config import cfg
+from oslo_config import types
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+
+_POLICY = 'gpu_policy'
+_PATHS = ('state_path', 'sysfs_root')
+_NOT_VALID = ' is not valid: '
+
+
+def check_options(conf: cfg.ConfigOpts, policies: Sequence[str]) -> None:
+    """Check every option of ``[gpu]`` and of the policies that it lists.
+
+    :param conf: with all these groups registered.
+    :param policies: value of ``[gpu] policies``.
+    :raises InvalidConfiguration: naming group, option, value and what would
+        be right: for an unknown option, a policy group that is not listed,
+        or a value of a wrong type or outside its range.
+    """
+    known = {'gpu': gpu_conf.GPU_OPTS}
+    for name in policies:
+        known[gpu_conf.policy_group(name).name] = gpu_conf.POLICY_OPTS
+    _check_names(conf, known, policies)
+    for group, options in known.items():
+        for option in options:
+            value(conf, group, option.name)
+    for option in _PATHS:
+        path = value(conf, 'gpu', option)
+        if not os.path.isabs(path):
+            raise invalid('gpu', option, path, 'expected an absolute path')
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise invalid('gpu', option, path, 'expected a directory')
+
+
+def value(conf: cfg.ConfigOpts, group: str, option: str) -> Any:
+    """Value of an option.
+
+    :raises InvalidConfiguration: if the value has a wrong type or is out of
+        range, or refers by ``$NAME`` to an option that does not exist.
+    """
+    try:
+        return conf[group][option]
+    except (cfg.Error, ValueError, RecursionError) as error:
+        raise invalid(group, option, _raw(conf, group, option),
+                      _reason(group, option, error)) from error
+
+
+def invalid(group: str, option: str, found: Any, reason: str
+            ) -> exception.InvalidConfiguration:
+    """The exception for one option."""
+    return exception.InvalidConfiguration(
+        group=group, option=option, value=found, reason=reason)
+
+
+def _check_names(conf, known, policies):
+    folded = {group.lower(): group for group in known}
+    for path, sections in _sections(conf):
+        for section, assigned in sections.items():
+            group = folded.get(section.lower())
+            if group is None:
+                _check_group(section, path, policies)
+                continue
+            # oslo.config also finds an option by its Python name.
+            names = {name for option in known[group]
+                     for name in (option.name, option.dest)}
+            for name in assigned:
+                if name not in names:
+                    raise invalid(group, name, assigned[name][-1],
+                                  f'unknown option in {path}; '
+                                  + _nearest(name, names))
+
+
+def _check_group(section, path, policies):
+    """Refuse a group that was meant to be a policy and is none."""
+    kind, colon, name = section.partition(':')
+    if not colon:
+        return
+    if kind.lower() == _POLICY:
+        raise invalid(
+            'gpu', 'policies', ', '.join(policies) or '(unset)',
+            f'{path} has a group [{section}] that is not listed here: add '
+            f'{name} to [gpu] policies, or remove the group')
+    if difflib.get_close_matches(kind.lower(), [_POLICY], cutoff=0.8):
+        raise invalid(
+            section, '(group)', '', f'unknown group in {path}; did you mean '
+            f'[{_POLICY}:{name}]?')
+
+
+def _nearest(name, names):
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f'did you mean {near[0]}?'
+    return 'the options are ' + ', '.join(sorted(names))
+
+
+def _sections(conf: cfg.ConfigOpts
+              ) -> Iterator[tuple[str, dict[str, dict[str, list[str]]]]]:
+    """Each configuration file with what it assigns, later files last."""
+    for path in _files(conf):
+        sections: dict[str, dict[str, list[str]]] = {}
+        try:
+            cfg.ConfigParser(path, sections).parse()
+        except (OSError, ValueError, cfg.ParseError):
+            # It was readable when oslo.config read it. Another process may
+            # be replacing it now.
+            continue
+        yield path, sections
+
+
+def _files(conf):
+    try:
+        files, directories = conf.config_file, conf.config_dir
+    except cfg.NoSuchOptError:
+        # Nothing was parsed: code sets the options.
+        return
+    yield from files or ()
+    for directory in directories or ():
+        yield from sorted(glob.glob(os.path.join(
+            os.path.expanduser(directory), '*.conf')))
+
+
+def _raw(conf, group, option):
+    """The text that a file assigns to an option; its last one counts."""
+    found = '(see reason)'
+    for _path, sections in _sections(conf):
+        for section, assigned in sections.items():
+            if section.lower() == group.lower() and option in assigned:
+                found = assigned[option][-1]
+    return found
+
+
+def _reason(group, option, error):
+    """What would be right; what oslo.config says where we do not know."""
+    if '$' not in str(error) and isinstance(error, (cfg.ConfigFileValueError,
+                                                    ValueError)):
+        options = (gpu_conf.GPU_OPTS if group == 'gpu'
+                   else gpu_conf.POLICY_OPTS)
+        for item in options:
+            if item.name == option:
+                expected = _expected(item.type)
+                if expected:
+                    return f'expected {expected}'
+    return str(error).partition(_NOT_VALID)[2] or str(error)
+
+
+def _expected(kind):
+    if isinstance(kind, types.Integer):
+        limits = [f'at least {kind.min}' if kind.min is not None else '',
+                  f'at most {kind.max}' if kind.max is not None else '']
+        limits = ' and '.join(filter(None, limits))
+        return 'a whole number' + (f' of {limits}' if limits else '')
+    if isinstance(kind, types.Boolean):
+        return 'true or false'
+    if isinstance(kind, types.String) and kind.choices:
+        return 'one of ' + ', '.join(kind.choices)
+    if isinstance(kind, types.Dict):
+        return 'NAME:NUMBER pairs, separated by commas'
+    if isinstance(kind, types.List):
+        inner = _expected(kind.item_type)
+        return inner and f'a list, separated by commas, each {inner}'
+    return ''

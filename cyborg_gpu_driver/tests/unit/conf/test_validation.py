@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Mistakes in a configuration file are errors."""
+
+from __future__ import annotations
+
+import os
+
+import fixtures
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+
+_POLICY = '[gpu]\npolicies = x\n[gpu_policy:x]\nmode = mig\n'
+
+
+class ValidationTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.directory, 'cyborg.conf')
+
+    def read(self, text, more=''):
+        """Read a file, and one of a configuration directory after it."""
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        directory = os.path.join(self.directory, 'conf.d')
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, '10-gpu.conf'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write(more)
+        conf = cfg.ConfigOpts()
+        conf(['--config-file', self.path, '--config-dir', directory],
+             project='test')
+        return policies.read(conf)
+
+    def refused(self, text, *words, more=''):
+        error = self.assertRaises(exception.InvalidConfiguration, self.read,
+                                  text, more)
+        for word in words:
+            self.assertIn(word, str(error))
+        self.assertNotIn('Location', str(error))
+
+    def test_unknown_option_of_a_policy(self):
+        self.refused(_POLICY + 'match_modell = *A100*\n',
+                     '[gpu_policy:x] match_modell = *A100*', self.path,
+                     'did you mean match_model?')
+        self.refused(_POLICY + 'colour = green\n', '[gpu_policy:x] colour',
+                     'the options are', 'match_uuid')
+
+    def test_unknown_option_of_the_host(self):
+        self.refused('[gpu]\npolicy = x\n', '[gpu] policy = x',
+                     'did you mean policies?')
+        self.refused('[GPU]\npolicie = x\n', '[gpu] policie')
+
+    def test_unknown_option_in_a_configuration_directory(self):
+        self.refused(_POLICY, '[gpu_policy:x] profile', '10-gpu.conf',
+                     'did you mean profiles?',
+                     more='[gpu_policy:x]\nprofile = 1g.10gb\n')
+
+    def test_policy_that_is_not_listed(self):
+        self.refused(_POLICY + '[gpu_policy:y]\nmode = off\n',
+                     '[gpu] policies = x', '[gpu_policy:y]', 'add y')
+        self.refused('[gpu_policy:y]\nmode = off\n',
+                     '[gpu] policies = (unset)')
+
+    def test_misspelt_policy_group(self):
+        for group in ('gpu-policy:x', 'gpu_polcy:x', 'GPUpolicy:x'):
+            self.refused(f'[{group}]\nmode = off\n', group,
+                         'did you mean [gpu_policy:x]?')
+
+    def test_groups_of_others_are_left_alone(self):
+        self.read('[gpu_devices]\nenabled_vgpu_types = nvidia-35\n'
+                  '[vgpu_nvidia-35]\ndevice_addresses = 0000:84:00.0\n'
+                  '[placement]\nauth_type = password\n')
+
+    def test_values(self):
+        for line, words in (
+                ('orphan_grace = ten', ('whole number of at least 0',)),
+                ('orphan_grace = -5', ('-5', 'at least 0')),
+                ('health_clean_checks = 0', ('at least 1',)),
+                ('health_ignored_xids = abc', ('each a whole number',)),
+                ('prepare = perhaps', ('true or false',)),
+                ('state_path = relative/dir', ('an absolute path',)),
+                ('sysfs_root = sys', ('an absolute path',)),
+                ('state_path = $nonsense', ('nonsense',))):
+            name, _, text = line.partition(' = ')
+            self.refused(f'[gpu]\n{line}\n', f'[gpu] {name} = {text}',
+                         *words)
+        for line, words in (
+                ('mode = migg', ('passthrough, vgpu, mig, off',)),
+                ('mode = mig\nmatch_numa_node = -1', ('at least 0',)),
+                ('mode = mig\nmax_instances = A40',
+                 ('NAME:NUMBER pairs',))):
+            self.refused('[gpu]\npolicies = x\n[gpu_policy:x]\n' + line,
+                         '[gpu_policy:x]', *words)
+
+    def test_state_path_that_is_a_file(self):
+        self.refused(f'[gpu]\nstate_path = {self.path}\n',
+                     'expected a directory')
+
+    def test_the_last_assignment_is_named(self):
+        self.refused('[gpu]\norphan_grace = 5\n', '[gpu] orphan_grace = ten',
+                     more='[gpu]\norphan_grace = ten\n')
+
+
+class StatePathTest(base.BaseTestCase):
+
+    def state_path(self, **options):
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], project='test', default_config_files=[])
+        for name, value in options.items():
+            conf.set_override(name, value, group='gpu')
+        return gpu_conf.state_path(conf)
+
+    def test_simulated_host_keeps_away_from_the_default(self):
+        self.assertEqual('/var/lib/cyborg/gpu', self.state_path())
+        self.assertEqual('/var/lib/cyborg/gpu/simulated',
+                         self.state_path(simulate='t4x4'))
+        self.assertEqual('/own', self.state_path(simulate='t4x4',
+                                                 state_path='/own'))
