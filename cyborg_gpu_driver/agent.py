@@ -27,6 +27,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import events
 from cyborg_gpu_driver.host import model
@@ -73,7 +74,7 @@ class Agent:
                  mdev_problem: str = ''):
         self._settings = settings
         self._hostname = hostname
-        self._state_path = conf.gpu.state_path
+        self._state_path = gpu_conf.state_path(conf)
         self._mdev_problem = mdev_problem
         self._said: set[str] = set()
         self._unwritten: type[Exception] | None = None

@@ -24,6 +24,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import model
@@ -52,7 +53,7 @@ class Ramdisk:
         self.machine = platform.from_conf(conf)
         self._reader = reader.HostReader(self.machine)
         privileged.run_here(self.machine)
-        self.state_path = conf.gpu.state_path
+        self.state_path = gpu_conf.state_path(conf)
         self.applier = apply.Applier(self.machine, self.state_path)
         self.resetter = reset.Resetter(self.machine, quiet=self._closed)
         self.vgpus = orphans.Keeper(self.machine, self.state_path,

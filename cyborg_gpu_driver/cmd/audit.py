@@ -26,6 +26,7 @@ from oslo_utils import timeutils
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import model
 
 with warnings.catch_warnings():
@@ -73,7 +74,7 @@ class ListAudit(lister.Lister):
     def take_action(self, parsed_args):
         since = _since(parsed_args.since)
         address = parsed_args.gpu and model.PciAddress.parse(parsed_args.gpu)
-        reading = audit.read(self.app.machine.conf.gpu.state_path)
+        reading = audit.read(gpu_conf.state_path(self.app.machine.conf))
         if reading.bad:
             cmd_machine.say(f'{reading.bad} line(s) of the audit record '
                             'cannot be read and are left out.')

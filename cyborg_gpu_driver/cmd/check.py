@@ -29,6 +29,7 @@ from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.cmd import nova
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.nova import conf_file
 
 _NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
@@ -81,12 +82,13 @@ def gather(host, nova_files, offline):
     conf = host.conf
     found = facts.Facts(
         host.host, host.settings, remembered=nova.remembered(host),
-        state_path=conf.gpu.state_path, sriov_manage=conf.gpu.sriov_manage,
-        mdevctl=conf.gpu.mdevctl, **_cyborg(conf), **_nova(nova_files))
+        state_path=gpu_conf.state_path(conf),
+        sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
+        **_cyborg(conf), **_nova(nova_files))
     if conf.gpu.simulate:
         return found
     found = found.on(machine.look(
-        conf.gpu.state_path, _programs(conf.gpu, found.cyborg)))
+        gpu_conf.state_path(conf), _programs(conf.gpu, found.cyborg)))
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(

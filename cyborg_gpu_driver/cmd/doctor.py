@@ -25,6 +25,7 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.report import capacity
@@ -97,18 +98,18 @@ class _Practice:
         self._conf = conf
         self._machine = platform.from_conf(conf)
         privileged.run_here(self._machine)
-        self._journal = journal.Journal(conf.gpu.state_path)
+        self._journal = journal.Journal(gpu_conf.state_path(conf))
         self._host = live.LiveHost(reader.HostReader(self._machine),
                                    self._settings, self._journal.entries)
         self._health = health.HealthKeeper(self._machine,
-                                           conf.gpu.state_path)
+                                           gpu_conf.state_path(conf))
         self._placement = self._open_placement()
         handler = binder.Binder(
             self._host, hardware.Hardware(self._machine), self._journal,
-            conf.gpu.state_path, self._publish)
+            gpu_conf.state_path(conf), self._publish)
         self._reconciler = reconcile.Reconciler(
             self._machine, self._host, self._journal, self._settings,
-            conf.gpu.state_path, handler.recover, self._publish,
+            gpu_conf.state_path(conf), handler.recover, self._publish,
             usages=self._usages, requests=self._requests)
 
     def find(self):

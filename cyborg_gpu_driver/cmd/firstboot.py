@@ -32,6 +32,7 @@ from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import metadata_service
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 
@@ -95,12 +96,12 @@ class FirstBoot(command.Command):
         conf = self.app.machine.conf
         machine = platform.from_conf(conf)
         if parsed_args.show:
-            return self._show(parsed_args, conf.gpu.state_path, machine)
+            return self._show(parsed_args, gpu_conf.state_path(conf), machine)
         cmd_machine.check_root(machine, 'cut its GPUs')
         privileged.run_here(machine)
         report = _Boot(parsed_args, conf, machine).report()
         try:
-            reports.write(conf.gpu.state_path, report)
+            reports.write(gpu_conf.state_path(conf), report)
         except exception.JournalError as error:
             cmd_machine.say(f'This report is not kept: {error}')
         self._write(parsed_args, report)
@@ -131,7 +132,7 @@ class _Boot:
 
     def __init__(self, parsed_args, conf, machine):
         self._args = parsed_args
-        self._state_path = conf.gpu.state_path
+        self._state_path = gpu_conf.state_path(conf)
         self._machine = machine
         settings = policies.read(conf)
         self._boot = first_boot.FirstBoot(

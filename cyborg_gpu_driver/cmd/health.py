@@ -22,6 +22,7 @@ from cliff import lister
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -49,7 +50,7 @@ class ShowHealth(lister.Lister):
         if host.nvml_problem:
             machine_module.say(f'NVML: {host.nvml_problem}')
         statuses = health.HealthKeeper(
-            machine, conf.gpu.state_path).statuses(host)
+            machine, gpu_conf.state_path(conf)).statuses(host)
         self._sick = any(status.verdict.sick or status.instances
                          for status in statuses)
         return (('address', 'instance', 'state', 'reasons', 'since',
@@ -76,7 +77,7 @@ class ClearHealth(command.Command):
     def take_action(self, parsed_args):
         conf = self.app.machine.conf
         health.HealthKeeper(
-            platform.from_conf(conf), conf.gpu.state_path).replaced(
+            platform.from_conf(conf), gpu_conf.state_path(conf)).replaced(
                 model.PciAddress.parse(parsed_args.address))
 
 

@@ -21,6 +21,7 @@ import sys
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -50,7 +51,7 @@ class Machine:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf
-        self._journal = journal.Journal(conf.gpu.state_path)
+        self._journal = journal.Journal(gpu_conf.state_path(conf))
 
     @functools.cached_property
     def settings(self) -> policies.Settings:

@@ -15,18 +15,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
+import tempfile
 from importlib import metadata
 
 import pbr.version
 from cliff import app
 from cliff import commandmanager
+from cliff import complete
+from cliff import help as help_command
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
 
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PROGRAM = 'cyborg-gpu'
@@ -59,6 +64,7 @@ class CyborgGpu(app.App):
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
         self.machine = None
+        self._records = None
 
     def build_option_parser(self, description, version,
                             argparse_kwargs=None):
@@ -71,10 +77,12 @@ class CyborgGpu(app.App):
                  'cyborg.conf, where oslo.config finds it)')
         parser.add_argument(
             '--simulate', metavar='NAME|FILE',
-            help='look at a simulated host instead of this machine')
+            help='use a simulated host instead of this machine; the records '
+                 'of [gpu] state_path are neither read nor changed')
         parser.add_argument(
             '--state', metavar='FILE',
-            help='file that keeps the simulated host between commands')
+            help='file that keeps the simulated host between commands; its '
+                 'records are in the directory FILE.records')
         return parser
 
     def configure_logging(self):
@@ -84,7 +92,28 @@ class CyborgGpu(app.App):
                 handler.addFilter(_is_worth_showing)
 
     def initialize_app(self, argv):
-        self.machine = machine.Machine(_configuration(self.options))
+        conf = _configuration(self.options)
+        if self.options.state:
+            _keep_records(conf, f'{self.options.state}.records')
+        elif self.options.simulate:
+            # The host lives as long as this process, and so do its records.
+            self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
+            _keep_records(conf, self._records.name)
+        self.machine = machine.Machine(conf)
+
+    def prepare_to_run_command(self, cmd):
+        """Refuse a wrong configuration, whatever the command needs of it.
+
+        :raises InvalidConfiguration: naming group and option.
+        """
+        if not isinstance(cmd, (complete.CompleteCommand,
+                                help_command.HelpCommand)):
+            policies.read(self.machine.conf)
+
+    def close(self):
+        """Remove what was kept for this process only."""
+        if self._records is not None:
+            self._records.cleanup()
 
 
 def _is_worth_showing(record):
@@ -126,12 +155,20 @@ def _configuration(options):
     return conf
 
 
+def _keep_records(conf, directory):
+    conf.set_override('state_path', os.path.abspath(directory), group='gpu')
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     :returns: 0, or another number if it failed.
     """
-    return CyborgGpu().run(sys.argv[1:] if argv is None else argv)
+    program = CyborgGpu()
+    try:
+        return program.run(sys.argv[1:] if argv is None else argv)
+    finally:
+        program.close()
 
 
 if __name__ == '__main__':

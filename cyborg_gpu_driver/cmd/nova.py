@@ -22,6 +22,7 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
@@ -85,7 +86,7 @@ def remembered(machine: cmd_machine.Machine
     A record that cannot be read is only said: what functions carry now
     counts before it.
     """
-    journal = fixed_journal.FixedJournal(machine.conf.gpu.state_path)
+    journal = fixed_journal.FixedJournal(gpu_conf.state_path(machine.conf))
     found = {}
     try:
         for gpu in machine.host.gpus:

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -138,7 +139,8 @@ def _keeper(conf: cfg.ConfigOpts, changes: bool = False) -> orphans.Keeper:
     if changes:
         cmd_machine.check_root(machine, 'remove its vGPUs')
     privileged.run_here(machine)
-    return orphans.Keeper(machine, conf.gpu.state_path, policies.read(conf))
+    return orphans.Keeper(machine, gpu_conf.state_path(conf),
+                          policies.read(conf))
 
 
 def _claimed(parsed_args, hostname):

@@ -21,6 +21,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -46,7 +47,7 @@ class Workshop:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._settings = policies.read(conf)
-        self.state_path = conf.gpu.state_path
+        self.state_path = gpu_conf.state_path(conf)
         self._machine = platform.from_conf(conf)
         self._reader = reader.HostReader(self._machine)
         privileged.run_here(self._machine)

@@ -67,14 +67,17 @@ class LayoutCase(base.CommandCase):
             if name.startswith('MIG_PARTED_'):
                 self.useFixture(fixtures.EnvironmentVariable(name))
         self.state = os.path.join(self.directory, 'machine.json')
-        self.state_path = os.path.join(self.directory, 'state')
-        self.conf = self.configure(f'[gpu]\nstate_path = {self.state_path}\n',
-                                   self.directory)
+        self.conf = self.configure('', self.directory)
         self.file = self.write('layouts.yaml', LAYOUTS)
         machine = self.machine()
         with machine.operation(write=True):
             for gpu in machine.gpus:
                 gpu.state.vfs = 0
+
+    @property
+    def state_path(self):
+        """Where the simulated host's records are."""
+        return f'{self.state}.records'
 
     def machine(self):
         """The host, as another process would see it."""

@@ -31,7 +31,7 @@ class DoctorTest(base.CommandCase):
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.config = self.configure(
-            f'[gpu]\nstate_path = {self.directory}\npolicies = p\n'
+            '[gpu]\npolicies = p\n'
             '[gpu_policy:p]\nmode = mig\n', self.directory)
 
     def doctor(self, *arguments, code=0):
@@ -67,7 +67,9 @@ class DoctorTest(base.CommandCase):
         self.assertIn('nowhere', said)
 
     def test_a_journal_that_is_lost(self):
-        path = os.path.join(self.directory, 'journal.json')
+        path = os.path.join(self.directory, 'state.records',
+                            'journal.json')
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
         _, said = self.doctor('doctor', '-f', 'json', code=1)

@@ -34,9 +34,8 @@ class TestHealth(base.CommandCase):
         super().setUp()
         directory = self.useFixture(fixtures.TempDir()).path
         self.state = os.path.join(directory, 'machine')
-        self.state_path = os.path.join(directory, 'state')
-        self.configuration = self.configure(
-            f'[gpu]\nstate_path = {self.state_path}\n', directory)
+        self.state_path = f'{self.state}.records'
+        self.configuration = self.configure('', directory)
         self.machine = simulator.Machine.load('dgx-a100-80', self.state)
         self.arguments = ('--config-file', self.configuration, '--simulate',
                           'dgx-a100-80', '--state', self.state, 'health')

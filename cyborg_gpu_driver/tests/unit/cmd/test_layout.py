@@ -83,7 +83,7 @@ class ApplyTest(layouts.LayoutCase):
 
     def test_ignored_gpu_is_left_alone(self):
         self.conf = self.configure(
-            f'[gpu]\nstate_path = {self.state_path}\n'
+            '[gpu]\n'
             f'ignored_devices = {layouts.GPU}\n', self.directory)
         _, errors = self.apply('halves')
         self.assertIn('ignored_devices', errors)

@@ -23,7 +23,6 @@ from cyborg_gpu_driver.tests.unit.cmd import base
 GPU = '0000:16:00.0'
 POLICIES = """
 [gpu]
-state_path = {path}
 policies = sliced, rest
 [gpu_policy:sliced]
 match_address = 0000:16:00.0
@@ -42,9 +41,8 @@ class PrepareTest(base.CommandCase):
         super().setUp()
         directory = self.useFixture(fixtures.TempDir()).path
         self.state = os.path.join(directory, 'machine.json')
-        self.state_path = os.path.join(directory, 'state')
-        self.conf = self.configure(POLICIES.format(path=self.state_path),
-                                   directory)
+        self.state_path = f'{self.state}.records'
+        self.conf = self.configure(POLICIES, directory)
         self.machine().reboot()
 
     def machine(self):

@@ -42,8 +42,8 @@ class VgpuCase(base.CommandCase):
         keystone.forget_clouds(self)
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.state = os.path.join(self.directory, 'machine.json')
-        self.conf = self.configure(
-            f'[gpu]\nstate_path = {self.directory}\n', self.directory)
+        self.records = f'{self.state}.records'
+        self.conf = self.configure('', self.directory)
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         self.machine = simulator.Machine.load(self.host, self.state)
@@ -78,7 +78,7 @@ class MdevTest(VgpuCase):
         for uuid in _UUIDS:
             privileged_vgpu.create_mdev(self.gpu, 'nvidia-232', uuid)
         address = model.PciAddress.parse(self.gpu)
-        journal.Journal(self.directory).put(journal.Entry(
+        journal.Journal(self.records).put(journal.Entry(
             _UUIDS[0], address, address, 'nvidia-232', 'T4-4Q',
             journal.Phase.BOUND))
 
@@ -218,7 +218,7 @@ class VendorVfioTest(VgpuCase):
             functions = self.machine.gpu(self.gpu).vf_addresses[:2]
         for function in functions:
             privileged_vgpu.set_vgpu_type(function, 1133)
-        fixed_journal.FixedJournal(self.directory).put(
+        fixed_journal.FixedJournal(self.records).put(
             model.PciAddress.parse(self.gpu), fixed_journal.Record(
                 {model.PciAddress.parse(functions[0]): 'nvidia-1133'}))
         self.assertEqual(

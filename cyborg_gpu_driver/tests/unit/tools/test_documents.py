@@ -172,7 +172,7 @@ class LayoutPageTest(cmd_base.CommandCase):
         # The page names its file without a directory.
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(self.directory)
-        self.configure('[gpu]\nstate_path = state\n', '.')
+        self.configure('', '.')
         self.code = 0
 
     def machine(self):

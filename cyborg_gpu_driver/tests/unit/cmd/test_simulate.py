@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What concerns every command: simulation and configuration."""
+
+from __future__ import annotations
+
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_COMMANDS = (('gpu', 'list'), ('offer', 'list'), ('report', 'show'),
+             ('health', 'show'), ('instance', 'list'), ('vgpu', 'list'),
+             ('audit', 'list'), ('check',), ('doctor',), ('nova', 'config'),
+             ('layout', 'export'), ('layout', 'restore'),
+             ('layout', 'checkpoint'), ('gpu', 'prepare', '--dry-run'))
+
+
+class RealRecordsTest(base.CommandCase):
+    """Those of ``[gpu] state_path`` belong to the real host."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.real = os.path.join(self.directory, 'real')
+        self.conf = self.configure(f'[gpu]\nstate_path = {self.real}\n',
+                                   self.directory)
+        address = model.PciAddress.parse('0000:07:00.0')
+        journal.Journal(self.real).put(journal.Entry(
+            '9a71a02a-fc7f-4f69-92f5-e3fb104ab795', address, address,
+            'nvidia-710', '1g.10gb', journal.Phase.UNBINDING))
+
+    def records(self):
+        found = {}
+        for directory, _, names in os.walk(self.real):
+            for name in names:
+                path = os.path.join(directory, name)
+                with open(path, 'rb') as stream:
+                    found[path] = (stream.read(), os.stat(path).st_mtime_ns)
+        return found
+
+    def simulate(self, *arguments):
+        return self.run_program('--config-file', self.conf, '--simulate',
+                                'dgx-a100-80', *arguments)
+
+    def test_no_command_touches_them(self):
+        before = self.records()
+        state = os.path.join(self.directory, 'machine')
+        for arguments in (('layout', 'checkpoint'),
+                          ('doctor', '--repair'),
+                          ('layout', 'restore')):
+            self.simulate(*arguments)
+            self.simulate('--state', state, *arguments)
+        _, said = self.simulate('doctor')
+        self.assertIn('No difference.', said)
+        self.assertEqual(before, self.records())
+        self.assertEqual(['checkpoint.json'], [
+            name for name in os.listdir(f'{state}.records')
+            if name.startswith('checkpoint')])
+
+    def test_two_hosts_have_nothing_in_common(self):
+        self.simulate('layout', 'checkpoint')
+        output, _ = self.run_program(
+            '--config-file', self.conf, '--simulate', 't4x4', 'layout',
+            'restore')
+        self.assertNotIn('failed', output)
+
+
+class ConfigurationTest(base.CommandCase):
+
+    def test_every_command_refuses_a_wrong_configuration(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            '[gpu]\npolicies = x\n[gpu_policy:x]\nmode = mig\n'
+            'match_modell = *A100*\n', directory)
+        state = os.path.join(directory, 'machine')
+        for command in _COMMANDS:
+            _, errors = self.run_program(
+                '--config-file', path, '--simulate', 'mixed', '--state',
+                state, *command, code=1)
+            self.assertIn('match_modell', errors, command)
+        self.assertFalse(os.path.exists(f'{state}.records'))
+
+    def test_help_needs_no_configuration(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure('[gpu]\npolicy = x\n', directory)
+        output, _ = self.run_program('--config-file', path, 'help', 'gpu',
+                                     'list')
+        self.assertIn('usage', output)
