@@ -269,6 +269,19 @@ class GpuInUse(GpuDriverError):
     template = 'GPU {gpu} is in use: {reason}'
 
 
+class DriverError(GpuDriverError):
+    """A PCI function cannot be taken from a kernel driver, or given to one.
+
+    ``state`` says how it is now.
+    """
+
+    template = '{address}: {reason}; {state}'
+
+
+class DriverStuck(DriverError):
+    """A kernel driver does not let go of a function; nobody can stop it."""
+
+
 class DefinitionError(GpuDriverError):
     """The file of what a cloud is to have cannot be used."""
 

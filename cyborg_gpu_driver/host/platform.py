@@ -28,6 +28,8 @@ from cyborg_gpu_driver.host import sysfs
 NAMESPACE = 'cyborg_gpu_driver.platform'
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _MDEVCTL = 'mdevctl'
+_NVIDIA_SMI = 'nvidia-smi'
+_DRIVER_TIMEOUT = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,18 @@ class Platform:
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """A simulated machine's answer to who has the VFIO device of a function
     (by address) open: process ids. None looks through ``/proc``."""
+    nvidia_smi: str | Callable[..., str] = _NVIDIA_SMI
+    """Name or path of nvidia-smi, or a callable of its arguments, as above;
+    it raises FileNotFoundError where nvidia-smi is not installed."""
+    gpu_holders: Callable[[str], tuple[tuple[int, str], ...]] | None = None
+    """A simulated machine's answer to who has the device node of a GPU (by
+    address) open: process ids and names. None looks through ``/proc``."""
+    fabric_manager: Callable[[], bool] | None = None
+    """A simulated machine's answer to whether NVIDIA's fabric manager runs.
+    None looks through ``/proc``."""
+    driver_timeout: float = _DRIVER_TIMEOUT
+    """Seconds that a kernel driver may take to let go of a GPU, or to take
+    one."""
     boot_id: Callable[[], str] = health.boot_id
     """Tells one start of the machine from another."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0

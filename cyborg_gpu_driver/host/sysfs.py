@@ -18,9 +18,11 @@ an object with the few functions of :mod:`os` used here.
 """
 
 import errno as errno_codes
+import functools
 import os
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import apart
 
 _ABSENT = frozenset({errno_codes.ENOENT, errno_codes.ENOTDIR,
                      errno_codes.ENODEV, errno_codes.ENXIO})
@@ -84,6 +86,23 @@ class Sysfs:
                 self._os.close(descriptor)
         except OSError as error:
             raise _sysfs_error('write', path, error) from error
+
+    def write_apart(self, seconds: float, value: str, *parts: str) -> None:
+        """Write a control file that may never return.
+
+        A write that hangs in the kernel cannot be interrupted, and keeps its
+        process from ending. So another process makes it; a simulated kernel,
+        which may be in the memory of this one, is called in a thread.
+
+        :param seconds: how long to wait for it.
+        :raises TimeoutError: if it did not return; it may still do so.
+        :raises SysfsError: with the kernel's errno.
+        """
+        if self._os is os:
+            apart.call(seconds, functools.partial(self.write, value, *parts))
+        else:
+            apart.call_in_thread(
+                seconds, functools.partial(self.write, value, *parts))
 
     def listdir(self, *parts: str) -> list[str]:
         """Names in a directory, sorted; empty where there is none.

@@ -15,21 +15,18 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_process
+from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
 
 _NO_INSTANCE = 0xffffffff
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
-_WHOLE_MACHINE = 'pid:[4026531836]'
-"""The first PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -171,59 +168,16 @@ def vfio_holders(machine: platform.Platform, function: model.PciAddress,
     if group is not None:
         devices.append(f'/vfio/{group}')
     try:
-        return _openers(proc, tuple(devices)) if devices else ()
+        return open_files.openers(proc, tuple(devices)) if devices else ()
     except OSError as error:
         raise exception.UsageUnknown(
             what=function, reason=f'{error.filename}: {error.strerror}'
         ) from error
 
 
-def process_name(pid: int) -> str:
-    """What the kernel calls a process; ``?`` if it is gone."""
-    try:
-        with open(f'/proc/{int(pid)}/comm', encoding='utf-8',
-                  errors='replace') as stream:
-            return stream.read().strip() or '?'
-    except OSError:
-        return '?'
-
-
 def has_module(machine: platform.Platform, name: str) -> bool:
     """Whether a kernel module is loaded."""
     return machine.sysfs.exists('module', name)
-
-
-def _openers(proc, devices):
-    """Processes with an open file whose path ends in one of ``devices``.
-
-    What comes before that depends on the process's mounts.
-    """
-    try:
-        namespace = os.readlink(f'{proc}/self/ns/pid')
-    except FileNotFoundError:
-        # A kernel without namespaces shows all that there is.
-        namespace = _WHOLE_MACHINE
-    if namespace != _WHOLE_MACHINE:
-        raise OSError(errno.EXDEV, 'only the processes of one PID namespace '
-                      "are in sight; run this in the host's", proc)
-    return tuple(sorted(
-        int(pid) for pid in os.listdir(proc)
-        if pid.isdigit() and any(
-            link.removesuffix(' (deleted)').endswith(devices)
-            for link in _open_files(f'{proc}/{pid}/fd'))))
-
-
-def _open_files(place):
-    """Paths of a process's open files; none of one that is gone."""
-    try:
-        descriptors = os.listdir(place)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for descriptor in descriptors:
-        try:
-            yield os.readlink(f'{place}/{descriptor}')
-        except (FileNotFoundError, ProcessLookupError):
-            continue
 
 
 def _optional(machine, call, argument, otherwise=None):

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.program import journal
@@ -116,7 +117,7 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
                  for guest in usage.guests(machine, gpu))
     return tuple(found) or tuple(
         f'{function.address} is held by process {pid} '
-        f'({usage.process_name(pid)})'
+        f'({open_files.process_name(pid)})'
         for function in gpu.vfs
         for pid in privileged_vgpu.vfio_holders(str(function.address)))
 
@@ -154,4 +155,4 @@ def _add_unplaced(gpu, found, placed):
 
 
 def _process(process):
-    return f'process {process.pid} ({usage.process_name(process.pid)})'
+    return f'process {process.pid} ({open_files.process_name(process.pid)})'

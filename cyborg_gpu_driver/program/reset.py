@@ -31,9 +31,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import nvml_traces
+from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
@@ -109,7 +109,7 @@ class Resetter:
             if holders:
                 raise exception.GpuInUse(
                     gpu=address, reason='held by ' + ', '.join(
-                        f'process {pid} ({usage.process_name(pid)})'
+                        f'process {pid} ({open_files.process_name(pid)})'
                         for pid in holders))
         return traces
 

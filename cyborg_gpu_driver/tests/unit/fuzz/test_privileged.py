@@ -22,6 +22,7 @@ from hypothesis import strategies
 
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.program import privileged_gpu
 from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.simulator import machine as simulator
@@ -30,7 +31,8 @@ from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _OPERATIONS = sorted(
     (function.args[0]
-     for module in (privileged, privileged_gpu, privileged_vgpu)
+     for module in (privileged, privileged_driver, privileged_gpu,
+                    privileged_vgpu)
      for function in vars(module).values()
      if privsep.gpu_context.is_entrypoint(function)),
     key=lambda function: function.__name__)
@@ -41,11 +43,13 @@ _GOOD = {
     'function': ('0000:07:00.4', '0000:07:00.0'),
     'mdev_type': ('nvidia-474', 'nvidia-476', 'nvidia-999999999'),
     'uuid': (_HANDLE,), 'vgpu': (_HANDLE, '0000:07:00.4'),
+    'driver': ('nvidia', 'vfio-pci'),
     'enable': (True, False), 'policy': ('best-effort', 'fixed-share'),
     'profile_id': (0, 9, 19), 'start': (0, 4), 'size': (4, 8)}
 _WRITTEN = re.compile(
     r'/sys/(bus/pci/devices/[0-9a-f:.]+/'
-    r'(reset|nvidia/(current_vgpu_type|vgpu_params))'
+    r'(reset|driver_override|nvidia/(current_vgpu_type|vgpu_params))'
+    r'|bus/pci/drivers/(nvidia|vfio-pci)/(unbind|bind)'
     r'|bus/mdev/devices/[0-9a-f-]+/(remove|nvidia/vgpu_params)'
     r'|class/mdev_bus/[0-9a-f:.]+/mdev_supported_types/nvidia-[0-9]+/create'
     ')', re.ASCII)
@@ -86,7 +90,7 @@ class PrivilegedTest(base.FuzzCase):
         privileged.run_here(simulated.open_platform(machine))
 
     def test_there_are_operations_of_each_module(self):
-        self.assertEqual(3, len({operation.__module__
+        self.assertEqual(4, len({operation.__module__
                                  for operation in _OPERATIONS}))
 
     @base.examples(600)

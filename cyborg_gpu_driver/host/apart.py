@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Calls into the kernel that may never return, each in a process of its own.
+
+A process that hangs in the kernel cannot be interrupted or killed. Only the
+child hangs here; the caller goes on when its deadline has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+
+_MOST_FILES = 65536
+_left: set[int] = set()
+"""Children that had not returned by their deadline."""
+
+
+def call(seconds: float, act: Callable[[], None]) -> None:
+    """Call ``act`` in a child process.
+
+    :param act: makes system calls and nothing else: it runs in a fork of a
+        process that may have threads.
+    :param seconds: how long to wait for it.
+    :raises TimeoutError: if it did not return.
+    :raises SysfsError: that ``act`` raised.
+    """
+    _reap()
+    mine, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run(act, theirs)
+    os.close(theirs)
+    try:
+        answer = _answer(mine, time.monotonic() + seconds)
+    except TimeoutError:
+        _left.add(child)
+        _reap()
+        raise
+    finally:
+        os.close(mine)
+    os.waitpid(child, 0)
+    _raise(answer.decode('utf-8', 'replace'))
+
+
+def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
+    """Call ``act`` in a thread; otherwise as :func:`call`."""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(_said(act)),
+                              daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise TimeoutError(seconds)
+    _raise(answers[0])
+
+
+def _run(act, pipe):
+    """The child: say on ``pipe`` how ``act`` ended."""
+    try:
+        # What the child inherits would stay open for as long as it hangs.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, _MOST_FILES)
+        os.write(pipe, _said(act).encode())
+    finally:
+        os._exit(0)
+
+
+def _said(act):
+    """How ``act`` ended: ``.``, or the four values of a SysfsError."""
+    try:
+        act()
+    except exception.SysfsError as error:
+        return '\0'.join(str(error.kwargs[key]) for key in
+                         ('action', 'path', 'errno', 'reason'))
+    except BaseException as error:
+        return f'call\0{type(error).__name__}\0{0}\0{error}'
+    return '.'
+
+
+def _raise(answer):
+    if answer == '.':
+        return
+    action, path, errno, reason = answer.split('\0') if answer else (
+        'call', 'child process', '0', 'it ended without an answer')
+    raise exception.SysfsError(action=action, path=path, errno=int(errno),
+                               reason=reason)
+
+
+def _answer(pipe, deadline):
+    """All that the child says until it closes the pipe."""
+    said = b''
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            raise TimeoutError
+        piece = os.read(pipe, 4096)
+        if not piece:
+            return said
+        said += piece
+
+
+def _reap():
+    """Forget the late children that have ended meanwhile."""
+    for child in list(_left):
+        try:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                _left.discard(child)
+        except ChildProcessError:
+            _left.discard(child)

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who has a GPU open: the holders of its device node ``/dev/nvidia<N>``.
+
+NVIDIA's kernel driver waits, when a GPU is taken from it, until nobody has
+the node open (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of
+NVIDIA's open kernel modules), and resets no GPU that is open. NVML's lists
+of processes show only those with a context on the GPU, so proc is asked.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import open_files
+from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
+
+NVIDIA = 'nvidia'
+DISPLAY_MODULE = 'nvidia_drm'
+Holder = tuple[int, str]
+"""Process id and name; id 0 is a kernel module."""
+
+_MINOR = 'Device Minor:'
+_FABRIC_MANAGER = 'nv-fabricmanager'
+_NAME_LIMIT = 15
+"""TASK_COMM_LEN of linux/sched.h, without the NUL."""
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether a driver gives a function to a guest.
+
+    vfio-pci does, and those for single boards such as nvgrace_gpu_vfio_pci.
+    """
+    return driver is not None and 'vfio' in driver
+
+
+def holders(machine: platform.Platform, address: model.PciAddress,
+            proc: str = '/proc') -> tuple[Holder, ...]:
+    """Who keeps a GPU from being unbound or reset, this process included.
+
+    :param proc: where proc is mounted.
+    :raises UsageUnknown: if that cannot be found out, as of a driver that is
+        not known.
+    :raises SysfsError: if the GPU cannot be read.
+    """
+    driver = pci.PciBus(machine.sysfs).driver(address)
+    if driver is None:
+        return ()
+    if is_vfio(driver):
+        return tuple((pid, open_files.process_name(pid, proc)) for pid
+                     in usage.vfio_holders(machine, address, proc))
+    if driver != NVIDIA:
+        raise exception.UsageUnknown(
+            what=f'GPU {address}', reason=f'it is bound to {driver}, of '
+            'which it is not known who uses it')
+    found = (_openers(machine, address, proc) if machine.gpu_holders is None
+             else tuple(machine.gpu_holders(str(address))))
+    return found + _display(machine, address)
+
+
+def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
+                        ) -> bool:
+    """Whether NVIDIA's fabric manager runs on this machine."""
+    if machine.fabric_manager is not None:
+        return machine.fabric_manager()
+    return any(open_files.process_name(int(pid), proc)
+               == _FABRIC_MANAGER[:_NAME_LIMIT]
+               for pid in os.listdir(proc) if pid.isdigit())
+
+
+def _openers(machine, address, proc):
+    minor = _minor(address, proc)
+    try:
+        return tuple((pid, open_files.process_name(pid, proc)) for pid
+                     in open_files.openers(proc, (f'/nvidia{minor}',)))
+    except OSError as error:
+        raise exception.UsageUnknown(
+            what=f'GPU {address}',
+            reason=f'{error.filename}: {error.strerror}') from error
+
+
+def _minor(address, proc):
+    """Number of the GPU's device node.
+
+    NVML would have to open the GPU to say it. The driver prints it into
+    proc (nv_procfs_read_gpu_info in kernel-open/nvidia/nv-procfs.c).
+    """
+    path = f'{proc}/driver/nvidia/gpus/{address}/information'
+    try:
+        with open(path, encoding='utf-8', errors='replace') as stream:
+            for line in stream:
+                if line.startswith(_MINOR):
+                    return int(line[len(_MINOR):])
+    except (OSError, ValueError) as error:
+        raise exception.UsageUnknown(
+            what=f'GPU {address}', reason=f'{path}: {error}') from error
+    raise exception.UsageUnknown(
+        what=f'GPU {address}', reason=f'{path} has no line "{_MINOR}"')
+
+
+def _display(machine, address):
+    """nvidia_drm, where it has the GPU open in the kernel.
+
+    With modeset=1 it allocates a display device of each GPU, which opens
+    the GPU (nv_drm_dev_load in kernel-open/nvidia-drm/nvidia-drm-drv.c;
+    nvkms_open_gpu in kernel-open/nvidia-modeset/nvidia-modeset-linux.c).
+    """
+    on = machine.sysfs.read_optional('module', DISPLAY_MODULE, 'parameters',
+                                     'modeset')
+    if on == 'Y' and machine.sysfs.exists(*pci.DEVICES, str(address), 'drm'):
+        return ((0, DISPLAY_MODULE),)
+    return ()

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What keeps a GPU from being reset or unbound, in words for people.
+
+Each holder is named, and what the operator can do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_REMEDIES = {
+    'nvidia-persiste': 'stop the unit nvidia-persistenced, or run '
+                       'nvidia-smi -pm 0',
+    'nv-hostengine': 'stop the unit nvidia-dcgm, or dcgm',
+    'dcgm-exporter': 'stop dcgm-exporter',
+    'nvsm_core': 'stop the unit nvsm',
+    'nvsm': 'stop the unit nvsm',
+    'nv-fabricmanage': 'it lets go of GPUs that nvidia-smi resets; if it '
+                       'does not, stop the unit nvidia-fabricmanager',
+    'nvidia_drm': 'it drives a display with modeset=1; set options '
+                  'nvidia_drm modeset=0 in modprobe.d and run modprobe -r '
+                  'nvidia_drm',
+    'qemu-system-x86': 'a guest has it; delete the server or wait for its '
+                       'end',
+    'nvidia-smi': 'it ends by itself, unless it runs in a loop',
+}
+"""By name, of which the kernel keeps 15 characters (TASK_COMM_LEN)."""
+
+
+def describe(found: Iterable[tuple[int, str]]) -> str:
+    """Who has a GPU open, and what can be done about each.
+
+    :param found: process ids and names; id 0 is a kernel module.
+    :returns: empty if there are none.
+    """
+    return ', '.join(_one(pid, name) for pid, name in sorted(found))
+
+
+def _one(pid, name):
+    what = f'process {pid} ({name})' if pid else f'kernel module {name}'
+    remedy = _REMEDIES.get(name)
+    return f'{what}: {remedy}' if remedy else what

@@ -1,0 +1,112 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who has the device node of a GPU open."""
+
+import pathlib
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import sysfs
+
+_GPU = model.PciAddress.parse('0000:3b:00.0')
+_INFORMATION = """Model: \t\t NVIDIA A100-SXM4-40GB
+IRQ:   \t\t 183
+GPU UUID: \t GPU-11111111-2222-3333-4444-555555555555
+Bus Type: \t PCIe
+Bus Location: \t 0000:3b:00.0
+Device Minor: \t 1
+"""
+
+
+class HoldersTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        root = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        self.proc = root / 'proc'
+        self.sys = root / 'sys'
+        self.device = self.sys / 'bus/pci/devices' / str(_GPU)
+        self.device.mkdir(parents=True)
+        self.bind('nvidia')
+        self.information = (self.proc / 'driver/nvidia/gpus' / str(_GPU)
+                            / 'information')
+        self.information.parent.mkdir(parents=True)
+        self.information.write_text(_INFORMATION)
+        self.add_process(1, 'systemd')
+
+    def bind(self, driver):
+        link = self.device / 'driver'
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(f'../../drivers/{driver}')
+
+    def add_process(self, pid, name, *files):
+        place = self.proc / str(pid)
+        (place / 'fd').mkdir(parents=True)
+        (place / 'comm').write_text(name + '\n')
+        for number, file in enumerate(files):
+            (place / 'fd' / str(number)).symlink_to(file)
+
+    def holders(self):
+        return device_node.holders(
+            platform.Platform(sysfs.Sysfs(str(self.sys)),
+                              nvml.NvmlSession()), _GPU, str(self.proc))
+
+    def test_nobody(self):
+        self.add_process(7, 'other', '/dev/nvidia0', '/dev/nvidia10',
+                         '/dev/nvidiactl', '/dev/nvidia-uvm')
+        self.assertEqual((), self.holders())
+
+    def test_by_the_number_that_the_driver_gave(self):
+        self.add_process(9, 'nvidia-persiste', '/dev/null', '/dev/nvidia1')
+        self.add_process(8, 'python', '/host/dev/nvidia1 (deleted)')
+        self.assertEqual(((8, 'python'), (9, 'nvidia-persiste')),
+                         self.holders())
+
+    def test_what_cannot_be_known_is_said(self):
+        self.information.write_text('Model: \t\t Unknown\n')
+        self.assertIn('Device Minor', str(self.assertRaises(
+            exception.UsageUnknown, self.holders)))
+        self.information.write_text('Device Minor: \t many\n')
+        self.assertRaises(exception.UsageUnknown, self.holders)
+        self.information.unlink()
+        self.assertRaises(exception.UsageUnknown, self.holders)
+        self.bind('nouveau')
+        self.assertIn('bound to nouveau', str(self.assertRaises(
+            exception.UsageUnknown, self.holders)))
+
+    def test_a_guest(self):
+        self.bind('vfio-pci')
+        (self.device / 'iommu_group').symlink_to('../../groups/41')
+        self.add_process(5, 'qemu-system-x86', '/dev/vfio/41')
+        self.assertEqual(((5, 'qemu-system-x86'),), self.holders())
+
+    def test_a_gpu_without_a_driver_has_no_node(self):
+        (self.device / 'driver').unlink()
+        self.assertEqual((), self.holders())
+
+    def test_the_fabric_manager(self):
+        machine = platform.Platform(sysfs.Sysfs(str(self.sys)),
+                                    nvml.NvmlSession())
+        self.assertFalse(device_node.fabric_manager_runs(
+            machine, str(self.proc)))
+        # The kernel keeps fifteen characters of a name.
+        self.add_process(6, 'nv-fabricmanager'[:15])
+        self.assertTrue(device_node.fabric_manager_runs(
+            machine, str(self.proc)))

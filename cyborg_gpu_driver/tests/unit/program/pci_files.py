@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A directory that behaves like the PCI part of the kernel's sysfs."""
+
+import errno
+import os
+import threading
+
+
+class PciFiles:
+    """Files of functions below a directory, and what writing them does.
+
+    It takes the place of :mod:`os` below ``host.sysfs.Sysfs``.
+
+    :param refuses: drivers that take no function.
+    """
+
+    read = staticmethod(os.read)
+    listdir = staticmethod(os.listdir)
+    readlink = staticmethod(os.readlink)
+    stat = staticmethod(os.stat)
+
+    def __init__(self, root, refuses=()):
+        self.root = str(root)
+        self.written = []
+        self.refuses = refuses
+        self.lets_go = threading.Event()
+        self.lets_go.set()
+        self._names = {}
+        for name in ('nvidia', 'vfio-pci', 'snd_hda_intel', 'mlx5_core'):
+            for file in ('bind', 'unbind'):
+                self.file(f'bus/pci/drivers/{name}/{file}')
+        self.file('bus/pci/drivers_probe')
+
+    def file(self, path, text=''):
+        path = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='ascii') as stream:
+            stream.write(text)
+
+    def function(self, address, driver, group=41, vendor='0x10de',
+                 kind='0x030200', **files):
+        """Put a function on the bus."""
+        place = f'bus/pci/devices/{address}'
+        for name, text in {'vendor': vendor, 'class': kind, 'reset': '',
+                           'driver_override': '(null)', **files}.items():
+            self.file(f'{place}/{name}', text)
+        if driver:
+            self.link(f'{place}/driver', f'../../drivers/{driver}')
+        if group is not None:
+            self.link(f'{place}/iommu_group', f'../../groups/{group}')
+            self.file(f'kernel/iommu_groups/{group}/devices/{address}')
+
+    def link(self, path, target):
+        path = os.path.join(self.root, path)
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(target, path)
+
+    def driver(self, address):
+        try:
+            return os.path.basename(os.readlink(os.path.join(
+                self.root, 'bus/pci/devices', address, 'driver')))
+        except FileNotFoundError:
+            return None
+
+    def open(self, path, flags):
+        descriptor = os.open(path, flags)
+        self._names[descriptor] = os.path.relpath(path, self.root)
+        return descriptor
+
+    def close(self, descriptor):
+        self._names.pop(descriptor)
+        os.close(descriptor)
+
+    def write(self, descriptor, data):
+        path = self._names[descriptor]
+        text = data.decode().strip()
+        self.written.append((path.removeprefix('bus/pci/'), text))
+        *_, owner, name = path.split('/')
+        if name == 'unbind':
+            self.lets_go.wait()
+            os.unlink(os.path.join(self.root, 'bus/pci/devices', text,
+                                   'driver'))
+        elif name == 'bind':
+            self._bind(text, owner)
+        elif name == 'drivers_probe':
+            self._bind(text, 'snd_hda_intel')
+        elif name == 'driver_override':
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, data.strip() or b'(null)')
+        return len(data)
+
+    def _bind(self, address, driver):
+        if driver in self.refuses:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        self.link(f'bus/pci/devices/{address}/driver',
+                  f'../../drivers/{driver}')
