@@ -66,10 +66,7 @@ class NvidiaGpusHook(base.InspectionHook):
         for address, reasons in found.sick.items():
             LOG.warning('Node %s: GPU %s is sick: %s', task.node.uuid,
                         address, '; '.join(reasons))
-        files = _files()
-        _set_properties(task.node, found)
-        task.node.save()
-        _set_traits(task, found, files)
+        _set(task, found, _files())
 
 
 def _read(node, plugin_data):
@@ -96,15 +93,57 @@ def _files():
             error=f'NVIDIA GPUs: {error}') from error
 
 
-def _set_properties(node, found):
+def _set(task, found, files):
+    """Set what the node says, and remember which traits we wrote.
+
+    The properties are saved first, with what is to be removed, so that no
+    trait is taken for the operator's if this ends half-way.
+    """
+    node = task.node
+    current = set(objects.TraitList.get_by_node_id(
+        task.context, node.id).get_trait_names())
+    before = node_module.written(node.properties, current, found, files)
+    wanted = node_module.traits(
+        current, found, before, files, _templates(task.context),
+        CONF[baremetal.GROUP].layout_traits == baremetal.ALL)
+    _say(node, wanted)
+    removed = current.difference(wanted.traits)
+    _set_properties(node, found, {*wanted.written, *removed})
+    node.save()
+    if current != set(wanted.traits):
+        LOG.info('Node %s: traits of its GPUs are now %s', node.uuid,
+                 ', '.join(wanted.written))
+        objects.TraitList.create(task.context, node.id, wanted.traits)
+    if removed:
+        _set_properties(node, found, wanted.written)
+        node.save()
+
+
+def _say(node, wanted):
+    for name, reason in wanted.refused.items():
+        LOG.warning('Node %s: the layout of deploy template %s cannot be '
+                    'used: %s', node.uuid, name, reason)
+    if wanted.left_out:
+        LOG.warning('Node %s: no room for the traits %s; a node has at most '
+                    '%s', node.uuid, ', '.join(wanted.left_out),
+                    node_module.TRAITS_MAX)
+
+
+def _set_properties(node, found, written):
+    """Set the node's properties and, if asked to, its resource class.
+
+    :param written: traits that the next inspection may remove.
+    """
     properties = {key: value for key, value in node.properties.items()
                   if key != node_module.PROPERTY}
     suggested = node_module.resource_class(found)
     wish = CONF[baremetal.GROUP].resource_class
-    if found.gpus:
-        properties[node_module.PROPERTY] = node_module.summary(found)
+    if found.gpus or written:
+        summary = {**node_module.summary(found),
+                   node_module.TRAITS: sorted(written)}
         if wish != baremetal.OFF:
-            properties[node_module.PROPERTY]['resource_class'] = suggested
+            summary['resource_class'] = suggested
+        properties[node_module.PROPERTY] = summary
     known = properties.pop('capabilities', None)
     capabilities = node_module.capabilities(known, found)
     if capabilities:
@@ -112,25 +151,6 @@ def _set_properties(node, found):
     node.properties = properties
     if wish == baremetal.SET and suggested and not node.resource_class:
         node.resource_class = suggested
-
-
-def _set_traits(task, found, files):
-    current = objects.TraitList.get_by_node_id(
-        task.context, task.node.id).get_trait_names()
-    wanted = node_module.traits(current, found, files,
-                                _templates(task.context))
-    for name, reason in wanted.refused.items():
-        LOG.warning('Node %s: the layout of deploy template %s cannot be '
-                    'used: %s', task.node.uuid, name, reason)
-    if wanted.left_out:
-        LOG.warning('Node %s: no room for the traits %s; a node has at most '
-                    '%s', task.node.uuid, ', '.join(wanted.left_out),
-                    node_module.TRAITS_MAX)
-    if set(current) != set(wanted.traits):
-        LOG.info('Node %s: traits of its GPUs are now %s', task.node.uuid,
-                 ', '.join(filter(node_module.is_ours, wanted.traits)))
-        objects.TraitList.create(task.context, task.node.id,
-                                 wanted.traits)
 
 
 def _templates(context):

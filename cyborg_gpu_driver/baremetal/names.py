@@ -29,6 +29,9 @@ PCI_KEY = 'pci_devices'
 APPLY_LAYOUT = 'apply_gpu_layout'
 """Deploy and service step."""
 
+HEALTHY = 'CUSTOM_GPU_HEALTHY'
+"""The trait of a node whose GPUs were all healthy at its last inspection."""
+
 _LAYOUT = 'CUSTOM_GPU_LAYOUT_'
 
 

@@ -20,25 +20,27 @@ CUSTOM_GPU_MODEL_...          NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_HOPPER        architecture
 CUSTOM_GPU_MEMORY_80GB        NVML's total of a GPU, to the nearest GiB
 CUSTOM_GPU_COUNT_8            GPUs of the node, of whatever kind
+CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
 CUSTOM_GPU_SICK_XID_79        what ails one of them
 CUSTOM_GPU_LAYOUT_...         they can be cut like that
 ============================= ==========================================
 
-All traits of these forms are this library's: an inspection removes those
-that are no longer true. All others are the operator's and stay.
+The property :data:`PROPERTY` lists the traits that an inspection wrote. The
+next inspection removes those that are no longer true, and no others: a
+trait that the operator set stays, whatever its name.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import earlier
 from cyborg_gpu_driver.baremetal import inventory as inventory_module
 from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.baremetal import names as node_names
@@ -53,11 +55,9 @@ RESOURCE_CLASS_MAX = 80
 """Ironic's limit on a node's resource class (schema of its API)."""
 PROPERTY = 'nvidia_gpus'
 """Of the node's properties."""
+TRAITS = 'traits'
+"""Below :data:`PROPERTY`: the traits that the inspection wrote."""
 CAPABILITIES = ('gpu_count', 'gpu_model')
-
-_OURS = re.compile(
-    r'CUSTOM_GPU_(MODEL|ARCH|MEMORY|COUNT|SICK|LAYOUT)_.+'
-    r'|CUSTOM_NVIDIA_[0-9A-F]{4}', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,53 +66,85 @@ class Traits:
 
     traits: tuple[str, ...]
     """All of them, sorted."""
+    written: tuple[str, ...] = ()
+    """Those of them that the inspection writes, sorted."""
     left_out: tuple[str, ...] = ()
     """For which there was no room."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why a deploy template's layout cannot be used, by its name."""
 
 
-def is_ours(trait: str) -> bool:
-    """Whether a trait is one that an inspection sets and removes."""
-    return _OURS.fullmatch(trait) is not None
+def written(properties: Mapping[str, Any], current: Iterable[str],
+            inventory: inventory_module.Inventory,
+            files: Iterable[layout_file.LayoutFile] = ()) -> frozenset[str]:
+    """The traits of a node that its last inspection wrote.
+
+    :param properties: the node's.
+    :param current: the node's traits.
+    :param files: the operator's layout files.
+    """
+    summary = properties.get(PROPERTY)
+    if not isinstance(summary, Mapping):
+        return frozenset()
+    if isinstance(summary.get(TRAITS), list):
+        return frozenset(current).intersection(map(str, summary[TRAITS]))
+    return earlier.written(summary, current,
+                           layouts.known(inventory.gpus, files))
 
 
 def traits(current: Iterable[str], inventory: inventory_module.Inventory,
+           written: Collection[str] = (),
            files: Iterable[layout_file.LayoutFile] = (),
-           templates: Mapping[str, Any] | None = None) -> Traits:
+           templates: Mapping[str, Any] | None = None,
+           all_layouts: bool = False) -> Traits:
     """The traits of a node after its inspection.
 
     A node with a sick GPU has no traits of layouts, so that nothing that
     asks for one is deployed on it. One that was sick stays so until all of
     its GPUs were asked again.
 
-    Where there is no room for all, what is left out are first the layouts
-    of no deploy template and no file of the operator.
+    Where there is no room for all, the first to be left out are layouts
+    without a deploy template.
 
     :param current: those that it has.
+    :param written: those of them that the last inspection wrote. All others
+        are the operator's, except those that name a deploy template, and
+        :data:`.names.HEALTHY` once the GPUs have answered.
     :param files: the operator's layout files.
     :param templates: layouts of deploy templates (a step's argument) by the
         template's name, which is a trait.
+    :param all_layouts: whether layouts without a deploy template get a
+        trait too.
     """
+    templates = templates or {}
     current = set(current)
-    kept = {trait for trait in current if not is_ours(trait)}
-    sick = _sick(current, inventory)
+    ours = current.intersection([*written, *templates])
+    sick = _sick(ours, inventory)
+    if sick or inventory.asked:
+        ours |= current & {node_names.HEALTHY}
+    kept = current - ours
     refused: dict[str, str] = {}
-    cut = () if sick else _layouts(inventory.gpus, files, templates or {},
-                                   refused)
-    wanted = list(dict.fromkeys((*sick, *_boards(inventory.gpus), *cut)))
+    cut = () if sick else _layouts(inventory.gpus, files, templates,
+                                   refused, all_layouts)
+    wanted = [trait for trait in dict.fromkeys(
+        (*_healthy(inventory, sick), *sick, *_boards(inventory.gpus), *cut))
+        if trait not in kept]
     room = max(0, TRAITS_MAX - len(kept))
     return Traits(tuple(sorted({*kept, *wanted[:room]})),
-                  tuple(wanted[room:]), refused)
+                  tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
 
 
-def _sick(current, inventory):
+def _healthy(inventory, sick):
+    if inventory.gpus and inventory.asked and not sick:
+        yield node_names.HEALTHY
+
+
+def _sick(ours, inventory):
     """Traits of what ails the GPUs, or ailed those that do not say."""
     found = {health.TRAIT + code for codes in inventory.ailments.values()
              for code in codes}
     if not inventory.asked:
-        found |= {trait for trait in current
-                  if trait.startswith(health.TRAIT)}
+        found |= {trait for trait in ours if trait.startswith(health.TRAIT)}
     return sorted(found)
 
 
@@ -123,7 +155,7 @@ def _boards(gpus):
         yield from report_traits.of_board(gpu)
 
 
-def _layouts(gpus, files, templates, refused):
+def _layouts(gpus, files, templates, refused, all_layouts):
     """Traits of layouts, those of templates first, then the operator's.
 
     What a trait stands for is what its deploy template does; without one,
@@ -137,10 +169,11 @@ def _layouts(gpus, files, templates, refused):
         except exception.LayoutError as error:
             by_trait[template] = None
             refused[template] = str(error)
-    listed = [entry for document in reversed(files)
-              for entry in document.entries]
-    for entry in (*listed, *layouts.known(gpus).values()):
-        by_trait.setdefault(node_names.layout_trait(entry.name), entry)
+    if all_layouts:
+        listed = [entry for document in reversed(files)
+                  for entry in document.entries]
+        for entry in (*listed, *layouts.known(gpus).values()):
+            by_trait.setdefault(node_names.layout_trait(entry.name), entry)
     return layouts.applicable(gpus, {
         trait: entry for trait, entry in by_trait.items() if entry})
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layouts
+from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.cloud import baremetal_profile
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
@@ -87,8 +88,9 @@ class Verdict:
         texts = ['can take it']
         if self.node.hindrances:
             texts.append('not now: ' + ', '.join(self.node.hindrances))
-        if not self.has_trait:
-            texts.append(f'it lacks the trait {self.trait}')
+        texts += [f'it lacks the trait {trait}' for trait
+                  in (self.trait, names.HEALTHY)
+                  if trait not in self.node.traits]
         return '; '.join(texts)
 
 

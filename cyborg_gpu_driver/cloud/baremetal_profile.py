@@ -85,6 +85,8 @@ class NodeProfile:
                ) -> resources.Flavor:
         """A flavor whose servers have such a node.
 
+        It requires that the node's GPUs are healthy.
+
         :param sizes: one that says everything but the extra specs.
         :param resource_class: of the nodes, as Placement has it.
         """
@@ -93,7 +95,7 @@ class NodeProfile:
             **{f'resources:{name}': '0' for name in _NOTHING_OF_SERVERS},
             **{f'trait:{trait}': 'forbidden' for trait in self.forbidden},
             **{f'trait:{trait}': 'required'
-               for trait in {*self.required, self.trait}}}
+               for trait in {*self.required, self.trait, names.HEALTHY}}}
         return dataclasses.replace(sizes,
                                    extra_specs=tuple(sorted(specs.items())))
 
@@ -116,6 +118,10 @@ def make(profile: resources.DeviceProfile, source: str,
     whole = wanted.pop(orc.PGPU, 0)
     if whole > 1 and not wanted and devices.indices is None:
         required.add(names.count_trait(whole))
+    if names.HEALTHY in forbidden:
+        raise place.error(
+            f'{names.HEALTHY} is forbidden', 'the flavor requires it: leave '
+            'it out')
     if required & forbidden:
         raise place.error(
             f'one group requires {min(required & forbidden)} and another '

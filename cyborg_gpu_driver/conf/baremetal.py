@@ -25,16 +25,27 @@ GROUP = 'gpu_baremetal'
 OFF = 'off'
 SUGGEST = 'suggest'
 SET = 'set'
+TEMPLATES = 'templates'
+ALL = 'all'
 
 OPTS = [
     cfg.ListOpt(
         'layout_files', default=[],
-        help='Files of layouts, in the format of mig-parted. A node whose '
-             'GPUs can have a layout gets the trait '
-             'CUSTOM_GPU_LAYOUT_<NAME>; so it does for the layouts that '
-             '"cyborg-gpu layout generate" would write for it, and for '
-             'those in deploy templates. Of two layouts of one name the one '
-             'here counts, and before it the one in a deploy template.'),
+        help='Files of layouts, in the format of mig-parted. The step '
+             'apply_gpu_layout knows them by name, before the layouts of '
+             'that name that "cyborg-gpu layout generate" writes. If '
+             'layout_traits is "all", a node whose GPUs can have one of '
+             'them gets its trait.'),
+    cfg.StrOpt(
+        'layout_traits', default=TEMPLATES,
+        choices=[
+            (TEMPLATES, 'layouts of deploy templates'),
+            (ALL, 'also those of layout_files, and those that "cyborg-gpu '
+                  'layout generate" would write for the node')],
+        help='Which layouts give the trait CUSTOM_GPU_LAYOUT_<NAME> to the '
+             'nodes whose GPUs can have them. Only a deploy template of '
+             'that name makes the layout: a server whose flavor requires a '
+             'trait without a template gets GPUs that are not cut.'),
     cfg.StrOpt(
         'resource_class', default=SUGGEST,
         choices=[

@@ -33,12 +33,13 @@ from ironic_python_agent import utils as agent_utils
 from oslo_config import cfg
 
 from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.simulator import machine as simulator
 
 H100 = {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
         'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',
-        'CUSTOM_GPU_COUNT_8'}
+        'CUSTOM_GPU_COUNT_8', 'CUSTOM_GPU_HEALTHY'}
 _HOOKS = 'ramdisk-error,nvidia-gpus'
 
 
@@ -63,6 +64,8 @@ class InspectionCase(base.DbTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'ironic.drivers.modules.inspect_utils._HOOKS_MGR', {}))
         self.config(hooks=_HOOKS, group='inspector')
+        baremetal_conf.register_opts(cfg.CONF)
+        self.config(layout_traits='all', group='gpu_baremetal')
         self.config(enabled_inspect_interfaces=['agent', 'no-inspect'])
         self.hooks = agent.AgentInspect().hooks
         self.node = obj_utils.create_test_node(
@@ -123,13 +126,16 @@ class InspectionCase(base.DbTestCase):
                           trait=trait).create()
 
     def add_template(self, name: str, layout: object,
-                     step: str = names.APPLY_LAYOUT) -> None:
-        """A deploy template of a layout."""
-        objects.DeployTemplate(
+                     step: str = names.APPLY_LAYOUT
+                     ) -> objects.DeployTemplate:
+        """Add a deploy template of a layout."""
+        template = objects.DeployTemplate(
             self.context, name=name, uuid=str(uuid.uuid4()), extra={},
             steps=[{
                 'interface': 'deploy', 'step': step, 'priority': 65,
-                'args': {'layout': layout}}]).create()
+                'args': {'layout': layout}}])
+        template.create()
+        return template
 
     @property
     def traits(self) -> set[str]:

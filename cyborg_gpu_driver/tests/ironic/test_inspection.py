@@ -20,7 +20,8 @@ from cyborg_gpu_driver.tests.ironic import inspection_case
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
 SICK = 'CUSTOM_GPU_SICK_'
 A30 = {'CUSTOM_NVIDIA_20B7', 'CUSTOM_GPU_MODEL_A30', 'CUSTOM_GPU_ARCH_AMPERE',
-       'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_COUNT_4'}
+       'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_COUNT_4',
+       'CUSTOM_GPU_HEALTHY'}
 
 
 class InspectionTest(inspection_case.InspectionCase):
@@ -48,7 +49,7 @@ class InspectionTest(inspection_case.InspectionCase):
         self.assertEqual({
             'CUSTOM_NVIDIA_20B0', 'CUSTOM_GPU_MODEL_A100_SXM4_40GB',
             'CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_MEMORY_40GB',
-            'CUSTOM_GPU_COUNT_8'}, self.others)
+            'CUSTOM_GPU_COUNT_8', 'CUSTOM_GPU_HEALTHY'}, self.others)
         self.assertEqual(19, len(self.layouts))
         self.assertIn(LAYOUT + 'ALL_3G_20GB', self.layouts)
 
@@ -58,7 +59,7 @@ class InspectionTest(inspection_case.InspectionCase):
         self.assertEqual({
             'CUSTOM_NVIDIA_1EB8', 'CUSTOM_GPU_MODEL_TESLA_T4',
             'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_15GB',
-            'CUSTOM_GPU_COUNT_4'}, self.others)
+            'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_HEALTHY'}, self.others)
         self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
 
     def test_several_boards(self):
@@ -156,8 +157,8 @@ class SickTest(inspection_case.InspectionCase):
         self.inspect()
         self.assertEqual(set(), self.layouts)
         self.assertEqual(
-            {*A30, 'CUSTOM_RACK_7', SICK + 'REMAP_FAILED'},
-            self.others)
+            A30 - {'CUSTOM_GPU_HEALTHY'}
+            | {'CUSTOM_RACK_7', SICK + 'REMAP_FAILED'}, self.others)
         (address, (reason,)), = self.node.properties[
             'nvidia_gpus']['sick'].items()
         self.assertEqual(sick, address)

@@ -13,7 +13,9 @@
 """What the hook does with what it is given."""
 
 import copy
+from unittest import mock
 
+from ironic import objects
 from ironic.common import exception
 from ironic.conductor import task_manager
 from ironic.drivers.modules import inspect_utils
@@ -67,6 +69,12 @@ class HookCase(inspection_case.InspectionCase):
 
 class LayoutTraitsTest(HookCase):
 
+    def test_only_those_of_templates(self):
+        self.option(layout_traits='templates')
+        self.add_template(LAYOUT + 'KNOWN', 'all-balanced')
+        self.process(self.data)
+        self.assertEqual({LAYOUT + 'KNOWN'}, self.layouts)
+
     def test_operators_file(self):
         path = self.directory / 'layouts.yaml'
         path.write_text(FILE)
@@ -106,7 +114,12 @@ class LayoutTraitsTest(HookCase):
                       'top level: 2 layouts stand there', self.log.output)
 
     def test_template_that_is_gone(self):
+        template = self.add_template(LAYOUT + 'GONE', HALVES)
+        # As "profile create --set-traits" does.
         self.add_traits(LAYOUT + 'GONE')
+        self.process(self.data)
+        self.assertIn(LAYOUT + 'GONE', self.layouts)
+        template.destroy()
         self.process(self.data)
         self.assertNotIn(LAYOUT + 'GONE', self.layouts)
 
@@ -121,20 +134,49 @@ class LayoutTraitsTest(HookCase):
 
 class AgainTest(HookCase):
 
-    def test_only_ours_change(self):
-        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_GPU_FAST'}
-        self.add_traits(*mine, 'CUSTOM_GPU_COUNT_4', 'CUSTOM_NVIDIA_20B2',
-                        LAYOUT + 'OLD')
+    def test_only_what_the_hook_wrote_changes(self):
+        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_NVIDIA_A100',
+                'CUSTOM_GPU_COUNT_4', LAYOUT + 'MINE'}
+        self.add_traits(*mine)
         self.node.set_property('local_gb', 100)
         self.node.set_property('capabilities', 'a:b,gpu_count:4,c:d')
         self.node.resource_class = 'mine'
         self.node.save()
         self.process(self.data)
-        self.assertEqual(mine | inspection_case.H100, self.others)
+        self.assertLessEqual(mine | inspection_case.H100, self.traits)
         self.assertEqual(100, self.node.properties['local_gb'])
         self.assertEqual('a:b,c:d,gpu_count:8,gpu_model:h100-80gb-hbm3',
                          self.node.properties['capabilities'])
         self.assertEqual('mine', self.node.resource_class)
+        self.data['nvidia_gpus']['gpus'] = []
+        self.process(self.data)
+        self.assertEqual(mine, self.traits)
+        self.assertEqual({'cpu_arch', 'local_gb', 'capabilities'},
+                         set(self.node.properties))
+
+    def test_interrupted(self):
+        """What was to be removed is still known to be the hook's."""
+        self.process(self.data)
+        self.data['nvidia_gpus']['gpus'] = []
+        with mock.patch.object(objects.TraitList, 'create', autospec=True,
+                               side_effect=RuntimeError):
+            self.assertRaises(exception.HardwareInspectionFailure,
+                              self.process, self.data)
+        self.process(self.data)
+        self.assertEqual(set(), self.traits)
+
+    def test_of_an_earlier_release(self):
+        """It did not record which traits it wrote."""
+        self.process(self.data)
+        properties = self.node.properties
+        del properties['nvidia_gpus']['traits']
+        self.node.properties = properties
+        self.node.save()
+        self.add_traits('CUSTOM_NVIDIA_A100')
+        self.data['nvidia_gpus']['gpus'] = []
+        self.process(self.data)
+        self.assertEqual({'CUSTOM_NVIDIA_A100'},
+                         self.traits - self.layouts - {'CUSTOM_GPU_HEALTHY'})
 
     def test_same_again(self):
         self.process(self.data)

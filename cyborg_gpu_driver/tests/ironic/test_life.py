@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 
 import fixtures
 import yaml
@@ -80,11 +79,10 @@ class LifeTest(base.TestCase):
         self.assertEqual('baremetal-gpu-h100-80gb-hbm3-x2',
                          found.properties['nvidia_gpus']['resource_class'])
         self.assertEqual([
-            'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_COUNT_2', sevenths,
+            'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_COUNT_2',
+            'CUSTOM_GPU_HEALTHY', sevenths,
             'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
-            'CUSTOM_NVIDIA_2330'],
-            [trait for trait in found.traits
-             if not re.match('CUSTOM_GPU_LAYOUT_(ALL|MIXED)', trait)])
+            'CUSTOM_NVIDIA_2330'], found.traits)
         self.check(node.provide(), 'available')
         self.check(node.deploy(sevenths), 'active')
         self.assertEqual(_SEVENTHS, node.server.staged_layout())
@@ -104,8 +102,8 @@ class LifeTest(base.TestCase):
         found = node.inspect()
         self.check(found, 'manageable')
         self.assertEqual(
-            ['CUSTOM_GPU_COUNT_2', 'CUSTOM_GPU_LAYOUT_ALL_DISABLED',
-             sevenths, 'CUSTOM_NVIDIA_2330'], found.traits)
+            ['CUSTOM_GPU_COUNT_2', sevenths, 'CUSTOM_NVIDIA_2330'],
+            found.traits)
         self.check(node.provide(), 'available')
         self.check(node.deploy(sevenths), 'active')
         self.assertEqual(_SEVENTHS, node.server.staged_layout())

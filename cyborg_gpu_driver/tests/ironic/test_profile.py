@@ -82,6 +82,7 @@ class FlavorTest(profile_case.ProfileCase):
         self.assertEqual({
             f'resources:{self.placement_class}': '1', 'resources:VCPU': '0',
             'resources:MEMORY_MB': '0', 'resources:DISK_GB': '0',
+            'trait:CUSTOM_GPU_HEALTHY': 'required',
             f'trait:{self.trait}': 'required'}, flavor['extra_specs'])
         self.assertEqual((96, 1048576, 1000, True), (
             flavor['vcpus'], flavor['ram'], flavor['disk'],

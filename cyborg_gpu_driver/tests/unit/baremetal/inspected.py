@@ -38,12 +38,12 @@ def sent(host, sick=None):
     """What its ramdisk sends, as Ironic gets it.
 
     :param sick: codes of what ails GPUs, by their index; None if none of
-        them could be asked.
+        them could be asked. A GPU that NVML does not see never could.
     """
     ailing = {} if sick is None else {
         gpu.address: [health.Ailment(code, 1, 2)
                       for code in sick.get(index, ())]
-        for index, gpu in enumerate(host.gpus)}
+        for index, gpu in enumerate(host.gpus) if gpu.visible_to_nvml}
     return json.loads(json.dumps(inventory.to_dict(host, ailing)))
 
 

@@ -49,7 +49,8 @@ class RoundTripTest(base.BaseTestCase):
             self.assertEqual(host.driver_version, found.driver_version)
             self.assertIsNone(found.nvml_problem)
             self.assertEqual({}, found.sick)
-            self.assertTrue(found.asked)
+            self.assertEqual(all(gpu.visible_to_nvml for gpu in host.gpus),
+                             found.asked)
 
     def test_profiles_are_whole(self):
         gpu = inspected.found(self, 'hgx-h100').gpus[0]

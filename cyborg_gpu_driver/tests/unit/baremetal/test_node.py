@@ -26,7 +26,7 @@ from cyborg_gpu_driver.tests.unit.baremetal import inspected
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
 H100 = {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
         'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',
-        'CUSTOM_GPU_COUNT_8'}
+        'CUSTOM_GPU_COUNT_8', 'CUSTOM_GPU_HEALTHY'}
 HALVES = [{'devices': 'all', 'mig-enabled': True,
            'mig-devices': {'3g.40gb': 2}}]
 A100_HALVES = [{'devices': 'all', 'mig-enabled': True,
@@ -52,9 +52,13 @@ class NodeCase(base.BaseTestCase):
         super().setUp()
         self.h100 = inspected.found(self, 'hgx-h100')
 
-    def traits(self, found, current=(), files=(), templates=None):
-        """(those of layouts, the others)"""
-        traits = node.traits(current, found, files, templates).traits
+    def traits(self, found, current=(), **options):
+        """(those of layouts, the others)
+
+        :param current: traits that the last inspection wrote.
+        """
+        options = {'all_layouts': True, 'written': current, **options}
+        traits = node.traits(current, found, **options).traits
         layouts = {trait for trait in traits
                    if names.is_layout_trait(trait)}
         return layouts, set(traits) - layouts
@@ -84,7 +88,8 @@ class TraitsTest(NodeCase):
     def test_no_gpu(self):
         self.assertEqual((set(), {'CUSTOM_RACK_7'}), self.traits(
             inventory.Inventory(),
-            ['CUSTOM_RACK_7', LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8']))
+            ['CUSTOM_RACK_7', LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8'],
+            written=[LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8']))
 
     def test_from_sysfs_alone(self):
         self.assertEqual(
@@ -92,19 +97,87 @@ class TraitsTest(NodeCase):
              {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_8'}),
             self.traits(without_nvml(self.h100)))
 
-    def test_operators_traits_stay(self):
-        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_GPU_FAST',
-                'CUSTOM_NVIDIA_GRID', 'CUSTOM_NVIDIA_2330_LIQUID',
-                'CUSTOM_GPU_COUNT'}
-        old = {'CUSTOM_GPU_COUNT_4', 'CUSTOM_NVIDIA_20B2',
-               'CUSTOM_GPU_MODEL_A100', 'CUSTOM_GPU_ARCH_AMPERE',
-               'CUSTOM_GPU_MEMORY_40GB', LAYOUT + 'GONE'}
-        _layouts, others = self.traits(self.h100, mine | old)
-        self.assertEqual(H100 | mine, others)
+    def test_only_what_was_written_is_removed(self):
+        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_NVIDIA_A100',
+                'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_CHEAP',
+                LAYOUT + 'MINE'}
+        old = {'CUSTOM_GPU_COUNT_2', 'CUSTOM_NVIDIA_20B2', LAYOUT + 'GONE'}
+        found = node.traits(mine | old, self.h100, old)
+        self.assertEqual(H100 | mine, set(found.traits))
+        self.assertEqual(H100, set(found.written))
+
+    def test_a_trait_that_the_operator_set_before(self):
+        mine = 'CUSTOM_GPU_ARCH_HOPPER'
+        found = node.traits([mine], self.h100)
+        self.assertEqual(H100, set(found.traits))
+        self.assertEqual(H100 - {mine}, set(found.written))
 
     def test_again_changes_nothing(self):
         first = node.traits(['CUSTOM_RACK_7'], self.h100)
-        self.assertEqual(first, node.traits(first.traits, self.h100))
+        self.assertEqual(first, node.traits(
+            first.traits, self.h100, first.written))
+
+
+class WrittenTest(NodeCase):
+    """What the property of a node says of its traits."""
+
+    MINE = ('CUSTOM_NVIDIA_A100', 'CUSTOM_GPU_MODEL_CHEAP',
+            'CUSTOM_GPU_COUNT_LARGE', 'CUSTOM_GPU_MEMORY_BIG',
+            'CUSTOM_GPU_SICK_BAY', 'CUSTOM_NVIDIA_20B2')
+
+    def written(self, summary, *current):
+        return node.written({node.PROPERTY: summary}, current, self.h100)
+
+    def test_never_inspected(self):
+        self.assertEqual(frozenset(), node.written({}, H100, self.h100))
+
+    def test_recorded(self):
+        self.assertEqual(
+            {'CUSTOM_GPU_COUNT_8'},
+            self.written({node.TRAITS: ['CUSTOM_GPU_COUNT_8', 'X']},
+                         'CUSTOM_GPU_COUNT_8', *self.MINE))
+
+    def test_by_an_earlier_release(self):
+        theirs = H100 - {names.HEALTHY} | {
+            LAYOUT + 'ALL_BALANCED', 'CUSTOM_GPU_SICK_XID_79',
+            'CUSTOM_GPU_SICK_REMAP_FAILED'}
+        summary = node.summary(self.h100)
+        self.assertEqual(theirs, self.written(
+            summary, *theirs, *self.MINE, LAYOUT + 'MINE'))
+
+    def test_memory_as_it_was_rounded_then(self):
+        for mib, text in ((46068, '45GB'), (512, '512MB')):
+            trait = f'CUSTOM_GPU_MEMORY_{text}'
+            self.assertEqual({trait}, self.written(
+                {'boards': [{'memory_mib': mib}]}, trait))
+
+    def test_property_that_is_broken(self):
+        for summary in (None, 7, [], {}, {'boards': 7, 'count': 'x'},
+                        {'boards': [7, {'device_id': 7, 'model': []}]}):
+            self.assertEqual(frozenset(),
+                             self.written(summary, *self.MINE))
+
+
+class HealthyTest(NodeCase):
+
+    def healthy(self, found, *current, written=()):
+        return names.HEALTHY in node.traits(current, found, written).traits
+
+    def test_only_where_all_are(self):
+        self.assertTrue(self.healthy(self.h100))
+        self.assertFalse(self.healthy(
+            inspected.found(self, 'hgx-h100', {7: ['ECC']})))
+        self.assertFalse(self.healthy(without_nvml(self.h100)))
+        self.assertFalse(self.healthy(inspected.found(self, 'mixed')))
+        self.assertFalse(self.healthy(inventory.Inventory()))
+
+    def test_the_operator_vouches_for_what_cannot_be_asked(self):
+        trait = names.HEALTHY
+        silent = without_nvml(self.h100)
+        self.assertTrue(self.healthy(silent, trait))
+        self.assertFalse(self.healthy(silent, trait, written=[trait]))
+        self.assertFalse(self.healthy(
+            inspected.found(self, 'hgx-h100', {7: ['ECC']}), trait))
 
 
 class SicknessTest(NodeCase):
@@ -116,8 +189,8 @@ class SicknessTest(NodeCase):
             files=[file(('mine', HALVES))],
             templates={LAYOUT + 'HALVES': HALVES})
         self.assertEqual(set(), layouts)
-        self.assertEqual(H100 | {'CUSTOM_GPU_SICK_XID_79',
-                                 'CUSTOM_GPU_SICK_THERMAL'}, others)
+        self.assertEqual(H100 - {names.HEALTHY} | {
+            'CUSTOM_GPU_SICK_XID_79', 'CUSTOM_GPU_SICK_THERMAL'}, others)
 
     def test_well_again(self):
         layouts, others = self.traits(
@@ -132,6 +205,18 @@ class SicknessTest(NodeCase):
 
 
 class LayoutTraitsTest(NodeCase):
+
+    def test_without_a_template_there_is_none(self):
+        found = node.traits(
+            [], self.h100, files=[file(('halves', HALVES))])
+        self.assertEqual(H100, set(found.traits))
+
+    def test_template_decides_on_a_trait_that_was_set_by_hand(self):
+        trait = LAYOUT + 'HALVES'
+        for items, expected in ((HALVES, True), (A100_HALVES, False)):
+            found = node.traits([trait], self.h100,
+                                templates={trait: items})
+            self.assertEqual(expected, trait in found.traits)
 
     def test_of_the_operator(self):
         layouts, _others = self.traits(self.h100, files=[
@@ -180,17 +265,17 @@ class LayoutTraitsTest(NodeCase):
 
     def test_no_room(self):
         mine = {f'CUSTOM_{number}' for number in range(40)}
-        wanted = node.traits(
-            mine, self.h100, [file(('halves', HALVES))],
-            {LAYOUT + 'ZZ': HALVES})
+        options = {'files': [file(('halves', HALVES))],
+                   'templates': {LAYOUT + 'ZZ': HALVES},
+                   'all_layouts': True}
+        wanted = node.traits(mine, self.h100, **options)
         self.assertEqual(node.TRAITS_MAX, len(wanted.traits))
         self.assertLessEqual(mine | H100, set(wanted.traits))
         self.assertLessEqual({LAYOUT + 'ZZ', LAYOUT + 'HALVES'},
                              set(wanted.traits))
-        self.assertEqual(16, len(wanted.left_out))
+        self.assertEqual(17, len(wanted.left_out))
         self.assertEqual(wanted, node.traits(
-            wanted.traits, self.h100, [file(('halves', HALVES))],
-            {LAYOUT + 'ZZ': HALVES}))
+            wanted.traits, self.h100, wanted.written, **options))
 
     def test_no_room_at_all(self):
         mine = {f'CUSTOM_{number}' for number in range(49)}

@@ -27,6 +27,7 @@ from cyborg_gpu_driver.tests.unit.cloud import test_baremetal_profile
 
 _TRAIT = 'CUSTOM_GPU_LAYOUT_SLICE_10GB'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
+_HEALTHY = 'CUSTOM_GPU_HEALTHY'
 _CLASS = 'CUSTOM_BAREMETAL_GPU'
 _PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
         'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
@@ -55,7 +56,7 @@ class JudgeTest(base.BaseTestCase):
     def node(self, machine='hgx-h100', traits=(_TRAIT,), sick=None,
              **kwargs):
         return baremetal_nodes.Node(
-            'uuid', 'node', _CLASS, frozenset(traits),
+            'uuid', 'node', _CLASS, frozenset({*traits, _HEALTHY}),
             found=machine and inventory.parse(inspected.sent(
                 _host(machine), sick or {})), **kwargs)
 
@@ -84,7 +85,8 @@ class JudgeTest(base.BaseTestCase):
         self.assertEqual(f'can take it; it lacks the trait {_TRAIT}',
                          str(verdict))
         change = verdict.change
-        self.assertEqual(({'CUSTOM_X'}, {'CUSTOM_X', _TRAIT}, 'uuid'), (
+        there = {'CUSTOM_X', _HEALTHY}
+        self.assertEqual((there, there | {_TRAIT}, 'uuid'), (
             change.existing.item.traits, change.wanted.traits,
             change.existing.identity))
 
@@ -125,6 +127,12 @@ class JudgeTest(base.BaseTestCase):
         node = self.node(traits=(), sick={3: ['XID_79']})
         self.assertRegex(self.verdict(node),
                          '^cannot take it: GPU 0000:.* is sick: .*79')
+
+    def test_health_that_is_not_known(self):
+        node = self.node()
+        node = dataclasses.replace(node, traits=node.traits - {_HEALTHY})
+        self.assertEqual(f'can take it; it lacks the trait {_HEALTHY}',
+                         self.verdict(node))
 
     def test_the_class_and_the_traits(self):
         profile = test_baremetal_profile.node_profile(

@@ -124,7 +124,9 @@ class MakeTest(base.BaseTestCase):
                  'whole GPUs and slices; .*--devices'),
                 ([{'gpu': '1g.10gb', 'required': [_HOPPER]},
                   {'gpu': '1g.10gb', 'forbidden': [_HOPPER]}],
-                 f'one group requires {_HOPPER} and another forbids it')):
+                 f'one group requires {_HOPPER} and another forbids it'),
+                ([{'gpu': '1g.10gb', 'forbidden': ['CUSTOM_GPU_HEALTHY']}],
+                 'CUSTOM_GPU_HEALTHY is forbidden; .*leave it out')):
             error = self.assertRaises(exception.DefinitionError,
                                       node_profile, *groups)
             self.assertRegex(str(error), '^gpus.yaml: profile slice-10gb: ')
@@ -222,6 +224,7 @@ class FlavorTest(base.BaseTestCase):
             'resources:CUSTOM_BAREMETAL_GPU': '1', 'resources:VCPU': '0',
             'resources:MEMORY_MB': '0', 'resources:DISK_GB': '0',
             'trait:CUSTOM_GPU_LAYOUT_SLICE_10GB': 'required',
+            'trait:CUSTOM_GPU_HEALTHY': 'required',
             f'trait:{_HOPPER}': 'required', f'trait:{_SICK}': 'forbidden'},
             dict(found.extra_specs))
         self.assertEqual(sorted(found.extra_specs), list(found.extra_specs))
