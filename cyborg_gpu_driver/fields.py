@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
+_LAST = 253402300800
+"""Seconds of the epoch at which the year 10000 begins."""
+
 
 def number(value: Any) -> int:
     """``value``, if it is a whole number from 0.
@@ -57,3 +60,14 @@ def truth(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError(f'{value!r} is neither true nor false')
     return value
+
+
+def time(value: Any) -> float:
+    """``value``, if it is a time that people can be shown as a date.
+
+    :param value: seconds of the epoch.
+    :raises ValueError: if not.
+    """
+    if type(value) not in (int, float) or not 0 <= value < _LAST:
+        raise ValueError(f'{value!r} is not a time')
+    return float(value)

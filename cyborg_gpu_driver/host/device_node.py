@@ -23,13 +23,13 @@ from __future__ import annotations
 import os
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 
-NVIDIA = 'nvidia'
 DISPLAY_MODULE = 'nvidia_drm'
 Holder = tuple[int, str]
 """Process id and name; id 0 is a kernel module."""
@@ -38,14 +38,6 @@ _MINOR = 'Device Minor:'
 _FABRIC_MANAGER = 'nv-fabricmanager'
 _NAME_LIMIT = 15
 """TASK_COMM_LEN of linux/sched.h, without the NUL."""
-
-
-def is_vfio(driver: str | None) -> bool:
-    """Whether a driver gives a function to a guest.
-
-    vfio-pci does, and those for single boards such as nvgrace_gpu_vfio_pci.
-    """
-    return driver is not None and 'vfio' in driver
 
 
 def holders(machine: platform.Platform, address: model.PciAddress,
@@ -60,10 +52,10 @@ def holders(machine: platform.Platform, address: model.PciAddress,
     driver = pci.PciBus(machine.sysfs).driver(address)
     if driver is None:
         return ()
-    if is_vfio(driver):
+    if drivers.is_vfio(driver):
         return tuple((pid, open_files.process_name(pid, proc)) for pid
                      in usage.vfio_holders(machine, address, proc))
-    if driver != NVIDIA:
+    if driver != drivers.NVIDIA:
         raise exception.UsageUnknown(
             what=f'GPU {address}', reason=f'it is bound to {driver}, of '
             'which it is not known who uses it')

@@ -19,6 +19,14 @@ import dataclasses
 
 from cyborg_gpu_driver.host import model
 
+UNREACHABLE = 'PCI_UNREACHABLE'
+"""The PCI configuration space cannot be read."""
+FATAL = 'PCI_FATAL'
+"""Fatal PCIe errors (AER) since NVML was last asked."""
+LANES = 'PCI_LANES'
+"""The PCIe link has fewer lanes than when NVML was last asked."""
+PCI = frozenset({UNREACHABLE, FATAL, LANES})
+
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -51,6 +59,10 @@ class Facts:
     recovery_action: int | None = None
     """What the driver asks for (nvmlDeviceGpuRecoveryAction_t); 0 nothing.
     Drivers from R565 on say it (NVML's change log)."""
+    by_pci: bool = False
+    """NVML was not asked: all is unknown but what the PCI bus says."""
+    pci: tuple[str, ...] = ()
+    """What the PCI bus says is wrong: of :data:`PCI`."""
 
 
 @dataclasses.dataclass(frozen=True)

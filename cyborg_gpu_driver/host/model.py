@@ -108,9 +108,8 @@ class Engines:
 class GpuInstanceProfile:
     """One GPU instance profile as NVML describes it for one GPU.
 
-    ``profile_id`` is the board's number (what Create and PossiblePlacements
-    take), not the enumeration index that found it; both differ between
-    boards for the same name.
+    ``profile_id`` is the board's number, which Create takes, not the index
+    that found it; both differ between boards for the same name.
     """
 
     profile_id: int
@@ -135,8 +134,7 @@ class ComputeInstance:
     """A live compute instance of a GPU instance.
 
     ``start`` and ``size`` are in compute slices of the GPU instance
-    (nvmlComputeInstancePlacement_t); ``compute_id`` is reused, as the ids
-    of GPU instances are.
+    (nvmlComputeInstancePlacement_t); ``compute_id`` is reused.
     """
 
     start: int
@@ -229,8 +227,7 @@ class VgpuType:
     placements: tuple[int, ...] = ()
     """Placement ids that it may have among mixed sizes, ascending."""
     free_placements: tuple[int, ...] | None = None
-    """Those free now (nvmlDeviceGetVgpuTypeCreatablePlacements); None where
-    they were not read, as outside of mixed-size mode."""
+    """Those free now (nvmlDeviceGetVgpuTypeCreatablePlacements), if read."""
 
     @property
     def mdev_type_id(self) -> str:
@@ -291,8 +288,7 @@ class VirtualFunction:
     current_vgpu_type: int | None = None
     """``nvidia/current_vgpu_type`` (vendor VFIO): 0 none, None no file."""
     creatable_types: tuple[int, ...] | None = None
-    """``nvidia/creatable_vgpu_types``: what could be made here now, which
-    changes with each vGPU of the GPU; None where it was not read."""
+    """``nvidia/creatable_vgpu_types``, which each vGPU changes, if read."""
     gpu_instance_id: int | None = None
     """``nvidia/gpu_instance_id``: below the vGPU that is there, if any."""
     placement_id: int | None = None
@@ -303,8 +299,7 @@ class VirtualFunction:
 class Gpu:
     """One physical NVIDIA GPU: a PCI function of class 0300 or 0302.
 
-    A GPU that NVML cannot see (bound to vfio-pci, lost, no library) still
-    has all that sysfs tells; what only NVML knows is None or empty.
+    A GPU that NVML cannot see has what sysfs tells and its record keeps.
     """
 
     address: PciAddress
@@ -331,6 +326,12 @@ class Gpu:
     in_pci_sysfs: bool = True
     """False under WSL 2, where only NVML knows the GPU."""
     visible_to_nvml: bool = False
+    told_at: float | None = None
+    """When NVML reported what is remembered here; None: just now."""
+    bound_from: str | None = None
+    """Its driver before this library bound it to vfio-pci, if it did."""
+    released: bool = False
+    """Offered whole on ``nvidia``: no process of ours may open it."""
     sriov_totalvfs: int = 0
     sriov_numvfs: int = 0
     vfs: tuple[VirtualFunction, ...] = ()
@@ -344,8 +345,7 @@ class Gpu:
     """On the GPU itself; those of VFs hang on their VF."""
     vgpu_types: tuple[VgpuType, ...] = ()
     mixed_sizes: bool | None = None
-    """nvmlDeviceGetVgpuHeterogeneousMode: vGPUs of several framebuffer
-    sizes live side by side; None where the GPU cannot do that."""
+    """nvmlDeviceGetVgpuHeterogeneousMode; None if the GPU has none."""
     scheduler: Scheduler | None = None
     processes: int = 0
     """Of this machine, as far as NVML tells."""
@@ -376,9 +376,8 @@ class Gpu:
 class Host:
     """The machine at one moment.
 
-    ``gpus`` holds physical functions by address; virtual functions hang on
-    theirs and are never GPUs of their own. ``nvml_problem`` says why NVML
-    did not take part (no library, driver not loaded), None if it did.
+    ``gpus`` are physical functions by address. ``nvml_problem`` says why
+    NVML did not take part (no library, driver not loaded), or is None.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import mig
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
@@ -235,7 +236,10 @@ class GpuReader:
         seen = list(seen)
         try:
             count = self._nvml.device_count()
-            if count <= sum(gpu.visible_to_nvml for gpu in seen):
+            # NVML counts each GPU that is bound to its driver. To list
+            # them opens them, also one that nobody may open.
+            if count <= sum(gpu.visible_to_nvml or gpu.driver == drivers.NVIDIA
+                            for gpu in seen):
                 return ()
             key = (self._nvml.generation, count)
             if self._listed is None or self._listed[0] != key:

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from oslo_config import cfg
 from stevedore import driver
 
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import sysfs
@@ -65,6 +67,8 @@ class Platform:
     """Tells one start of the machine from another."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     """Whether this process may change the machine itself."""
+    records: gpu_record.Records = gpu_record.Records(None)
+    """What is kept of GPUs that NVML cannot be asked about."""
 
 
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
@@ -95,6 +99,9 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
     :raises SimulationError: if ``[gpu] simulate`` names none.
     """
     if conf.gpu.simulate:
-        return simulated(conf.gpu.simulate, conf.gpu.simulate_state)
-    return real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
-                conf.gpu.mdevctl)
+        machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
+    else:
+        machine = real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
+                       conf.gpu.mdevctl)
+    return dataclasses.replace(
+        machine, records=gpu_record.Records(gpu_conf.state_path(conf)))

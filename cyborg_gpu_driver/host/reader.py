@@ -14,24 +14,27 @@
 
 A fault costs the detail of the GPU that has it, never the snapshot. What
 changes is read each time; what could not be read is left out and said, and
-never taken from an earlier snapshot.
+never taken from an earlier snapshot. Only a GPU that NVML is not asked about
+because it is bound to another driver, or offered whole, has the facts of its
+record.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Mapping
 
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import functions
+from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_gpu
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform as platform_module
 from cyborg_gpu_driver.host import problems as problems_module
-
-_DRIVER = 'nvidia'
 
 
 class HostReader:
@@ -43,6 +46,8 @@ class HostReader:
 
     def __init__(self, platform: platform_module.Platform):
         self._nvml = platform.nvml
+        self._records = platform.records
+        self._boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
             self._bus, mdev.MdevTree(platform.sysfs))
@@ -100,11 +105,23 @@ class HostReader:
     def _gpu(self, identity, mdevs, problems, detail, with_nvml):
         """A GPU that is on the PCI bus."""
         gpu = self._functions.bare(identity, problems)
-        if with_nvml and gpu.driver == _DRIVER and gpu.physfn is None:
-            gpu = self._gpus.complete(gpu, problems, detail)
+        if gpu.physfn is None:
+            gpu = self._known(gpu, problems, detail, with_nvml)
         gpu = self._functions.with_vgpus(gpu, mdevs, problems, detail)
         gpu = self._gpus.with_free_placements(gpu, problems)
         return dataclasses.replace(gpu, problems=problems.all())
+
+    def _known(self, gpu, problems, detail, with_nvml):
+        """The GPU with what NVML says, or what its record keeps."""
+        record = self._records.get(gpu.address)
+        if record is not None:
+            boot = self._boot_id()
+            if gpu.driver != drivers.NVIDIA or (
+                    record.released and gpu_record.holds(record, gpu, boot)):
+                return gpu_record.complete(gpu, record, boot)
+        if with_nvml and gpu.driver == drivers.NVIDIA:
+            return self._gpus.complete(gpu, problems, detail)
+        return gpu
 
     def _hidden_gpu(self, address, detail):
         """A GPU that NVML alone knows."""
@@ -125,8 +142,13 @@ class HostReader:
         """Name NVLink peers, now that all GPUs are known.
 
         GPUs on NVSwitches are peers of each other: within one machine the
-        switches reach every GPU on them.
+        switches reach every GPU on them. A link to a GPU that is bound to
+        another driver is not active; the GPU at its other end remembers it.
         """
+        remembered = collections.defaultdict(set)
+        for gpu in gpus:
+            for peer in gpu.nvlink_peers:
+                remembered[peer].add(gpu.address)
         present = {gpu.address for gpu in gpus}
         links: Mapping = {gpu.address: self._gpus.links(gpu.address)
                           for gpu in gpus}
@@ -135,7 +157,8 @@ class HostReader:
         found = []
         for gpu in sorted(gpus, key=lambda gpu: gpu.address):
             ends, on_switch = links[gpu.address]
-            peers = {*ends, *(switched if on_switch else ())} & present
+            peers = {*ends, *(switched if on_switch else ()),
+                     *gpu.nvlink_peers, *remembered[gpu.address]} & present
             found.append(dataclasses.replace(gpu, nvlink_peers=tuple(
                 sorted(peers - {gpu.address}))))
         return tuple(found)

@@ -49,16 +49,22 @@ class Sysfs:
 
         :raises SysfsError: with the kernel's errno.
         """
+        return self.read_bytes(*parts).decode('utf-8', 'replace').strip()
+
+    def read_bytes(self, *parts: str) -> bytes:
+        """All of a file.
+
+        :raises SysfsError: with the kernel's errno.
+        """
         path = self._path(parts)
         try:
             descriptor = self._os.open(path, os.O_RDONLY)
             try:
-                data = self._os.read(descriptor, _READ_LIMIT)
+                return self._os.read(descriptor, _READ_LIMIT)
             finally:
                 self._os.close(descriptor)
         except OSError as error:
             raise _sysfs_error('read', path, error) from error
-        return data.decode('utf-8', 'replace').strip()
 
     def read_optional(self, *parts: str) -> str | None:
         """Like :meth:`read`, None where there is no such file."""

@@ -92,6 +92,9 @@ _TEXTS = {
     'ECC': 'uncorrected ECC errors since the driver was loaded; a reset '
            'sets their number to zero',
     'THERMAL': 'too hot',
+    health_facts.UNREACHABLE: 'its PCI configuration space cannot be read',
+    health_facts.FATAL: 'fatal PCIe errors since NVML was last asked',
+    health_facts.LANES: 'its PCIe link has lost lanes',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
     'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
     'NEEDS_DRAIN_P2P': 'the driver asks for the end of its NVLink traffic',
@@ -223,7 +226,11 @@ def checked(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
     found = [item for item in seen(ailments, facts, now)
              if item.placement is None or live is None
              or (item.instance_id, item.placement) in live]
-    if not facts.answered or any(_codes(facts)):
+    codes = set(_codes(facts))
+    if facts.by_pci or facts.answered:
+        found = [item for item in found
+                 if item.code not in health_facts.PCI or item.code in codes]
+    if not facts.answered or codes:
         return tuple(found)
     found = [dataclasses.replace(item, clean=item.clean + 1)
              if _heals(item, facts) else item for item in found]
@@ -275,6 +282,7 @@ def _heals(item, facts):
 
 def _codes(facts: health_facts.Facts) -> Iterator[str]:
     """What the GPU's answers say is wrong with it, worst first."""
+    yield from facts.pci
     if facts.remap_failed:
         yield REMAP_FAILED
     if facts.lost:

@@ -26,16 +26,18 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import drivers
+from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health_file
 
 LOG = logging.getLogger(__name__)
 
-_DRIVER = 'nvidia'
 _NOTHING = health_facts.Facts()
 
 
@@ -72,6 +74,8 @@ class HealthKeeper:
                  ignored_xids: Collection[int] = (),
                  clock: Callable[[], float] = time.time):
         self._nvml = machine.nvml
+        self._sysfs = machine.sysfs
+        self._board_records = machine.records
         self._reader = host_health.HealthReader(machine.nvml)
         self._file = health_file.HealthFile(state_path)
         self._on_change = on_change
@@ -185,10 +189,28 @@ class HealthKeeper:
         return found
 
     def _ask(self, gpu, host):
-        if (host.nvml_problem is not None or gpu.physfn is not None
-                or (gpu.in_pci_sysfs and gpu.driver != _DRIVER)):
+        if gpu.physfn is not None:
+            return _NOTHING
+        if gpu.in_pci_sysfs and (gpu.released or gpu.driver != drivers.NVIDIA):
+            return self._ask_pci(gpu)
+        if host.nvml_problem is not None:
             return _NOTHING
         return self._reader.read(gpu.address)
+
+    def _ask_pci(self, gpu):
+        """What the PCI bus says of a GPU that NVML must not be asked about.
+
+        Against its record, where that is of this board and start.
+        """
+        seen = pci_health.read(self._sysfs, gpu.address)
+        record = self._board_records.get(gpu.address)
+        before = pci_health.Seen()
+        if record is not None and gpu_record.holds(record, gpu,
+                                                   self._boot_id()):
+            before = pci_health.Seen(fatal=record.aer_fatal,
+                                     width=record.link_width)
+        return health_facts.Facts(
+            by_pci=True, pci=pci_health.wrong(before, seen))
 
     def _of_boot(self, record):
         """The record after a restart of the machine, if there was one."""

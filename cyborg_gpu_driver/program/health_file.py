@@ -36,8 +36,6 @@ LOG = logging.getLogger(__name__)
 
 _KIND = 'cyborg-gpu health'
 _VERSION = 1
-_LAST = 253402300800
-"""Seconds of the epoch at which the year 10000 begins."""
 _CODE = re.compile('XID_[0-9]{1,9}|(?!XID_)[A-Z][A-Z0-9_]{,99}', re.ASCII)
 
 
@@ -144,7 +142,7 @@ def _ailment(item):
     place = item['placement']
     return health.Ailment(**dict(
         item, code=_code(item['code']),
-        first=_time(item['first']), last=_time(item['last']),
+        first=fields.time(item['first']), last=fields.time(item['last']),
         count=fields.number(item['count']), clean=fields.number(item['clean']),
         placement=None if place is None else model.Placement(
             fields.number(place['start']), fields.number(place['size'])),
@@ -157,10 +155,3 @@ def _code(value):
     if not _CODE.fullmatch(fields.text(value)):
         raise ValueError(f'{value!r} is no code')
     return value
-
-
-def _time(value):
-    """Seconds of the epoch that people can be shown as a date."""
-    if type(value) not in (int, float) or not 0 <= value < _LAST:
-        raise ValueError(f'{value!r} is no time')
-    return float(value)

@@ -25,6 +25,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.program import holders as holders_module
@@ -32,7 +33,6 @@ from cyborg_gpu_driver.program import privileged
 
 LOG = logging.getLogger(__name__)
 
-VFIO = 'vfio-pci'
 _DRIVERS = ('bus', 'pci', 'drivers')
 _GROUPS = ('kernel', 'iommu_groups')
 _NVIDIA_VENDOR = '0x10de'
@@ -69,10 +69,10 @@ def bind(address: str, driver: str) -> None:
         driver takes it back, it has it again.
     :raises UsageUnknown, SysfsError: if the GPU cannot be looked at.
     """
-    if driver not in (device_node.NVIDIA, VFIO):
+    if driver not in (drivers.NVIDIA, drivers.VFIO_PCI):
         raise exception.InvalidValue(
             what='driver', value=driver,
-            expected=f'expected {device_node.NVIDIA} or {VFIO}')
+            expected=f'expected {drivers.NVIDIA} or {drivers.VFIO_PCI}')
     gpu = _gpu(address)
     _check_loaded(gpu, driver)
     others = _others(gpu, driver)
@@ -168,7 +168,7 @@ def _others(gpu, driver):
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
         and not _exists(name, 'physfn')]
-    if driver != VFIO:
+    if driver != drivers.VFIO_PCI:
         return board
     group = privileged.machine().sysfs.link_name(
         *pci.DEVICES, str(gpu), 'iommu_group')
@@ -181,7 +181,7 @@ def _others(gpu, driver):
                                                    'devices'):
         if (name == str(gpu) or name in board
                 or (_read(name, 'class') or '').startswith(_BRIDGE)
-                or _driver(name) in (None, VFIO)):
+                or _driver(name) in (None, drivers.VFIO_PCI)):
             continue
         raise exception.DriverError(
             address=gpu, reason=f'{name} (driver {_driver(name)}) is in the '
@@ -195,11 +195,11 @@ def _follow(other, driver):
     """Let a function of the same board go where the GPU has gone."""
     now = _driver(other)
     _override(other, driver)
-    if driver == VFIO:
-        if now != VFIO:
+    if driver == drivers.VFIO_PCI:
+        if now != drivers.VFIO_PCI:
             _unbind(other, now)
-            _bind(other, VFIO)
-    elif device_node.is_vfio(now) or now is None:
+            _bind(other, drivers.VFIO_PCI)
+    elif drivers.is_vfio(now) or now is None:
         _unbind(other, now)
         privileged.machine().sysfs.write(str(other), 'bus', 'pci',
                                          'drivers_probe')
@@ -208,7 +208,7 @@ def _follow(other, driver):
 def _override(function, driver):
     """Say which driver may have a function; the kernel asks at each bind."""
     now = _read(function, 'driver_override') or _NONE
-    wanted = VFIO if driver == VFIO else _NONE
+    wanted = drivers.VFIO_PCI if driver == drivers.VFIO_PCI else _NONE
     if now != wanted:
         privileged.machine().sysfs.write(
             '\n' if wanted == _NONE else wanted,

@@ -198,3 +198,24 @@ class HealingTest(base.BaseTestCase):
             found = health.checked(ailments, _OLD_DRIVER, 3, _NOW, live)
             self.assertEqual(left, len(found), live)
         self.assertEqual(1, len(health.without_instance(ailments, _PLACE)))
+
+
+class PciTest(base.BaseTestCase):
+    """A GPU of which only the PCI bus is asked."""
+
+    def pci(self, *codes):
+        return health_facts.Facts(by_pci=True, pci=codes)
+
+    def test_each_is_an_ailment_while_the_bus_says_so(self):
+        for code in health_facts.PCI:
+            ailments = _after_checks((), self.pci(code), 1)
+            verdict = health.judge(ailments)
+            self.assertEqual(health.State.TRANSIENT, verdict.state)
+            self.assertEqual(health.TRAIT + code, verdict.trait)
+            self.assertNotEqual((code,), verdict.reasons)
+            self.assertEqual((), _after_checks(ailments, self.pci(), 1))
+            self.assertEqual((), _after_checks(ailments, _CLEAN, 1))
+
+    def test_the_bus_heals_nothing_else(self):
+        ailments = health.noted((), 94, _NOW)
+        self.assertEqual(ailments, _after_checks(ailments, self.pci(), 9))
