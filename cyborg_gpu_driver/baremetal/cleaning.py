@@ -75,11 +75,15 @@ class Cleaner:
         """
         everything = self._ramdisk.snapshot()
         host = self._ramdisk.ours(everything)
-        if host.nvml_problem and not host.library_missing:
-            raise exception.StepFailed(
-                reason='NVML is in the ramdisk and does not work: '
-                + host.nvml_problem)
+        # First: without a GPU NVIDIA's driver does not start, and NVML
+        # blames the driver.
         reason = faults.boards(everything.gpus, properties)
+        if not reason and not everything.gpus:
+            reason = ('there is no NVIDIA GPU, and no inspection of the node '
+                      'has found one; nothing can be verified')
+        if not reason and host.nvml_problem and not host.library_missing:
+            reason = ('NVML is in the ramdisk and does not work: '
+                      + host.nvml_problem)
         if reason:
             raise exception.StepFailed(reason=reason)
         if host.nvml_problem:

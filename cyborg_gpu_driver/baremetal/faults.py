@@ -27,6 +27,20 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout
 
 
+def had_gpus(properties: Mapping[str, Any]) -> bool:
+    """Whether the last inspection found GPUs.
+
+    Also true if that cannot be read: what reads it says so.
+
+    :param properties: the node's.
+    """
+    inspected = properties.get(node_module.PROPERTY)
+    if isinstance(inspected, Mapping) and isinstance(
+            inspected.get('boards'), list):
+        return bool(inspected['boards'])
+    return inspected is not None
+
+
 def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
     """How the GPUs differ from those of the last inspection; or ``''``.
 

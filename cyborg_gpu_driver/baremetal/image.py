@@ -15,32 +15,69 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
+from ironic_python_agent import disk_utils
 from ironic_python_agent import errors
-from ironic_python_agent import inject_files
+from ironic_python_agent import hardware
+from ironic_python_agent import utils
+from oslo_concurrency import processutils
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import tree
 
+LOG = logging.getLogger(__name__)
+
 _UNITS = 'etc/systemd/system'
 """What no other partition has."""
+_LVM = 'lvm'
+"""Among parted's flags of a partition."""
 
 
 @contextlib.contextmanager
 def mounted() -> Iterator[tree.Tree]:
-    """Mount it, found as ironic-python-agent finds where to inject files.
+    """Mount the root file system, and unmount it at the end.
+
+    The agent's own ``inject_files.find_partition_with_path`` is of no use:
+    it takes partition 2 of /dev/md0 for /dev/md02. The names of partitions
+    are those of ``disk_utils.list_partitions``.
 
     :raises ImageRefused: if no partition of the root device is it.
     """
     with contextlib.ExitStack() as stack:
+        yield tree.Tree(_enter(stack) + '/')
+
+
+def _enter(stack):
+    """Mount the partition that has systemd's units; the mount point."""
+    try:
+        device = hardware.dispatch_to_managers('get_os_install_device')
+        partitions = disk_utils.list_partitions(device)
+    except (errors.RESTError, processutils.ProcessExecutionError) as error:
+        raise exception.ImageRefused(
+            reason=f'its partitions cannot be listed: {error}') from error
+    seen = []
+    for item in partitions:
+        if _LVM in item['flags']:
+            seen.append(f'{item["path"]} (LVM)')
+            continue
         try:
-            units = stack.enter_context(
-                inject_files.find_partition_with_path(_UNITS))
-        except errors.DeviceNotFound as error:
-            raise exception.ImageRefused(
-                reason=f'no partition has /{_UNITS}: a layout can be put '
-                'only into a system with systemd, whose root is a file '
-                'system of its own, not below LVM, encryption or a '
-                f'subvolume ({error.details})') from error
-        yield tree.Tree(units[:-len(_UNITS)])
+            with contextlib.ExitStack() as attempt:
+                place = attempt.enter_context(utils.mounted(item['path']))
+                if os.path.isdir(os.path.join(place, _UNITS)):
+                    stack.push(attempt.pop_all())
+                    LOG.info('The root file system is on %s', item['path'])
+                    return place
+        except processutils.ProcessExecutionError as error:
+            LOG.warning('Partition %(path)s: %(error)s',
+                        {'path': item['path'], 'error': error})
+            seen.append(f'{item["path"]} (cannot be mounted)')
+        else:
+            seen.append(item['path'])
+    raise exception.ImageRefused(
+        reason=f'no partition has /{_UNITS}: a layout can be put only '
+        'into a system with systemd, whose root is a file system of its '
+        'own, not below LVM, encryption or a subvolume; looked at '
+        + (', '.join(seen) or 'none'))

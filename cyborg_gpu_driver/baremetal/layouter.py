@@ -97,8 +97,9 @@ class Layouter:
                     + ', and without it nothing cuts the GPUs when the '
                     'system boots: make an image with cyborg_gpu_driver and '
                     "NVIDIA's driver in it")
-            modes = self._set_modes(gpus, wanted)
+            # First: an image that cannot take it leaves the modes alone.
             placed = _stage(image, entry) if there else []
+            modes = self._set_modes(gpus, wanted)
         otherwise = _AT_BOOT if placed else _OFF
         return {'layout': entry.name, 'staged': placed, 'gpus': [
             _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))

@@ -25,6 +25,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import image
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.baremetal import layouter
@@ -68,32 +69,28 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
         return ramdisk.Ramdisk(CONF)
 
     def evaluate_hardware_support(self) -> int:
-        """NONE without NVIDIA GPUs.
+        """SERVICE_PROVIDER on every machine.
 
-        :raises HardwareManagerConfigurationError: if ``[gpu]`` is wrong.
+        Only the node's properties, which are not known here, tell whether a
+        machine without GPUs has lost them. And what is raised here ends the
+        agent, before it can say why.
         """
-        try:
-            there = bool(self._ramdisk.ours().gpus)
-        except exception.GpuDriverError as error:
-            raise errors.HardwareManagerConfigurationError(
-                str(error)) from error
-        return (hardware.HardwareSupport.SERVICE_PROVIDER if there
-                else hardware.HardwareSupport.NONE)
+        return hardware.HardwareSupport.SERVICE_PROVIDER
 
     def get_clean_steps(self, node, ports) -> list[dict[str, Any]]:
         """Steps of cleaning, which run by themselves."""
-        return self._offered({
+        return self._offered(node, {
             name: _step(name, priority, abortable=name == steps.VERIFY)
             for name, priority in steps.CLEAN_PRIORITIES.items()})
 
     def get_deploy_steps(self, node, ports) -> list[dict[str, Any]]:
         """Steps of deployments, which run only if a template asks."""
-        return self._offered({names.APPLY_LAYOUT: _step(
+        return self._offered(node, {names.APPLY_LAYOUT: _step(
             names.APPLY_LAYOUT, argsinfo=_LAYOUT_ARGS)})
 
     def get_service_steps(self, node, ports) -> list[dict[str, Any]]:
         """Steps on a node that has its tenant, which run if asked for."""
-        return self._offered({
+        return self._offered(node, {
             names.APPLY_LAYOUT: _step(names.APPLY_LAYOUT,
                                       argsinfo=_LAYOUT_ARGS),
             **{name: _step(name, abortable=name == steps.VERIFY)
@@ -119,17 +116,24 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
         """Check that the GPUs are the node's, well, idle and whole."""
         with _told(node):
             return {'gpus': cleaning.Cleaner(self._ramdisk).verify(
-                node.get('properties') or {},
+                _properties(node),
                 # A tenant's own, where the node has one.
                 may_be_in_mig_mode=_is_service(node))}
 
-    def _offered(self, candidates):
-        host = self._ramdisk.ours()
+    def _offered(self, node, candidates):
+        inspected = faults.had_gpus(_properties(node))
+        try:
+            host = self._ramdisk.ours()
+        except exception.GpuDriverError as error:
+            LOG.error('NVIDIA GPUs: %s', error)
+            # Each step fails with that error, so that Ironic shows it.
+            return (list(candidates.values())
+                    if inspected or ramdisk.may_have_gpus(CONF) else [])
         resettable = [gpu.address for gpu in host.gpus
                       if self._ramdisk.resetter.can_reset(gpu.address)]
         found = []
         for name, step in candidates.items():
-            obstacle = steps.obstacle(name, host, resettable)
+            obstacle = steps.obstacle(name, host, resettable, inspected)
             if obstacle:
                 LOG.info('Step %(step)s is not offered: %(reason)s',
                          {'step': name, 'reason': obstacle})
@@ -159,6 +163,10 @@ def _error_class(node):
     if node.get('clean_step'):
         return errors.CleaningError
     return errors.DeploymentError
+
+
+def _properties(node):
+    return node.get('properties') or {}
 
 
 def _is_service(node):

@@ -84,6 +84,18 @@ class Ramdisk:
         yield
 
 
+def may_have_gpus(conf: cfg.ConfigOpts) -> bool:
+    """Whether there is any NVIDIA GPU, or that cannot be told.
+
+    Of ``[gpu]`` only the options that choose the machine need to be right.
+    """
+    try:
+        host = reader.HostReader(platform.from_conf(conf)).snapshot()
+    except exception.GpuDriverError:
+        return True
+    return bool(host.gpus or host.problems)
+
+
 def each(gpus: Iterable[model.Gpu],
          act: Callable[[model.Gpu], dict[str, Any]]) -> list[dict[str, Any]]:
     """Do something to each GPU, also where it fails on another.

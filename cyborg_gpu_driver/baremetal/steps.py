@@ -38,12 +38,16 @@ Considerations)."""
 
 
 def obstacle(step: str, host: model.Host,
-             resettable: Collection[model.PciAddress] = ()) -> str:
+             resettable: Collection[model.PciAddress] = (),
+             inspected: bool = False) -> str:
     """Why a node is not to be offered a step, for people; or ``''``.
 
     :param host: without the GPUs that the operator wants left alone.
     :param resettable: GPUs that the kernel can reset.
+    :param inspected: whether the last inspection found GPUs.
     """
+    if step == VERIFY and inspected:
+        return ''
     if not host.gpus:
         return 'there is no NVIDIA GPU'
     if step == names.APPLY_LAYOUT and not any(map(_may_have_mig, host.gpus)):

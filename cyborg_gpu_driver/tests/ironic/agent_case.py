@@ -17,6 +17,7 @@ It finds no program but the ones here, and so neither disks nor power.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -34,6 +35,8 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslotest import base
 
+from cyborg_gpu_driver.baremetal import image
+from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program import privileged
@@ -54,12 +57,12 @@ echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
 echo '2:501MiB:65535MiB:65034MiB:ext4::;'
 """
 _MOUNT = """\
-test "$1" = {disk}2 || {{ echo 'unknown filesystem type' >&2; exit 32; }}
-{cp} -a {disk}2/. "$2"
+test "$1" = {image} || {{ echo 'unknown filesystem type' >&2; exit 32; }}
+{cp} -a {image}/. "$2"
 echo "$2" >> {log}
 """
 _UMOUNT = """\
-{cp} -a "$1/." {disk}2
+{cp} -a "$1/." {image}
 """
 
 
@@ -72,6 +75,9 @@ class AgentCase(base.BaseTestCase):
 
     MACHINE: str | None = 'a30x4'
     """None for one that is not simulated, whose sysfs is ``sysfs``."""
+    DISK = 'disk'
+    ROOT = 'disk2'
+    """Its second partition, as the kernel calls it."""
 
     def setUp(self):
         super().setUp()
@@ -85,8 +91,8 @@ class AgentCase(base.BaseTestCase):
             # What the agent puts under pynvml goes with it.
             guard = simulator.Machine.load(self.MACHINE).install()
             self.addCleanup(guard.uninstall)
-        self.disk = self.directory / 'disk'
-        self.image = self.directory / 'disk2'
+        self.disk = self.directory / self.DISK
+        self.image = self.directory / self.ROOT
         self.programs = self.directory / 'bin'
         self.programs.mkdir()
         self._write_programs()
@@ -133,6 +139,10 @@ class AgentCase(base.BaseTestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o755)
 
+    def found_root(self) -> contextlib.AbstractContextManager[tree.Tree]:
+        """The root file system of what is deployed, as a step finds it."""
+        return image.mounted()
+
     def stub(self, name: str, script: str) -> None:
         """Have a program that is a script of the shell."""
         path = self.programs / name
@@ -140,7 +150,8 @@ class AgentCase(base.BaseTestCase):
         path.chmod(0o755)
 
     def _write_programs(self):
-        names = {'disk': self.disk, 'cp': shutil.which('cp'),
+        names = {'disk': self.disk, 'image': self.image,
+                 'cp': shutil.which('cp', path=os.defpath),
                  'log': self.directory / 'mounted'}
         for name in _SILENT:
             self.stub(name, '')
@@ -156,21 +167,24 @@ class AgentCase(base.BaseTestCase):
         """What the best manager that knows the method says."""
         return hardware.dispatch_to_managers(method)
 
-    def steps(self, kind: str, manager: str = MANAGER) -> list[dict]:
+    def steps(self, kind: str, manager: str = MANAGER,
+              properties: dict | None = None) -> list[dict]:
         """A manager's steps that the agent tells Ironic of.
 
         :param kind: clean, deploy or service.
+        :param properties: the node's.
         """
         result = getattr(_EXTENSIONS[kind](), f'get_{kind}_steps')(
-            node={'uuid': 'node', 'properties': {}, 'instance_info': {}},
-            ports=[])
+            node={'uuid': 'node', 'properties': properties or {},
+                  'instance_info': {}}, ports=[])
         self.version = result.command_result['hardware_manager_version']
         return result.command_result[f'{kind}_steps'].get(manager, [])
 
-    def names(self, kind: str) -> list[str]:
+    def names(self, kind: str, properties: dict | None = None) -> list[str]:
         """The names of those steps, in the order that they run in."""
         return [step['step'] for step in sorted(
-            self.steps(kind), key=lambda step: -step['priority'])]
+            self.steps(kind, properties=properties),
+            key=lambda step: -step['priority'])]
 
     def execute(self, kind: str, name: str, properties: dict | None = None,
                 **args: object):

@@ -85,7 +85,7 @@ class Server:
         environment = {
             'HOME': str(self.directory), 'TMPDIR': str(self.directory),
             'LANG': 'C.UTF-8', 'PYTHONWARNINGS': 'ignore',
-            ramdisk.ADDRESS: self.address}
+            ramdisk.ADDRESS: self.address, **services.checkout()}
         with self._log.open('ab') as log:
             self._process = subprocess.Popen(
                 [sys.executable, '-m', ramdisk.__name__,

@@ -211,7 +211,13 @@ def _command(name):
 def _environment(directory):
     return {'PATH': os.environ['PATH'], 'HOME': str(directory),
             'TMPDIR': str(directory), 'LANG': 'C.UTF-8',
-            'PYTHONWARNINGS': 'ignore'}
+            'PYTHONWARNINGS': 'ignore', **checkout()}
+
+
+def checkout() -> dict[str, str]:
+    """What makes another process import the same modules as this one."""
+    return {name: os.environ[name] for name in ('PYTHONPATH',)
+            if name in os.environ}
 
 
 def _run(directory, name, *arguments):

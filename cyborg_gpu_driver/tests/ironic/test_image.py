@@ -20,6 +20,7 @@ import subprocess
 
 from ironic_python_agent import errors
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.tests.ironic import agent_case
 
@@ -74,6 +75,53 @@ class DiskCase(agent_case.AgentCase):
 
     def deploy(self, layout='all-1g.10gb'):
         return self.execute('deploy', 'apply_gpu_layout', layout=layout)
+
+
+class RaidTest(DiskCase):
+    """The disk is a software RAID, whose partitions have a p in the name."""
+
+    DISK = 'md0'
+    ROOT = 'md0p2'
+
+    def test_staged(self):
+        self.deploy()
+        with self.mounted():
+            self.assertTrue((self.root / staged.LAYOUT_PATH).exists())
+        self.assertIn(f'The root file system is on {self.image}',
+                      self.log.output)
+
+
+class RootTest(agent_case.AgentCase):
+
+    MACHINE = None
+
+    def found(self):
+        with self.found_root() as root:
+            return root.find_program(['usr/bin/cyborg-gpu'])
+
+    def test_names_of_partitions(self):
+        for disk, root in (('sda', 'sda2'), ('vdb', 'vdb2'),
+                           ('nvme0n1', 'nvme0n1p2'), ('md126', 'md126p2'),
+                           ('mmcblk0', 'mmcblk0p2')):
+            self.disk, self.image = (self.directory / name
+                                     for name in (disk, root))
+            self._write_programs()
+            self.make_image('usr/bin/cyborg-gpu')
+            self.restart()
+            self.assertEqual('usr/bin/cyborg-gpu', self.found())
+
+    def test_what_was_looked_at_is_named(self):
+        self.image.mkdir()
+        error = self.assertRaises(exception.ImageRefused, self.found)
+        self.assertIn('no partition has /etc/systemd/system', str(error))
+        self.assertIn(f'looked at {self.disk}1 (cannot be mounted), '
+                      f'{self.disk}2', str(error))
+
+    def test_no_partition_table(self):
+        self.stub('parted', 'echo "unrecognised disk label" >&2; exit 1')
+        error = self.assertRaises(exception.ImageRefused, self.found)
+        self.assertIn('its partitions cannot be listed', str(error))
+        self.assertIn('unrecognised disk label', str(error))
 
 
 class DiskTest(DiskCase):

@@ -79,11 +79,23 @@ class OfferTest(agent_case.AgentCase):
         self.assertEqual([], self.names('clean'))
 
     def test_wrong_options(self):
+        """Each step fails and says which; the agent goes on."""
         self.conf.config(group='gpu', ignored_devices=['some'])
         self.restart()
-        caught = self.assertRaises(errors.HardwareManagerConfigurationError,
-                                   self.managers)
-        self.assertIn('[gpu] ignored_devices = some', caught.details)
+        self.assertEqual(_CLEANING, self.names('clean'))
+        self.assertEqual([_LAYOUT], self.names('deploy'))
+        for name in _CLEANING:
+            self.refused('clean', name, errors.CleaningError,
+                         '[gpu] ignored_devices = some')
+        self.refused('deploy', _LAYOUT, errors.DeploymentError,
+                     '[gpu] ignored_devices = some', layout='all-disabled')
+
+    def test_wrong_machine(self):
+        self.conf.config(group='gpu', simulate='no-such-host')
+        self.restart()
+        self.assertEqual(_CLEANING, self.names('clean'))
+        self.refused('clean', 'verify_gpus', errors.CleaningError,
+                     "'no-such-host'")
 
 
 class SysfsTest(agent_case.AgentCase):
@@ -103,10 +115,24 @@ class SysfsTest(agent_case.AgentCase):
 
     def test_no_gpu(self):
         self.add(vendor='0x8086', **{'class': '0x030000'})
+        for kind in ('clean', 'deploy', 'service'):
+            self.assertEqual([], self.names(kind))
+        self.refused('clean', 'verify_gpus', errors.CleaningError,
+                     'there is no NVIDIA GPU, and no inspection of the node')
+
+    def test_all_are_missing(self):
+        properties = {'nvidia_gpus': {'boards': [
+            {'device_id': '2330', 'model': 'NVIDIA H100', 'count': 8}]}}
+        self.assertEqual(['verify_gpus'], self.names('clean', properties))
+        self.refused('clean', 'verify_gpus', errors.CleaningError,
+                     'no GPU where the last inspection found 8 x NVIDIA H100',
+                     properties=properties)
+
+    def test_wrong_options_without_a_gpu(self):
+        self.conf.config(group='gpu', ignored_devices=['some'])
+        self.restart()
         self.assertEqual([], self.names('clean'))
-        self.assertNotIn('nvidia-gpus', self.version)
-        self.assertRaises(errors.HardwareManagerMethodNotFound,
-                          self.execute, 'clean', 'verify_gpus')
+        self.assertIn('[gpu] ignored_devices = some', self.log.output)
 
     def test_reset(self):
         places = [self.add(reset='', reset_method='flr') for _ in range(2)]
@@ -244,7 +270,8 @@ class VgpuTest(agent_case.AgentCase):
 
     def test_they_go_unless_a_guest_has_one(self):
         gpu = self.machine.gpus[0].address
-        self.managers()
+        # Makes privileged changes happen in this process.
+        self.names('clean')
         privileged_gpu.enable_virtual_functions(gpu)
         privileged.create_gpu_instance(gpu, 19, 6, 1)
         function = privileged.machine().sysfs.link_name(

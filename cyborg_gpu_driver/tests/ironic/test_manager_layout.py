@@ -136,8 +136,13 @@ class StageTest(LayoutCase):
         self.refused('deploy', _STEP, errors.DeploymentError,
                      f'GPU {gpu}: MIG mode cannot be turned on', '4711',
                      layout=_HALVES)
-        self.assertFalse((self.image / staged.LAYOUT_PATH).exists())
         self.assertEqual((False, False), self.modes()[1])
+
+    def test_an_image_that_cannot_take_it(self):
+        self.clear()
+        (self.image / 'etc/cyborg-gpu').touch()
+        self.fails(_HALVES, '/etc/cyborg-gpu/layout.yaml cannot be written')
+        self.assertEqual([(False, False)] * 4, self.modes())
 
     def test_gpus_left_alone(self):
         self.clear()
