@@ -52,6 +52,12 @@ class Gpu:
         """Whether vGPUs lie on the GPU itself: no SR-IOV (Turing)."""
         return not self.model.totalvfs
 
+    @property
+    def on_switches(self) -> bool:
+        """Whether its NVLinks lead to NVSwitches."""
+        return any(self.machine.host.gpu(peer) is None
+                   for peer in self.spec.nvlink_peers)
+
     def vfs(self) -> tuple[str, ...]:
         """Addresses of the virtual functions that there are now."""
         return self.vf_addresses[:self.state.vfs]
@@ -76,6 +82,30 @@ class Gpu:
     def busy(self) -> bool:
         """Whether anything but an idle driver uses it."""
         return bool(self.state.processes or self.state.vgpus)
+
+    def held(self) -> bool:
+        """Whether anything has its device node open."""
+        return bool(self.state.outsiders or self.state.processes
+                    or self.bound and (self.machine.state.drm_modeset
+                                       or self.machine.opens.held(self)))
+
+    def holders(self) -> list[state_module.Holder]:
+        """Who has its device node open."""
+        if not self.bound:
+            return []
+        found = [*self.machine.opens.holders(self), *self.state.outsiders]
+        known = {holder.pid for holder in found}
+        found += [state_module.Holder(process.pid, 'python3')
+                  for process in self.state.processes
+                  if process.pid not in known]
+        if self.machine.state.drm_modeset:
+            found.append(state_module.Holder(0, 'nvidia_drm'))
+        return found
+
+    def remove_node(self) -> None:
+        """Remove the device node, as the driver does that leaves it."""
+        self.state.outsiders.clear()
+        self.machine.opens.remove(self)
 
     def clear(self) -> None:
         """Forget all that does not outlive a reset."""

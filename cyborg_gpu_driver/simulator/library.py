@@ -140,27 +140,30 @@ class Library:
             self._sessions = 0
             self.handles.clear()
             self.events.clear()
+            self.machine.opens.close()
         self._process, self._boot = here
         self._sessions += 1
 
     def stop(self) -> None:
-        """nvmlShutdown: handles end with the last session."""
+        """nvmlShutdown: handles and opens end with the last session."""
         self._sessions -= 1
         if not self._sessions:
             self.handles.clear()
             self.events.clear()
+            self.machine.opens.close()
 
     def visible(self) -> list[gpu_module.Gpu]:
         """GPUs that NVML counts: those that NVIDIA's driver has."""
         return [gpu for gpu in self.machine.gpus if gpu.bound]
 
     def handle_of(self, gpu: gpu_module.Gpu) -> int:
-        """A handle of a GPU.
+        """A handle of a GPU, whose device node is open from now on.
 
         :raises Refused: GPU_IS_LOST if it fell off the bus.
         """
         if gpu.state.lost:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.machine.opens.open(gpu)
         return self._value('gpu', gpu.address, gpu.state.epoch)
 
     def instance_handle(self, gpu: gpu_module.Gpu, instance_id: int) -> int:

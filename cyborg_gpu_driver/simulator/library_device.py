@@ -43,7 +43,7 @@ def asked_for(library, name, argument):
     if 'BySerial' in name:
         return _first(library, lambda gpu: gpu.spec.serial
                       == memory.text(argument))
-    address = _sysfs_address(memory.text(argument))
+    address = sysfs_address(memory.text(argument))
     return _first(library, lambda gpu: gpu.address == address)
 
 
@@ -51,7 +51,20 @@ def _first(library, test):
     return next((gpu for gpu in library.visible() if test(gpu)), None)
 
 
-def _sysfs_address(bus_id):
+def _open_until(library, found):
+    """Open the GPUs that NVML looks at before the one it searches for.
+
+    nvml.h of nvmlDeviceGetHandleBySerial and of nvmlDeviceGetHandleByUUID:
+    NVML may initialize additional GPUs as it searches for the target GPU.
+    """
+    for gpu in library.visible():
+        if not gpu.state.lost:
+            library.machine.opens.open(gpu)
+        if gpu is found:
+            return
+
+
+def sysfs_address(bus_id):
     """Sysfs's spelling of a bus id in any spelling; None if it is none."""
     match = _BUS_ID.fullmatch(bus_id)
     if match is None:
@@ -92,14 +105,16 @@ def handle_by_index(library, index, handle):
 @symbols.symbol('nvmlDeviceGetHandleByPciBusId_v2',
                 'nvmlDeviceGetHandleByPciBusId')
 def handle_by_bus_id(library, bus_id, handle):
-    if _sysfs_address(memory.text(bus_id)) is None:
+    if sysfs_address(memory.text(bus_id)) is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
 
 
 @symbols.symbol('nvmlDeviceGetHandleBySerial')
 def handle_by_serial(library, serial, handle):
-    _put_found(library, asked_for(library, 'BySerial', serial), handle)
+    found = asked_for(library, 'BySerial', serial)
+    _open_until(library, found)
+    _put_found(library, found, handle)
 
 
 def _put_found(library, gpu, handle):
@@ -120,6 +135,7 @@ def handle_by_uuid_v(library, uuid, handle):
 
 def _put_by_uuid(library, uuid, handle):
     gpu, ids = _by_uuid(library, uuid)
+    _open_until(library, gpu)
     if ids is None:
         _put_found(library, gpu, handle)
     else:

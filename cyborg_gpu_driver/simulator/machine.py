@@ -32,21 +32,22 @@ from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.simulator import library_device
+from cyborg_gpu_driver.simulator import machine_faults
+from cyborg_gpu_driver.simulator import machine_users
+from cyborg_gpu_driver.simulator import opens
 from cyborg_gpu_driver.simulator import patch
+from cyborg_gpu_driver.simulator import reset
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import sriov
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator import store
 from cyborg_gpu_driver.simulator import sysfs
-from cyborg_gpu_driver.simulator import vgpu as rules
 
 names = files.names
-_FIRST_PID = 100000
-_OFF_THE_BUS = 79
-_KEPT_XIDS = 99
 
 
-class Machine:
+class Machine(machine_faults.HardwareFaults, machine_users.Users):
     """One simulated machine, as one process sees it.
 
     :param host: what it is made of.
@@ -63,6 +64,7 @@ class Machine:
         self.calls: collections.Counter[str] = collections.Counter()
         self._allowed = True
         self._store = store.Store(host, state)
+        self.opens = opens.Opens(state)
         self.gpus = tuple(gpu_module.Gpu(self, gpu) for gpu in host.gpus)
         self._by_address = {gpu.address: gpu for gpu in self.gpus}
         self.library = library.Library(self)
@@ -118,8 +120,14 @@ class Machine:
         return self
 
     def uninstall(self) -> None:
-        """Give pynvml back what it had before :meth:`install`."""
+        """Give pynvml back what it had before :meth:`install`.
+
+        The last one ends NVML in this process, as the process's end does.
+        """
         self._patches.pop().undo()
+        if not self._patches:
+            with self.operation():
+                self.opens.close()
 
     def __enter__(self) -> Machine:
         return self.install()
@@ -156,8 +164,47 @@ class Machine:
         with self.operation(write=True):
             if gpu.busy() or gpu.state.vfs:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            gpu.clear()
-            gpu.state.mig = gpu.state.pending
+            reset.done(gpu)
+
+    def smi_reset(self, name: str) -> None:
+        """Reset a GPU with nvidia-smi.
+
+        :param name: address in any spelling, UUID, or NVML's index.
+        :raises OSError: as :func:`reset.by_driver`; ENXIO if there is no
+            such GPU; what a fault of the name ``nvidia-smi`` says.
+        """
+        with self.operation(write=True):
+            gpu = self._named(name)
+            with self._tool('nvidia-smi', gpu and gpu.address):
+                if gpu is None:
+                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                reset.by_driver(gpu)
+
+    def _named(self, name):
+        """The GPU that a user of nvidia-smi means, None if there is none."""
+        gpus = self.library.visible()
+        if name.isdecimal():
+            return gpus[int(name)] if int(name) < len(gpus) else None
+        address = library_device.sysfs_address(name)
+        return next((gpu for gpu in gpus
+                     if name == gpu.spec.uuid or address == gpu.address),
+                    None)
+
+    @property
+    def fabric_manager_runs(self) -> bool:
+        """Whether nv-fabricmanager runs."""
+        with self.operation():
+            return bool(self.state.fabric_manager)
+
+    def start_fabric_manager(self) -> None:
+        """Let nv-fabricmanager run."""
+        with self.operation(write=True):
+            self.state.fabric_manager = True
+
+    def stop_fabric_manager(self) -> None:
+        """Let nv-fabricmanager end."""
+        with self.operation(write=True):
+            self.state.fabric_manager = False
 
     def reboot(self) -> None:
         """Start the machine again.
@@ -171,6 +218,7 @@ class Machine:
             for gpu in self.gpus:
                 state = gpu.state
                 gpu.clear()
+                gpu.remove_node()
                 state.driver = gpu.spec.driver
                 state.lost = False
                 state.vfs = 0
@@ -251,57 +299,8 @@ class Machine:
             if gpu.busy() or gpu.state.vfs:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             gpu.clear()
+            gpu.remove_node()
             gpu.state.driver = driver
-
-    def lose_gpu(self, address: str) -> None:
-        """Let a GPU fall off the bus: NVML answers GPU_IS_LOST for it."""
-        with self.operation(write=True):
-            self.gpu(address).state.lost = True
-            self.raise_xid(address, _OFF_THE_BUS)
-
-    def find_gpu(self, address: str) -> None:
-        """Bring a lost GPU back as it was."""
-        with self.operation(write=True):
-            self.gpu(address).state.lost = False
-
-    def set_remapped_rows(self, address: str, corrected: int = 0,
-                          uncorrected: int = 0, pending: bool = False,
-                          failed: bool = False) -> None:
-        """Let a GPU's memory have faults (nvmlDeviceGetRemappedRows)."""
-        with self.operation(write=True):
-            self.gpu(address).state.remapped = [
-                corrected, uncorrected, int(pending), int(failed)]
-
-    def raise_xid(self, address: str, xid: int | None,
-                  instance: int | None = None,
-                  compute: int | None = None) -> None:
-        """Let the driver tell of an error to whoever waits for events.
-
-        :param xid: None for a double-bit error of the memory's ECC.
-        :param instance: id of the GPU instance that it is limited to.
-        :param compute: id of the compute instance in that.
-        """
-        with self.operation(write=True):
-            state = self.state
-            state.xids = [*state.xids[-_KEPT_XIDS:], state_module.Xid(
-                state.number(), self.gpu(address).address, xid, instance,
-                compute)]
-
-    def set_health(self, address: str, **facts: int | None) -> None:
-        """Change what a GPU answers about its health.
-
-        :param facts: ``celsius``; ``uncorrected`` ECC errors since the
-            driver was loaded; ``recovery``, what the driver asks for
-            (NVML_GPU_RECOVERY_ACTION_*), None if it is too old to say.
-        """
-        with self.operation(write=True):
-            state = self.gpu(address).state
-            state.ecc[1] = facts.pop('uncorrected', state.ecc[1])
-            state.celsius = facts.pop('celsius', state.celsius)
-            state.recovery = facts.pop('recovery', state.recovery)
-        if facts:
-            raise exception.SimulationError(
-                name=self.host.name, reason=f'no such fact: {min(facts)}')
 
     @property
     def boot_id(self) -> str:
@@ -324,77 +323,3 @@ class Machine:
         """Bring NVML back; sessions must be opened anew."""
         with self.operation(write=True):
             self.state.nvml = pynvml.NVML_SUCCESS
-
-    def add_process(self, address: str, pid: int,
-                    instance: int | None = None,
-                    compute: int | None = None) -> None:
-        """Let a process use a GPU, or one of its instances."""
-        gpu = self.gpu(address)
-        with self.operation(write=True):
-            if instance is not None:
-                found = gpu.state.instances.get(instance)
-                if found is None or (compute is not None
-                                     and compute not in found.compute):
-                    raise exception.SimulationError(
-                        name=self.host.name,
-                        reason=f'{address} has no such instance '
-                               f'({instance}, {compute})')
-            gpu.state.processes.append(state_module.Process(
-                pid=pid, instance=instance, compute=compute))
-
-    def remove_process(self, pid: int) -> None:
-        """Let a process end, on every GPU."""
-        with self.operation(write=True):
-            for gpu in self.gpus:
-                gpu.state.processes = [
-                    process for process in gpu.state.processes
-                    if process.pid != pid]
-
-    def start_guest(self, vgpu: str) -> int:
-        """Let a virtual machine run on a vGPU, which then cannot go.
-
-        :param vgpu: an mdev's UUID, or the address of a function.
-        :returns: id of the virtual machine's process.
-        :raises OSError: if the virtual machine does not boot because of the
-            placement that was wished for in ``vgpu_params``: EINVAL if the
-            type cannot have it, EBUSY if another vGPU is in its place.
-        """
-        with self.operation(write=True):
-            gpu, found = self._vgpu(vgpu)
-            if not found.guest:
-                rules.start_guest(gpu, found,
-                                  _FIRST_PID + self.state.number())
-            return found.holders[-1]
-
-    def stop_guest(self, vgpu: str) -> None:
-        """Let the virtual machine that runs on a vGPU end."""
-        with self.operation(write=True):
-            found = self._vgpu(vgpu)[1]
-            if found.guest:
-                found.guest = False
-                found.holders.pop()
-
-    def open_vfio(self, vgpu: str, pid: int) -> None:
-        """Let a process open a vGPU's VFIO device, without a guest yet."""
-        with self.operation(write=True):
-            self._vgpu(vgpu)[1].holders.insert(0, pid)
-
-    def close_vfio(self, vgpu: str, pid: int) -> None:
-        """Let a process close a vGPU's VFIO device."""
-        with self.operation(write=True):
-            self._vgpu(vgpu)[1].holders.remove(pid)
-
-    def vfio_holders(self, address: str) -> tuple[int, ...]:
-        """Processes that have the VFIO device of a function open."""
-        with self.operation():
-            return tuple(pid for gpu in self.gpus
-                         for vgpu in gpu.vgpus_on(str(address))
-                         for pid in vgpu.holders)
-
-    def _vgpu(self, name):
-        for gpu in self.gpus:
-            for vgpu in gpu.state.vgpus:
-                if str(name) in (vgpu.uuid, vgpu.function):
-                    return gpu, vgpu
-        raise exception.SimulationError(
-            name=self.host.name, reason=f'there is no vGPU {name}')

@@ -43,6 +43,10 @@ def open_platform(machine: str | machine_module.Machine,
         nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
         simulated=True, sriov_manage=tools.sriov_manage(machine),
         mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
+        nvidia_smi=tools.nvidia_smi(machine),
+        gpu_holders=lambda address: tuple(
+            (pid, name) for pid, name in machine.holders(address) if pid),
+        fabric_manager=lambda: machine.fabric_manager_runs,
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)
 

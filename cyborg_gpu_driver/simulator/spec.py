@@ -198,6 +198,12 @@ class Host:
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
 
+    @property
+    def has_switches(self) -> bool:
+        """Whether NVLinks lead to NVSwitches."""
+        return any(self.gpu(peer) is None for gpu in self.gpus
+                   for peer in gpu.nvlink_peers)
+
     def pci_id(self, address: str) -> int:
         """Device id and vendor id of a function, as NVML packs them."""
         gpu = self.gpu(address)

@@ -25,7 +25,7 @@ import pynvml
 
 from cyborg_gpu_driver.simulator import spec
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass
@@ -78,6 +78,15 @@ class Process:
     compute: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who has a device node open."""
+
+    pid: int
+    """0 for a kernel module, -1 for a process that cannot be seen."""
+    name: str
+
+
 @dataclasses.dataclass
 class Xid:
     """An error that the driver has told (nvmlEventTypeXidCriticalError)."""
@@ -113,6 +122,10 @@ class Gpu:
     lost: bool = False
     epoch: int = 0
     """Counts resets and unbinds: handles of an earlier one are dead."""
+    node: int = 0
+    """Counts device nodes: an unbind removes one, a bind makes another."""
+    outsiders: list[Holder] = dataclasses.field(default_factory=list)
+    """Simulated processes that have the node open."""
     heterogeneous: bool = False
     scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
     remapped: list[int] = dataclasses.field(
@@ -148,6 +161,10 @@ class State:
     """UUIDs of the mdevs that mdevctl has on file."""
     starts: int = 0
     """Counts starts of the machine."""
+    fabric_manager: bool | None = None
+    """Whether the fabric manager runs; None if it is not installed."""
+    drm_modeset: bool | None = None
+    """The parameter of the module nvidia_drm; None if it is not loaded."""
     xids: list[Xid] = dataclasses.field(default_factory=list)
     """What has happened, oldest first; the last hundred."""
     counter: int = 0
@@ -163,7 +180,7 @@ def first(host: spec.Host) -> State:
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
                          vfs=gpu.vfs)
-        for gpu in host.gpus})
+        for gpu in host.gpus}, fabric_manager=host.has_switches or None)
 
 
 def to_json(state: State) -> dict[str, Any]:
@@ -188,8 +205,9 @@ def _gpu(value):
     vgpus = [Vgpu(**vgpu) for vgpu in value.pop('vgpus')]
     processes = [Process(**process) for process in value.pop('processes')]
     scheduler = Scheduler(**value.pop('scheduler'))
+    outsiders = [Holder(**holder) for holder in value.pop('outsiders')]
     return Gpu(instances=instances, vgpus=vgpus, processes=processes,
-               scheduler=scheduler, **value)
+               scheduler=scheduler, outsiders=outsiders, **value)
 
 
 def _instance(value):

@@ -84,6 +84,62 @@ def mdevctl(machine) -> Callable[..., str]:
     return run
 
 
+def nvidia_smi(machine) -> Callable[..., str]:
+    """nvidia-smi, of which there is ``--gpu-reset -i GPU`` alone.
+
+    What it prints is as NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181
+    show it; exit statuses are those of its manual page.
+
+    :returns: a function of its arguments; it raises FileNotFoundError if
+        nvidia-smi is not there and ProcessExecutionError if it fails.
+    """
+    def run(*arguments):
+        command = ' '.join(('nvidia-smi', *arguments))
+
+        def fail(status, text):
+            return processutils.ProcessExecutionError(
+                stderr=f'{text}\n', exit_code=status, cmd=command)
+        match arguments:
+            case ('--gpu-reset' | '-r', '-i' | '--id', name):
+                pass
+            case ('--gpu-reset' | '-r', option) if option.startswith(
+                    '--id='):
+                name = option.removeprefix('--id=')
+            case _:
+                raise fail(2, f'Invalid combination of input arguments: '
+                              f'{" ".join(arguments)}')
+        if not machine.privileged:
+            raise fail(4, f'Unable to reset GPU {name}: Insufficient '
+                          'Permissions')
+        try:
+            machine.smi_reset(name)
+        except FileNotFoundError as error:
+            raise _not_installed('nvidia-smi') from error
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise fail(6, 'No devices were found') from error
+            raise fail(255, _reset_refusal(name, error)) from error
+        return f'GPU {name} was successfully reset.\nAll done.\n'
+    return run
+
+
+def _reset_refusal(name, error):
+    reason = {errno.EBUSY: 'In use by another client',
+              errno.EIO: 'GPU is lost',
+              errno.ENOTCONN: 'Fabric Manager is not running'}.get(
+                  error.errno, error.strerror)
+    text = (f'\nThe following GPUs could not be reset:\n'
+            f'  GPU {name}: {reason}\n')
+    if error.errno == errno.EBUSY:
+        text += ('\n1 device is currently being used by one or more other '
+                 'processes (e.g., Fabric Manager, CUDA application, '
+                 'graphics application such as an X server, or a monitoring '
+                 'application such as another instance of nvidia-smi). '
+                 'Please first kill all processes using this device and all '
+                 'compute applications running in the system.\n')
+    return text
+
+
 def _need_root(machine):
     if not machine.privileged:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -95,6 +95,12 @@ class _Builder:
                 'iommu_groups': nodes.Listing(
                     self._group_names, self._group)}),
             'module': directory({
+                'nvidia_drm': directory(
+                    {'parameters': directory({'modeset': nodes.File(
+                        lambda: 'Y' if self.machine.state.drm_modeset
+                        else 'N')})},
+                    present=lambda: self.machine.state.drm_modeset
+                    is not None),
                 'nvidia': directory(
                     {'version': nodes.File(self.host.driver_version)},
                     present=lambda: any(gpu.bound
@@ -192,8 +198,11 @@ class _Builder:
             lambda uuid: files.mdev(address, uuid), entries)
 
     def _physical(self, gpu):
-        entries = {'reset': nodes.File(
-            write=lambda text: self._reset(gpu, text))}
+        entries = {
+            'reset': nodes.File(write=lambda text: self._reset(gpu, text)),
+            'drm': nodes.Directory({}, present=lambda: gpu.bound and
+                                   gpu.machine.state.drm_modeset
+                                   is not None)}
         if not gpu.model.totalvfs:
             return entries
         entries['sriov_totalvfs'] = nodes.File(str(gpu.model.totalvfs))

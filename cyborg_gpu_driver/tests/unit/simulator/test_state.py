@@ -183,6 +183,7 @@ class TestStateFile(base.MachineTestCase):
 
     def test_no_descriptor_is_left_open(self):
         self.use(self.load())
+        self.device()
         before = len(os.listdir('/proc/self/fd'))
         for _ in range(5):
             self.create(self.device(), 19)

@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""sriov-manage and mdevctl of a simulated machine."""
+"""sriov-manage, mdevctl and nvidia-smi of a simulated machine."""
 
 import errno
 
 import pynvml
 from oslo_concurrency import processutils
 
+from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -145,3 +146,107 @@ class TestMdevctl(ToolsTestCase):
             ('Error: Permission denied\n', 1),
             self.refused(self.run_tool, 'undefine', '-u', base.UUID))
         self.assertEqual((base.UUID,), self.machine.defined_mdevs)
+
+
+class TestNvidiaSmi(ToolsTestCase):
+    host = 'dgx-a100-40'
+    gpu = '0000:07:00.0'
+
+    def setUp(self):
+        super().setUp()
+        self.machine.sriov_manage(self.gpu, enable=False)
+        self.run_tool = tools.nvidia_smi(self.machine)
+
+    def reset(self):
+        return self.run_tool('--gpu-reset', '-i', self.gpu)
+
+    def pend(self):
+        """Let MIG mode be left pending, and NVML be closed."""
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.gpu).state.pending = False
+        pynvml.nvmlShutdown()
+
+    def mode(self):
+        pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlDeviceGetMigMode(self.at(self.gpu))[0]
+        finally:
+            pynvml.nvmlShutdown()
+
+    def test_it_resets(self):
+        self.create(self.at(self.gpu), 19)
+        self.pend()
+        self.assertIn(f'GPU {self.gpu} was successfully reset',
+                      self.reset())
+        self.assertEqual(0, self.mode())
+        self.assertEqual(1, self.machine.calls['nvidia-smi'])
+        self.assertEqual({}, self.machine.gpu(self.gpu).state.instances)
+
+    def test_names_of_a_gpu(self):
+        pynvml.nvmlShutdown()
+        uuid = self.machine.gpu(self.gpu).spec.uuid
+        for name in ('0', uuid, '00000000:07:00.0'):
+            self.run_tool('-r', f'--id={name}')
+        for name in ('8', 'GPU-none', '0000:ff:00.0', 'x'):
+            self.assertEqual(('No devices were found\n', 6), self.refused(
+                self.run_tool, '--gpu-reset', '-i', name))
+
+    def assert_in_use(self):
+        text, status = self.refused(self.reset)
+        self.assertIn(f'GPU {self.gpu}: In use by another client', text)
+        self.assertEqual(255, status)
+
+    def test_it_refuses_while_anyone_holds_the_gpu(self):
+        self.device()
+        self.assert_in_use()
+        self.pend()
+        self.machine.add_holder(self.gpu, 812, 'nvidia-persistenced')
+        self.assert_in_use()
+        self.machine.remove_holder(812)
+        self.machine.load_drm()
+        self.assert_in_use()
+        self.machine.unload_drm()
+        self.machine.add_process(self.gpu, 4711)
+        self.assert_in_use()
+        self.machine.remove_process(4711)
+        self.assertEqual(1, self.mode())
+        self.reset()
+        self.assertEqual(0, self.mode())
+
+    def test_ampere_on_nvswitches_needs_a_fabric_manager(self):
+        self.pend()
+        self.machine.stop_fabric_manager()
+        text, status = self.refused(self.reset)
+        self.assertIn('Fabric Manager', text)
+        self.assertEqual(255, status)
+        self.machine.start_fabric_manager()
+        self.reset()
+
+    def test_hopper_needs_no_fabric_manager(self):
+        self.use(machine_module.Machine.load('hgx-h100'))
+        pynvml.nvmlShutdown()
+        gpu = self.machine.gpus[0].address
+        self.machine.sriov_manage(gpu, enable=False)
+        self.machine.stop_fabric_manager()
+        tools.nvidia_smi(self.machine)('-r', '-i', gpu)
+
+    def test_a_lost_gpu(self):
+        self.machine.lose_gpu(self.gpu)
+        self.assertIn('GPU is lost', self.refused(self.reset)[0])
+
+    def test_a_gpu_of_another_driver(self):
+        self.machine.bind_driver(self.gpu, 'vfio-pci')
+        self.assertEqual(6, self.refused(self.reset)[1])
+
+    def test_not_installed(self):
+        self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
+        error = self.assertRaises(FileNotFoundError, self.reset)
+        self.assertEqual('nvidia-smi', error.filename)
+
+    def test_needs_root(self):
+        self.machine.privileged = False
+        self.assertEqual(4, self.refused(self.reset)[1])
+
+    def test_wrong_arguments(self):
+        for arguments in ((), ('-L',), ('--gpu-reset',)):
+            self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])

@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What goes wrong with the GPUs of a simulated machine."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import state as state_module
+
+_OFF_THE_BUS = 79
+_KEPT_XIDS = 99
+
+
+class HardwareFaults:
+    """The part of a machine that lets its hardware fail."""
+
+    def lose_gpu(self, address: str) -> None:
+        """Let a GPU fall off the bus: NVML answers GPU_IS_LOST for it."""
+        with self.operation(write=True):
+            self.gpu(address).state.lost = True
+            self.raise_xid(address, _OFF_THE_BUS)
+
+    def find_gpu(self, address: str) -> None:
+        """Bring a lost GPU back as it was."""
+        with self.operation(write=True):
+            self.gpu(address).state.lost = False
+
+    def set_remapped_rows(self, address: str, corrected: int = 0,
+                          uncorrected: int = 0, pending: bool = False,
+                          failed: bool = False) -> None:
+        """Let a GPU's memory have faults (nvmlDeviceGetRemappedRows)."""
+        with self.operation(write=True):
+            self.gpu(address).state.remapped = [
+                corrected, uncorrected, int(pending), int(failed)]
+
+    def raise_xid(self, address: str, xid: int | None,
+                  instance: int | None = None,
+                  compute: int | None = None) -> None:
+        """Let the driver tell of an error to whoever waits for events.
+
+        :param xid: None for a double-bit error of the memory's ECC.
+        :param instance: id of the GPU instance that it is limited to.
+        :param compute: id of the compute instance in that.
+        """
+        with self.operation(write=True):
+            state = self.state
+            state.xids = [*state.xids[-_KEPT_XIDS:], state_module.Xid(
+                state.number(), self.gpu(address).address, xid, instance,
+                compute)]
+
+    def set_health(self, address: str, **facts: int | None) -> None:
+        """Change what a GPU answers about its health.
+
+        :param facts: ``celsius``; ``uncorrected`` ECC errors since the
+            driver was loaded; ``recovery``, what the driver asks for
+            (NVML_GPU_RECOVERY_ACTION_*), None if it is too old to say.
+        """
+        with self.operation(write=True):
+            state = self.gpu(address).state
+            state.ecc[1] = facts.pop('uncorrected', state.ecc[1])
+            state.celsius = facts.pop('celsius', state.celsius)
+            state.recovery = facts.pop('recovery', state.recovery)
+        if facts:
+            raise exception.SimulationError(
+                name=self.host.name, reason=f'no such fact: {min(facts)}')

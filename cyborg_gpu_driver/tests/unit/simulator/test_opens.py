@@ -1,0 +1,261 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who has which device node open."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+_FIRST, _SECOND, _THIRD = '0000:07:00.0', '0000:0f:00.0', '0000:47:00.0'
+# Asked now, because a test's own is closed to other users.
+_TEMPORARY = tempfile.gettempdir()
+_OTHER_PROCESS = """
+import sys
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import machine
+
+machine.Machine.load('dgx-a100-40', sys.argv[1]).install()
+pynvml.nvmlInit()
+pynvml.nvmlDeviceGetHandleByIndex(0)
+print('open', flush=True)
+sys.stdin.read()
+"""
+
+
+class OpensTestCase(base.MachineTestCase):
+    def pids(self, address):
+        return [pid for pid, _ in self.machine.holders(address)]
+
+
+class TestOpens(OpensTestCase):
+    """What nvml.h says of who initializes a GPU."""
+
+    def assert_open(self, *addresses):
+        self.assertEqual(list(addresses), [
+            gpu.address for gpu in self.machine.gpus
+            if self.pids(gpu.address) == [os.getpid()]])
+
+    def test_a_session_opens_none(self):
+        self.assertEqual(8, pynvml.nvmlDeviceGetCount())
+        self.assert_open()
+
+    def test_a_handle_opens_its_gpu(self):
+        self.device(1)
+        self.at(_THIRD)
+        self.assert_open(_SECOND, _THIRD)
+
+    def test_a_search_opens_those_before(self):
+        uuid = self.machine.gpu(_SECOND).spec.uuid
+        pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self.assert_open(_FIRST, _SECOND)
+        pynvml.nvmlDeviceGetHandleBySerial(
+            self.machine.gpu(_THIRD).spec.serial)
+        self.assert_open(_FIRST, _SECOND, _THIRD)
+
+    def test_a_search_for_nothing_opens_all(self):
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlDeviceGetHandleByUUID, 'GPU-none')
+        self.assert_open(*(gpu.address for gpu in self.machine.gpus))
+
+    def test_the_last_session_closes_all(self):
+        pynvml.nvmlInit()
+        self.device()
+        pynvml.nvmlShutdown()
+        self.assert_open(_FIRST)
+        pynvml.nvmlShutdown()
+        self.assert_open()
+
+    def test_the_end_of_the_process_closes_all(self):
+        machine = machine_module.Machine.load(self.host)
+        with machine:
+            pynvml.nvmlInit()
+            self.device()
+            self.assertEqual(1, len(machine.holders(_FIRST)))
+        self.assertEqual((), machine.holders(_FIRST))
+
+    def test_a_reboot_closes_all(self):
+        self.device()
+        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
+        self.machine.reboot()
+        self.assertEqual((), self.machine.holders(_FIRST))
+        pynvml.nvmlInit()
+        self.device()
+        self.assert_open(_FIRST)
+
+    def test_outsiders(self):
+        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
+        self.machine.add_holder(_FIRST, 913, 'nv-hostengine')
+        self.machine.add_holder(_SECOND, 913, 'nv-hostengine')
+        self.machine.remove_holder(913)
+        self.assertEqual(((812, 'nvidia-persistenced'),),
+                         self.machine.holders(_FIRST))
+        self.assertEqual((), self.machine.holders(_SECOND))
+        self.assertEqual([], pynvml.nvmlDeviceGetComputeRunningProcesses(
+            self.device()))
+
+    def test_a_process_that_computes_is_a_holder(self):
+        self.machine.add_process(_FIRST, 4711)
+        self.assertEqual([4711], self.pids(_FIRST))
+
+    def test_nobody_holds_what_has_no_node(self):
+        self.machine.sriov_manage(_FIRST, enable=False)
+        self.machine.bind_driver(_FIRST, 'vfio-pci')
+        self.assertEqual((), self.machine.holders(_FIRST))
+        self.assertRaises(exception.SimulationError, self.machine.add_holder,
+                          _FIRST, 812, 'nvidia-persistenced')
+
+    def test_display_module(self):
+        parameter = ('module', 'nvidia_drm', 'parameters', 'modeset')
+        self.assertFalse(self.sysfs.exists(*parameter))
+        self.machine.load_drm(modeset=False)
+        self.assertEqual('N', self.sysfs.read(*parameter))
+        self.assertEqual((), self.machine.holders(_FIRST))
+        self.machine.load_drm()
+        self.assertEqual('Y', self.sysfs.read(*parameter))
+        self.assertEqual(((0, 'nvidia_drm'),),
+                         self.machine.holders(_FIRST))
+        self.machine.unload_drm()
+        self.assertEqual((), self.machine.holders(_FIRST))
+
+    def test_platform(self):
+        opened = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
+        self.machine.load_drm()
+        self.assertEqual(((812, 'nvidia-persistenced'),),
+                         opened.gpu_holders(_FIRST))
+        self.assertEqual(
+            ((812, 'nvidia-persistenced'), (0, 'nvidia_drm')),
+            device_node.holders(opened, model.PciAddress.parse(_FIRST)))
+        self.assertTrue(opened.fabric_manager())
+        self.machine.stop_fabric_manager()
+        self.assertFalse(opened.fabric_manager())
+
+
+class TestSharedOpens(OpensTestCase):
+    """Processes that share a machine see each other's opens."""
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(
+            fixtures.TempDir(rootdir=_TEMPORARY)).path
+        os.chmod(directory, 0o755)
+        self.path = os.path.join(directory, 'state.json')
+        self.use(machine_module.Machine.load(self.host, self.path))
+
+    def start(self):
+        process = subprocess.Popen(
+            [sys.executable, '-c', _OTHER_PROCESS, self.path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stdin.close)
+        self.assertEqual('open\n', process.stdout.readline())
+        return process
+
+    def fork(self, action):
+        """A child that does something, then waits to be killed."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(reading)
+                action()
+                os.write(writing, b'.')
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(writing)
+        self.addCleanup(self.kill, child)
+        self.assertEqual(b'.', os.read(reading, 1))
+        os.close(reading)
+        return child
+
+    @staticmethod
+    def kill(child):
+        try:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        except ProcessLookupError:
+            pass
+
+    def test_another_process(self):
+        process = self.start()
+        self.assertEqual([process.pid], self.pids(_FIRST))
+        self.device()
+        self.assertEqual({process.pid, os.getpid()},
+                         set(self.pids(_FIRST)))
+        self.assertEqual([], self.pids(_SECOND))
+
+    def test_a_process_that_died(self):
+        process = self.start()
+        process.kill()
+        process.wait()
+        self.assertEqual([], self.pids(_FIRST))
+
+    def test_a_child_has_what_its_parent_had(self):
+        self.device()
+        child = self.fork(lambda: None)
+        pynvml.nvmlShutdown()
+        self.assertEqual([child], self.pids(_FIRST))
+        self.kill(child)
+        self.assertEqual([], self.pids(_FIRST))
+
+    def test_a_child_closes_only_its_own(self):
+        self.device()
+
+        def session():
+            pynvml.nvmlInit()
+            self.device(1)
+            pynvml.nvmlShutdown()
+        child = self.fork(session)
+        pynvml.nvmlShutdown()
+        self.assertEqual([child], self.pids(_FIRST))
+        self.assertEqual([], self.pids(_SECOND))
+
+    def test_a_program_that_is_executed_has_nothing(self):
+        self.device()
+        process = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        pynvml.nvmlShutdown()
+        self.assertEqual([], self.pids(_FIRST))
+
+    def test_another_user(self):
+        if os.geteuid() != 0:
+            self.skipTest('only root can become another user')
+
+        def session():
+            os.setuid(65534)
+            pynvml.nvmlInit()
+            self.device()
+        child = self.fork(session)
+        self.assertEqual([child], self.pids(_FIRST))
+
+    def test_a_reboot_closes_what_others_have(self):
+        self.start()
+        self.machine.reboot()
+        self.assertEqual([], self.pids(_FIRST))
