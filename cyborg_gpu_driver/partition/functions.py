@@ -13,13 +13,22 @@
 """Which handle names which virtual function.
 
 Cyborg keeps a handle for ever, so the answer depends on the GPU and the
-policy alone, never on what is in use. Two handles may name one function
-where there are too few; the bind then takes another that is empty.
+policy alone, never on what is in use.
+
+A vGPU is made on the very function that its handle names, because that is
+where Nova looks for it. Nova 34 asks libvirt for the node device
+``mdev_<uuid>_<address of the handle's function>``, and makes an mdev of the
+same UUID on that function if there is none
+(nova/virt/libvirt/driver.py, ``_allocate_cyborg_mdevs``). Without mdev the
+guest is given the function itself. So handles that can be bound at the same
+time must name different functions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
 
@@ -31,72 +40,62 @@ class Claim:
     """The functions that one offer needs."""
 
     total: int
-    """At most the number of functions there are."""
-    excludes_others: bool = False
-    """Whether nothing of another offer is ever there at the same time."""
-
-
-def limited(gpu: model.Gpu, claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """The claims, cut down to what can have functions of their own.
-
-    With vendor VFIO a server is given the very function that its handle
-    names. So claims that are there together must not share one: the
-    smallest are served first, and the last get what is left. An mdev goes
-    by its UUID wherever it is, and only needs some function.
-    """
-    if gpu.framework is not model.Framework.VENDOR_VFIO:
-        return tuple(claims)
-    left, found = len(gpu.vfs), list(claims)
-    for number in sorted(range(len(found)),
-                         key=lambda number: found[number].total):
-        if not found[number].excludes_others:
-            total = min(found[number].total, left)
-            found[number] = dataclasses.replace(found[number], total=total)
-            left -= total
-    return tuple(found)
+    """How many vGPUs of it the GPU can have at most."""
+    group: Hashable = None
+    """Claims of different groups are never on the GPU at the same time."""
 
 
 def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
            ) -> tuple[tuple[model.PciAddress, ...], ...]:
     """The functions of each claim, in the order of ``claims``.
 
-    All are distinct while there are enough. Where there are not, first the
-    claims that exclude all others share functions with them, which never
-    meets; then the rest go round again.
+    No two claims of a group share a function. Where a group has too few,
+    its smallest claims are served first, and the last get what is left.
+    Groups share functions with each other only where there are too few for
+    all of them.
     """
     addresses = [function.address for function in
                  sorted(vfs, key=lambda function: function.index)]
-    count = len(addresses)
+    groups: dict[Hashable, list[int]] = {}
+    for number, claim in enumerate(claims):
+        groups.setdefault(claim.group, []).append(number)
     given: dict[int, tuple[model.PciAddress, ...]] = {}
     first = 0
-    for number in sorted(range(len(claims)),
-                         key=lambda number: claims[number].excludes_others):
-        claim = claims[number]
-        if claim.excludes_others and first + claim.total > count:
+    # A claim alone in its group needs the fewest functions, so it comes
+    # last: the others are then the more likely to have their own.
+    for members in sorted(groups.values(), key=lambda group: len(group) < 2):
+        totals = _limited(claims, members, len(addresses))
+        start = first
+        if start + sum(totals.values()) > len(addresses):
             start = 0
         else:
-            start = first
-            first += claim.total
-        given[number] = tuple(
-            addresses[(start + offset) % count]
-            for offset in range(claim.total if count else 0))
+            first += sum(totals.values())
+        for number in members:
+            given[number] = tuple(addresses[start:start + totals[number]])
+            start += totals[number]
     return tuple(given[number] for number in range(len(claims)))
 
 
-def capped(gpu: model.Gpu, total: int) -> int:
-    """Each vGPU needs a function of its own, where there are any yet."""
-    return min(total, len(gpu.vfs)) if gpu.vfs else total
+def _limited(claims, members, left):
+    """How many functions each claim of a group gets."""
+    totals = {}
+    for number in sorted(members, key=lambda number: claims[number].total):
+        totals[number] = min(claims[number].total, left)
+        left -= totals[number]
+    return totals
 
 
-def empty(gpu: model.Gpu, type_id: str | None = None
-          ) -> tuple[model.VirtualFunction, ...]:
-    """The functions that can take a vGPU; one holds one at most.
+def empty(gpu: model.Gpu, own: Collection[model.PciAddress],
+          type_id: str | None = None) -> tuple[model.VirtualFunction, ...]:
+    """The functions of an offer that can take a vGPU; one holds one at most.
 
+    :param own: the functions that the offer's handles name.
     :param type_id: the type that it is to be, ``nvidia-474``; a function
         that was read and does not take it now is left out.
     """
     return tuple(function for function in gpu.vfs
-                 if not function.mdevs and not function.current_vgpu_type
+                 if function.address in own
+                 and not function.mdevs and not function.current_vgpu_type
                  and _takes(gpu, function, type_id))
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -80,17 +80,17 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     types = vgpu_types.of_mode(gpu, policy.mode)
     kinds = _kinds(gpu.mig, types, policy)
     room = _Room(gpu, types, held)
-    claims = functions.limited(gpu, [
-        functions.Claim(_total(gpu, policy, kind),
-                        room.is_exclusive(kind, kinds)) for kind in kinds])
+    claims = [functions.Claim(_total(policy, kind), group)
+              for kind, group in zip(kinds, room.groups(kinds), strict=True)]
     parents = functions.assign(gpu.vfs, claims)
     for kind, claim, own in zip(kinds, claims, parents, strict=True):
-        total = claim.total
+        total = len(own) if gpu.vfs else claim.total
         in_use = room.in_use(kind)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
             profile=kind.name, total=total, in_use=in_use,
-            creatable=max(0, min(room.creatable(kind), total - in_use)),
+            creatable=max(0, min(room.creatable(kind, own),
+                                 total - in_use)),
             gi_profile_id=kind.profile.profile_id,
             vgpu_type_id=kind.backing and kind.backing.type_id,
             parents=own, framework=gpu.framework,
@@ -149,11 +149,11 @@ def _kinds_of(profile, types, policy):
             yield _Kind(profile, entry, True)
 
 
-def _total(gpu, policy, kind):
+def _total(policy, kind):
     told = [kind.profile.max_instances * kind.per_instance]
     if kind.backing is not None:
         told.append(vgpu_types.most(kind.backing, policy))
-    return functions.capped(gpu, min(filter(None, told), default=0))
+    return min(filter(None, told), default=0)
 
 
 def _problem(gpu, kind, vfio_handles):
@@ -175,8 +175,6 @@ class _Room:
         self._grid = geometry.Geometry(gpu.mig.profiles)
         self._occupancy = self._grid.occupancy_of(gpu.mig.instances)
         self._types = {entry.type_id: entry for entry in types}
-        self._functions = (len(functions.empty(gpu)) if gpu.vfs
-                           else math.inf)
         self._held = collections.defaultdict(list)
         for item in held:
             self._held[item.placement].append(item.type_id)
@@ -187,7 +185,11 @@ class _Room:
                        for vgpu in self._gpu.vgpus)
         return self._occupancy.counts[kind.profile.profile_id]
 
-    def creatable(self, kind):
+    def creatable(self, kind, own):
+        """How many more can be made.
+
+        :param own: the functions that the handles name.
+        """
         fitting = kind.per_instance * self._grid.creatable(
             self._occupancy, kind.profile)
         if kind.shared:
@@ -195,7 +197,9 @@ class _Room:
                            for instance in self._gpu.mig.instances
                            if instance.profile_id
                            == kind.profile.profile_id)
-        return min(fitting, self._functions)
+        if not self._gpu.vfs:
+            return fitting
+        return min(fitting, len(functions.empty(self._gpu, own)))
 
     def _spare(self, instance, entry):
         """How many more of a type an instance of ours takes."""
@@ -208,10 +212,16 @@ class _Room:
                    for vgpu in self._gpu.vgpus)
         return max(0, entry.per_instance - max(len(there), told))
 
-    def is_exclusive(self, kind, kinds):
-        """Whether no vGPU of another offer ever lies beside one."""
-        return not any(self._coexist(kind, other)
-                       for other in kinds if other is not kind)
+    def groups(self, kinds):
+        """A number for each kind; those of different ones never coexist."""
+        groups = list(range(len(kinds)))
+        for one, other in itertools.combinations(range(len(kinds)), 2):
+            if (groups[one] != groups[other]
+                    and self._coexist(kinds[one], kinds[other])):
+                joined = groups[other]
+                groups = [groups[one] if group == joined else group
+                          for group in groups]
+        return groups
 
     def _coexist(self, one, other):
         if (one.profile is other.profile and one.shared and other.shared

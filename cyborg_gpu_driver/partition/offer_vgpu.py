@@ -49,19 +49,19 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
         return
     types = vgpu_types.of_mode(gpu, policy.mode)
     enabled = [entry for entry in types if any(map(entry.is_called, names))]
-    claims = functions.limited(gpu, [
-        functions.Claim(_total(gpu, policy, entry),
-                        _is_exclusive(policy, entry, enabled))
-        for entry in enabled])
+    claims = [functions.Claim(_most(policy, entry),
+                              _group(policy, entry, enabled))
+              for entry in enabled]
     parents = functions.assign(gpu.vfs, claims)
     for entry, claim, own in zip(enabled, claims, parents, strict=True):
-        total = claim.total
+        # Never a matter of what is in use.
+        total = len(own) if gpu.vfs else claim.total
         in_use = sum(vgpu.type_id == entry.type_id for vgpu in gpu.vgpus)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
             profile=entry.name, total=total, in_use=in_use,
             creatable=max(0, min(total - in_use,
-                                 _available(gpu, policy, entry))),
+                                 _available(gpu, policy, entry, own))),
             vgpu_type_id=entry.type_id,
             parents=(gpu.address,) if _is_parent(gpu) else own,
             framework=gpu.framework, framebuffer_mib=entry.framebuffer_mib,
@@ -77,17 +77,15 @@ def _is_parent(gpu):
     return gpu.framework is model.Framework.MDEV_PF
 
 
-def _is_exclusive(policy, entry, enabled):
-    """Whether no vGPU of another type is ever beside one."""
-    return not policy.mixed_sizes and not any(
-        other is not entry and other.is_as_large_as(entry)
-        for other in enabled)
+def _group(policy, entry, enabled):
+    """The types that can be on the GPU beside one: a key for all of them.
 
-
-def _total(gpu, policy, entry):
-    """How many there can ever be: never a matter of what is in use."""
-    most = _most(policy, entry)
-    return most if _is_parent(gpu) else functions.capped(gpu, most)
+    Any among mixed sizes, else those of the same framebuffer size.
+    """
+    if policy.mixed_sizes:
+        return None
+    return next(other.type_id for other in enabled
+                if other is entry or other.is_as_large_as(entry))
 
 
 def _most(policy, entry):
@@ -120,11 +118,14 @@ def _problem(gpu, policy, entry, vfio_handles):
     return ''
 
 
-def _available(gpu, policy, entry):
-    """How many more could be made beside what is there."""
+def _available(gpu, policy, entry, own):
+    """How many more could be made beside what is there.
+
+    :param own: the functions that the handles name.
+    """
     if _is_parent(gpu):
         return _available_on_gpu(gpu, entry)
-    room = len(functions.empty(gpu, entry.type_id))
+    room = len(functions.empty(gpu, own, entry.type_id))
     if policy.mixed_sizes:
         return min(room, _free_places(gpu, entry))
     alike = {other.type_id for other in vgpu_types.types_of(gpu)

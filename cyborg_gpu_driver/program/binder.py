@@ -365,12 +365,11 @@ def _vgpu(entry, instance_id=None):
 
 
 def _check_same(entry, asked):
-    """Refuse a handle that is bound as something else.
+    """Refuse a handle that is bound as something else, or elsewhere.
 
-    With vendor VFIO the function is what a server is given: another one
-    than it was bound with may be another server's by now.
+    Nova looks for the vGPU on the function that it names now.
     """
     if entry.mdev_type != asked.mdev_type:
         raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
-    if entry.vfio and entry.function != asked.function:
+    if entry.function != asked.function:
         raise plan.refusal(asked, f'the handle is bound on {entry.function}')

@@ -55,10 +55,9 @@ class Phase(enum.Enum):
 class Entry:
     """What one attach handle has on a GPU.
 
-    ``function`` is where its vGPU is. That of an mdev may be another VF
-    than the handle names; with vendor VFIO it is the handle's. The GPU
-    instance's fields are None for time-sliced vGPUs; entries whose vGPUs
-    share an instance have the same.
+    ``function`` is where its vGPU is, the one that the handle names. The
+    GPU instance's fields are None for time-sliced vGPUs; entries whose
+    vGPUs share an instance have the same.
     """
 
     handle: str

@@ -99,7 +99,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     :param share: whether an instance that is there may be used.
     :raises BindRefused: if there is no room, naming what is in the way.
     """
-    function = _parent(gpu, offer, asked, entries)
+    function = _parent(gpu, asked, entries)
     if offer.mode is not policy.Mode.MIG:
         return BindPlan(function, vgpu_placement=_placement_id(
             gpu, available, offer, asked, entries))
@@ -124,31 +124,29 @@ def refusal(asked: request.Request, reason: str) -> exception.BindRefused:
         address=asked.function, reason=reason)
 
 
-def _parent(gpu, offer, asked, entries):
-    """The handle's own VF, or for an mdev another if that one is taken.
+def _parent(gpu, asked, entries):
+    """The function that the handle names, which has to be empty.
 
-    A VF holds one vGPU. Handles of profiles that never exist together may
-    name the same VF, and an operator may have used one by hand. The server
-    is given an mdev by its UUID, whichever VF it is on; without mdev it is
-    given the handle's VF. One that a guest would not let go of at its
-    unbind is still its handle's in the journal.
+    Nova looks for the vGPU there and nowhere else
+    (:mod:`cyborg_gpu_driver.partition.functions`). A virtual function holds
+    one vGPU. One that a guest would not let go of at its unbind is still
+    its handle's in the journal.
+
+    :raises BindRefused: if the virtual function is not free.
     """
-    if offer.parents[0] == gpu.address:
+    if asked.function == gpu.address:
         return gpu.address
-    owners = {entry.function: entry.handle for entry in entries}
-    empty = [vf.address for vf in gpu.vfs
-             if not vf.mdevs and not vf.current_vgpu_type
-             and vf.address not in owners]
-    if asked.function in empty:
-        return asked.function
-    if gpu.framework is model.Framework.VENDOR_VFIO:
-        owner = owners.get(asked.function)
-        raise refusal(asked, 'that virtual function carries a vGPU'
-                      + (f', of handle {owner}' if owner else
-                         ' that this driver did not make'))
-    if not empty:
-        raise refusal(asked, 'every virtual function has an mdev')
-    return empty[-1]
+    owner = next((entry.handle for entry in entries
+                  if entry.function == asked.function), None)
+    if owner is not None:
+        raise refusal(asked, 'that virtual function carries a vGPU of handle '
+                      f'{owner}')
+    there = [vgpu.name for vgpu in gpu.vgpus
+             if vgpu.function == asked.function]
+    if there:
+        raise refusal(asked, f'that virtual function carries vGPU {there[0]} '
+                      'that this driver did not make')
+    return asked.function
 
 
 def _shared(gpu, offer, entries):

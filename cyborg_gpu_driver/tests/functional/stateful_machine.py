@@ -356,10 +356,10 @@ class Operations(stateful.RuleBasedStateMachine):
     def _outsiders_in_the_way(self):
         """Whether an outsider's vGPU may be on a function that Cyborg chooses.
 
-        Without mdev a handle stands for its function and for no other, and
-        Cyborg asks nobody which of its handles is the next.
+        A handle stands for its function and for no other, and Cyborg asks
+        nobody which of its handles is the next.
         """
-        return any(item.name == item.function
+        return any(item.function not in GPUS
                    and ('vgpu', item.number) in self.foreign
                    for item in self.case.live().values())
 

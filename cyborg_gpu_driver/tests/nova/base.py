@@ -82,6 +82,7 @@ class GpuHost(fixtures.Fixture):
             conf.set_override(name, value, group='gpu')
         self.sysfs = platform.from_conf(conf).sysfs
         self._agent = agent.Agent(conf, self._settings, HOST, _no_placement)
+        self.addCleanup(self._agent.stop)
 
     def handles(self, profile=None):
         """The handles that are reported, in the order of the report.
@@ -196,15 +197,17 @@ class DriverCase(test.TestCase):
     def bound(self, host, handle, server):
         """A request for a handle, bound by the host's agent.
 
-        An mdev that it made is in libvirt's list, as on a real host.
+        An mdev that it made is in libvirt's list, as on a real host: by its
+        UUID and the function that it is really on.
         """
         request = arq(handle, server.uuid)
         host.bind(request)
-        if request['attach_handle_uuid'] in host.sysfs.listdir(
-                'bus', 'mdev', 'devices'):
+        made = ('bus', 'mdev', 'devices', request['attach_handle_uuid'])
+        place = host.sysfs.link_parts(*made)
+        if place:
             self.connection.mdev_info.add(
-                request['attach_handle_uuid'], handle.address,
-                handle.asked_type)
+                made[-1], place[-2],
+                host.sysfs.link_name(*made, 'mdev_type'))
         return request
 
     def domains(self):

@@ -18,15 +18,19 @@ Handles are those that our agent reports, bound by our agent.
 
 from __future__ import annotations
 
+import fixtures
 from nova import exception as nova_exception
 
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.nova import base
 
 WHOLE = policy.Policy('whole', policy.Mode.PASSTHROUGH)
 SLICES = policy.Policy('slices', policy.Mode.MIG)
 DESKTOPS = policy.Policy('desktops', policy.Mode.VGPU,
                          vgpu_types=('T4-2B',))
+PAIR = policy.Policy('pair', policy.Mode.VGPU,
+                     vgpu_types=('A40-2Q', 'A40-2B'))
 LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 
 
@@ -84,6 +88,19 @@ class StockTest(DomainCase):
         self.hard_reboot(server, [request])
         self.assertEqual(wanted, self.hostdevs(server))
         self.assertEqual([], self.created)
+
+    def test_mdevs_of_two_types_of_one_size(self):
+        """More vGPUs of each type fit than half of the 32 functions."""
+        host = self.useFixture(base.GpuHost(host_files.write_host(
+            self.useFixture(fixtures.TempDir()).path,
+            [{'model': 'a40', 'address': '0000:41:00.0', 'numa_node': 0,
+              'framework': 'mdev', 'vfs': 'all'}]), PAIR))
+        of_q, of_b = host.handles('A40-2Q'), host.handles('A40-2B')
+        self.assertEqual(32, len({
+            handle.address for handle in of_q + of_b}))
+        for number in range(4):
+            for handle in (of_q[number], of_b[number]):
+                self.check_mdev(host, handle)
 
     def test_mdevs_of_two_slices_in_one_server(self):
         host = self.useFixture(base.GpuHost('dgx-a100-40', SLICES))

@@ -19,40 +19,42 @@ from cyborg_gpu_driver.partition import functions
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 CLAIMS = st.lists(st.builds(functions.Claim, st.integers(0, 20),
-                            st.booleans()), max_size=8)
+                            st.integers(0, 3)), max_size=8)
 
 
-def claims_for(count, claims):
-    return [functions.Claim(min(claim.total, count), claim.excludes_others)
-            for claim in claims]
+def named(count, *claims):
+    """Numbers of the functions of each claim."""
+    vfs = boards.vfs(count)
+    index = {function.address: function.index for function in vfs}
+    return [[index[address] for address in given]
+            for given in functions.assign(vfs, claims)]
 
 
 class TestAssign(base.BaseTestCase):
 
-    def numbers(self, count, *claims):
-        vfs = boards.vfs(count)
-        index = {function.address: function.index for function in vfs}
-        return [[index[address] for address in given] for given in
-                functions.assign(vfs, claims)]
-
     def test_distinct_while_there_are_enough(self):
-        self.assertEqual([[0, 1, 2], [5], [3, 4]], self.numbers(
-            6, functions.Claim(3), functions.Claim(1, True),
+        self.assertEqual([[0, 1, 2], [5], [3, 4]], named(
+            6, functions.Claim(3), functions.Claim(1, 'alone'),
             functions.Claim(2)))
 
-    def test_who_excludes_all_others_shares_first(self):
-        self.assertEqual([[0], [0, 1, 2], [3, 4]], self.numbers(
-            5, functions.Claim(1, True), functions.Claim(3),
+    def test_who_is_alone_shares_first(self):
+        self.assertEqual([[0], [0, 1, 2], [3, 4]], named(
+            5, functions.Claim(1, 'alone'), functions.Claim(3),
             functions.Claim(2)))
 
-    def test_then_round_again(self):
-        self.assertEqual([[0, 1, 2], [3, 0, 1], [2], [0, 1]], self.numbers(
-            4, functions.Claim(3), functions.Claim(3), functions.Claim(1),
-            functions.Claim(2, True)))
+    def test_each_group_has_all_of_them(self):
+        self.assertEqual([[0, 1], [0, 1, 2], [2, 3], [3]], named(
+            4, functions.Claim(2, 2), functions.Claim(3, 1),
+            functions.Claim(2, 2), functions.Claim(1, 1)))
+
+    def test_the_last_of_a_group_get_what_is_left(self):
+        self.assertEqual([[0, 1], [2, 3], [], [0, 1, 2, 3]], named(
+            4, functions.Claim(3), functions.Claim(2), functions.Claim(3),
+            functions.Claim(6, 'alone')))
 
     def test_no_functions(self):
-        self.assertEqual(((), ()), functions.assign(
-            (), [functions.Claim(3), functions.Claim(1, True)]))
+        self.assertEqual([[], []], named(
+            0, functions.Claim(3), functions.Claim(1, 'alone')))
 
     def test_order_of_the_functions_does_not_matter(self):
         vfs = boards.vfs(12)
@@ -70,23 +72,34 @@ class TestAssign(base.BaseTestCase):
         self.assertEqual(functions.assign(vfs, claims),
                          functions.assign(used, claims))
 
-    @hypothesis.given(st.integers(1, 20), CLAIMS)
-    def test_each_claim_has_its_number_all_different(self, count, claims):
-        claims = claims_for(count, claims)
-        given = functions.assign(boards.vfs(count), claims)
-        for claim, addresses in zip(claims, given, strict=True):
-            self.assertEqual(claim.total, len(addresses))
-            self.assertEqual(claim.total, len(set(addresses)))
+    @hypothesis.given(st.integers(0, 20), CLAIMS)
+    def test_none_of_a_group_share(self, count, claims):
+        given = named(count, *claims)
+        for group in {claim.group for claim in claims}:
+            members = [number for number, claim in enumerate(claims)
+                       if claim.group == group]
+            there = [function for number in members
+                     for function in given[number]]
+            self.assertEqual(len(there), len(set(there)))
+            self.assertEqual(
+                min(count, sum(claims[number].total for number in members)),
+                len(there))
 
-    @hypothesis.given(st.integers(1, 20), CLAIMS)
+    @hypothesis.given(st.integers(0, 20), CLAIMS)
     def test_nothing_is_shared_without_need(self, count, claims):
-        claims = claims_for(count, claims)
-        given = functions.assign(boards.vfs(count), claims)
-        together = [addresses for claim, addresses in
-                    zip(claims, given, strict=True)
-                    if not claim.excludes_others]
-        for group in (given, together):
-            named = [address for addresses in group
-                     for address in addresses]
-            if len(named) <= count:
-                self.assertEqual(len(named), len(set(named)))
+        there = [function for functions_ in named(count, *claims)
+                 for function in functions_]
+        if len(there) <= count:
+            self.assertEqual(len(there), len(set(there)))
+
+
+class TestEmpty(base.BaseTestCase):
+
+    def test_only_the_offers_own_count(self):
+        gpu = boards.gpu((), mig=None, vfs=boards.vfs(
+            4, used=('nvidia-1',)))
+        first, second, third, _ = (vf.address for vf in gpu.vfs)
+        self.assertEqual(
+            [second, third],
+            [vf.address for vf in functions.empty(
+                gpu, (first, second, third))])

@@ -185,7 +185,8 @@ class TestRoom(base.BaseTestCase):
 
     def test_empty_functions_are_a_limit(self):
         board = gpu(vfs=14, used=['nvidia-5'] * 10)
-        self.assertEqual(4, self.creatable(board)['DC-1-8Q'])
+        offer, = offers.offers(board, rules('DC-1-8Q'))
+        self.assertEqual((12, 2), (offer.total, offer.creatable))
 
     def test_in_use(self):
         board = gpu(('1g.24gb+gfx', 9), used=['nvidia-13', 'nvidia-14'])
@@ -228,7 +229,7 @@ class TestRoom(base.BaseTestCase):
 
 def _place(board, offer, there):
     """Where one more goes; None if it cannot be made."""
-    if all(function.mdevs for function in board.vfs):
+    if not _empty(board, offer):
         return None
     sizes = {entry.mdev_type_id: entry.framebuffer_mib
              for entry in board.vgpu_types}
@@ -245,12 +246,18 @@ def _place(board, offer, there):
         board.mig.profile_by_id(offer.gi_profile_id))
 
 
+def _empty(board, offer):
+    """The functions that a handle of an offer may name."""
+    return [function for function in board.vfs
+            if function.address in offer.parents and not function.mdevs]
+
+
 def _bound(board, offer, place):
     instances = board.mig.instances
     if place not in [instance.placement for instance in instances]:
         instances += (model.GpuInstance(place, offer.gi_profile_id,
                                         len(instances)),)
-    empty = next(function for function in board.vfs if not function.mdevs)
+    empty = _empty(board, offer)[0]
     used = dataclasses.replace(empty, mdevs=(model.Mdev(
         f'mdev-{empty.index}', empty.address, offer.vgpu_type_id),))
     return dataclasses.replace(
@@ -281,7 +288,7 @@ class TestVendorVfio(base.BaseTestCase):
         self.assertIs(model.Framework.VENDOR_VFIO, offer.framework)
 
     def test_functions_that_carry_one_are_not_empty(self):
-        offer, = offers.offers(self.gpu(*[5] * 40), rules('DC-1-8Q'),
+        offer, = offers.offers(self.gpu(*[5] * 4), rules('DC-1-8Q'),
                                vfio_handles=True)
         self.assertEqual(8, offer.creatable)
 

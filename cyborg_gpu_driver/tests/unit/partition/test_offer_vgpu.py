@@ -79,9 +79,29 @@ class TestOneSize(base.BaseTestCase):
     def test_types_of_one_size_have_functions_of_their_own(self):
         one, other = offers.offers(mdev(vfs=6), rules(*TWELVE))
         self.assertEqual(6, len({*one.parents, *other.parents}))
-        one, other = offers.offers(mdev(vfs=4), rules('L40S-12Q',
-                                                      'L40S-24Q'))
-        self.assertEqual(4, len({*one.parents, *other.parents}))
+        # Where there are too few, the last get what is left, if anything.
+        for vfs, rest in ((6, 2), (4, 0)):
+            one, other = offers.offers(mdev(vfs=vfs), rules(*TWELVE))
+            self.assertEqual((4, rest), (one.total, other.total))
+            self.assertFalse({*one.parents} & {*other.parents})
+            self.assertEqual(not rest, 'every virtual function belongs'
+                             in other.problem)
+
+    def test_sizes_that_never_meet_share_functions(self):
+        large, small = offers.offers(mdev(vfs=4), rules('L40S-12Q',
+                                                        'L40S-24Q'))
+        self.assertEqual((2, 4), (large.total, small.total))
+        self.assertLess({*large.parents}, {*small.parents})
+
+    def test_an_mdev_made_by_hand_takes_the_handle_of_its_function(self):
+        board = mdev('nvidia-4', vfs=6)
+        one, other = offers.offers(board, rules(*TWELVE))
+        self.assertIn(board.vfs[0].address, one.parents)
+        self.assertEqual([(4, 3), (2, 1)], [
+            (offer.total, offer.creatable) for offer in (one, other)])
+        board = mdev('nvidia-9', vfs=6)
+        self.assertEqual({'L40S-12Q': 0, 'L40S-12A': 0},
+                         creatable(board, *TWELVE))
 
     def test_what_the_kernel_says_of_functions_is_a_limit(self):
         self.assertEqual({'L40S-12Q': 0},

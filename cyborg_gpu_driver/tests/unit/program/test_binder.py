@@ -89,19 +89,19 @@ class BindTest(binder_case.BinderCase):
         self.binder.bind(*self.handle('7g.40gb'))
         self.assertEqual([(0, 0)], self.truth()[0])
 
-    def test_a_vf_that_somebody_uses_is_gone_round(self):
+    def test_a_vf_that_somebody_uses_is_refused(self):
         handle = self.handle('1g.5gb')
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
         pynvml.nvmlDeviceCreateGpuInstance(device, 19)
         foreign = str(uuid.uuid4())
         privileged_vgpu.create_mdev(handle[0], handle[1], foreign)
         self.live.refresh()
-        self.binder.bind(*handle)
-        places = {item[0]: item[1] for item in self.truth()[1]}
-        self.assertNotEqual(places[foreign], places[handle[2]])
-        self.binder.unbind(*handle)
-        self.assertEqual([foreign], [item[0] for item in self.truth()[1]])
-        self.assertEqual([(19, 6)], self.truth()[0])
+        before = self.truth()
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn(foreign, str(error))
+        self.assertEqual(before, self.truth())
+        self.assertEqual((), self.journal.entries())
 
     def test_a_vgpu_on_anothers_instance_is_exchanged(self):
         # The driver puts a vGPU on any free instance of its profile. With

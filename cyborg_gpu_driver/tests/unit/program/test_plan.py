@@ -154,20 +154,27 @@ class FunctionTest(base.BaseTestCase):
         for framework in (_MDEV, _VFIO):
             self.assertEqual(_VFS[0], self.function(_gpu(framework)))
 
-    def test_an_mdev_goes_round_one_that_another_handle_has(self):
-        entry = _entry(1, 0, 1, function=_VFS[0])
-        self.assertEqual(_VFS[6], self.function(_gpu(), entry))
+    def test_a_server_is_given_no_other_function(self):
+        for framework in (_MDEV, _VFIO):
+            entry = _entry(1, 0, 1, function=_VFS[0],
+                           vfio=framework is _VFIO,
+                           phase=journal.Phase.UNBINDING)
+            error = self.assertRaises(exception.BindRefused, self.function,
+                                      _gpu(framework), entry)
+            self.assertIn(entry.handle, str(error))
 
-    def test_a_server_is_given_no_other_function_without_mdev(self):
-        entry = _entry(1, 0, 1, function=_VFS[0], vfio=True,
-                       phase=journal.Phase.UNBINDING)
-        error = self.assertRaises(exception.BindRefused, self.function,
-                                  _gpu(_VFIO), entry)
-        self.assertIn(entry.handle, str(error))
-        error = self.assertRaises(
-            exception.BindRefused, self.function,
-            _with_vgpu(_gpu(_VFIO), 0, 1464))
-        self.assertIn('did not make', str(error))
+    def test_a_function_that_carries_anothers_vgpu_is_refused(self):
+        by_hand = _gpu()
+        by_hand = dataclasses.replace(by_hand, vfs=(
+            dataclasses.replace(by_hand.vfs[0], mdevs=(
+                model.Mdev('by-hand', _VFS[0], 'nvidia-1464'),)),
+            *by_hand.vfs[1:]))
+        for gpu, name in ((by_hand, 'by-hand'),
+                          (_with_vgpu(_gpu(_VFIO), 0, 1464), str(_VFS[0]))):
+            error = self.assertRaises(exception.BindRefused, self.function,
+                                      gpu)
+            self.assertIn(f'{name} that this driver did not make',
+                          str(error))
 
 
 class MixedSizesTest(base.BaseTestCase):

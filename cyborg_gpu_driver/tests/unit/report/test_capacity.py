@@ -14,6 +14,7 @@ import dataclasses
 
 from oslotest import base
 
+from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import build
@@ -69,8 +70,12 @@ class TestInventories(base.BaseTestCase):
 
     def test_shared_instances(self):
         """What Placement has left is what can be made."""
-        board = test_offer_mig.gpu(('1g.24gb+gfx', 9),
-                                   used=['nvidia-13', 'nvidia-13'])
+        # The first four functions are those of whole instances.
+        board = test_offer_mig.gpu(('1g.24gb+gfx', 9))
+        board = dataclasses.replace(board, vfs=(*board.vfs[:4], *(
+            dataclasses.replace(vf, mdevs=(model.Mdev(
+                f'mdev-{vf.index}', vf.address, 'nvidia-13'),))
+            for vf in board.vfs[4:6]), *board.vfs[6:]))
         held = test_offer_mig.held(board, 'nvidia-13', 'nvidia-13')
         found = offers.offers(board, test_offer_mig.rules(
             'DC-1-8Q', 'DC-1-12Q', 'DC-1-24Q'), held)
