@@ -24,6 +24,7 @@ from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.cmd import workshop as cmd_workshop
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import render
 from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
@@ -35,7 +36,7 @@ _CURRENT = 'current'
 
 
 class RenderKubernetes(command.Command):
-    """Write what Kubernetes is to be told of this host's GPUs.
+    """Write what Kubernetes is to be told of GPU nodes like this host.
 
     The NVIDIA device plugin's configuration, mig-parted's, the node's
     labels, a test pod and values for the GPU operator. Nothing is changed,
@@ -49,18 +50,24 @@ class RenderKubernetes(command.Command):
             help="layout file in mig-parted's format, - is standard input "
                  '(default: how the GPUs are cut now)')
         parser.add_argument(
-            '--name', metavar='NAME',
+            '--name', metavar='NAME', action='append', default=[],
             help='entry of the layout file, which may be left out where '
-                 'there is only one; without --layout, what to call how the '
-                 f'GPUs are cut now (default: {_CURRENT})')
+                 'there is only one; may be repeated, for nodes of the same '
+                 'GPUs with several layouts. Without --layout, what to call '
+                 f'how the GPUs are cut now (default: {_CURRENT})')
+        parser.add_argument(
+            '--merge', metavar='FILE',
+            help=f'{render.OPERATOR} of other nodes of the cluster, - is '
+                 'standard input; their layouts are kept (default: the '
+                 'layouts rendered now are all that the cluster has)')
         parser.add_argument(
             '--gpu', metavar='GPU', action='append', default=[],
             help='a GPU that the node has, by index or PCI address; may be '
                  'repeated (default: all)')
         parser.add_argument(
             '--strategy', choices=_values(kubernetes_strategy.Strategy),
-            help='MIG strategy (default: the plainest one that offers all '
-                 'that the layout has)')
+            help='MIG strategy of all nodes (default: the plainest one that '
+                 'offers all that the layouts have)')
         _add_sharing(parser)
         parser.add_argument(
             '--output', metavar='DIR', default=_STDOUT,
@@ -75,12 +82,17 @@ class RenderKubernetes(command.Command):
 
     def take_action(self, parsed_args):
         shop = cmd_workshop.Workshop(self.app.machine.conf)
-        node = _node(shop, parsed_args)
-        strategy = (kubernetes_strategy.Strategy(parsed_args.strategy)
-                    if parsed_args.strategy
-                    else kubernetes_strategy.suited(node))
-        done = render.render(node, strategy,
-                             _sharing(parsed_args, node, strategy))
+        nodes = _nodes(shop, parsed_args)
+        values = (operator_values.Values.parse(
+            *terminal.read_text(parsed_args.merge))
+            if parsed_args.merge else operator_values.Values())
+        strategy = operator_values.choose_strategy(
+            parsed_args.strategy and kubernetes_strategy.Strategy(
+                parsed_args.strategy),
+            [kubernetes_strategy.suited(node) for node in nodes], values)
+        done = render.render_all(
+            [render.Wanted(node, _sharing(parsed_args, node, strategy))
+             for node in nodes], strategy, values)
         paths = ([] if parsed_args.output == _STDOUT
                  else _write(parsed_args.output, done.files))
         if parsed_args.format == 'json':
@@ -90,11 +102,19 @@ class RenderKubernetes(command.Command):
         else:
             text = render.stream(done.files)
         self.app.stdout.write(text)
-        cmd_machine.say(f'Strategy {strategy.value}; pods can ask for '
-                        + ', '.join(f'{count} x {name}' for name, count
-                                    in done.allocatable.items()) + '.')
-        for note in done.notes:
-            cmd_machine.say(note)
+        _say(done)
+
+
+def _say(done):
+    """Tell a person what pods can ask for."""
+    for name, offered in done.by_layout.items():
+        where = f' on nodes of {name}' if len(done.by_layout) > 1 else ''
+        cmd_machine.say(
+            f'Strategy {done.strategy.value}; pods can ask{where} for '
+            + ', '.join(f'{count} x {resource}' for resource, count
+                        in offered.items()) + '.')
+    for note in done.notes:
+        cmd_machine.say(note)
 
 
 def _add_sharing(parser):
@@ -123,23 +143,36 @@ def _values(kinds):
     return [kind.value for kind in kinds]
 
 
-def _node(shop, parsed_args):
-    """The node that was asked for; says where its GPUs are not so yet."""
-    entry = None
-    if parsed_args.layout:
-        text, source = terminal.read_text(parsed_args.layout)
-        entry = layout_file.LayoutFile.parse(text, source).entry(
-            parsed_args.name)
+def _nodes(shop, parsed_args):
+    """A node for each layout that was asked for."""
+    names = parsed_args.name or [None]
+    if not parsed_args.layout:
+        if len(names) > 1:
+            raise exception.InvalidValue(
+                what='--name', value=', '.join(names),
+                expected='the GPUs are cut in one way now: give one name, '
+                         'or --layout')
+        return [_node(shop, parsed_args, names[0] or _CURRENT, None)]
+    text, source = terminal.read_text(parsed_args.layout)
+    document = layout_file.LayoutFile.parse(text, source)
+    entries = [document.entry(name) for name in names]
+    return [_node(shop, parsed_args, entry.name, entry) for entry in entries]
+
+
+def _node(shop, parsed_args, name, entry):
+    """A node with a layout; says where its GPUs are not so yet."""
     now = [shop.current(gpu) for gpu in shop.gpus]
     gpus = kubernetes_node.wanted_by(now, entry)
     chosen = _chosen(shop, parsed_args.gpu)
     for item in (gpus[index] for index in chosen):
         for difference in layout_state.differences(item.gpu, item.wanted):
-            cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
-                            f'{difference}')
+            # With several layouts most of them are not there.
+            if len(parsed_args.name) < 2:
+                cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
+                                f'{difference}')
     return kubernetes_node.Node(
-        entry.name if entry else parsed_args.name or _CURRENT,
-        tuple(gpus[index] for index in chosen), shop.host.driver_version)
+        name, tuple(gpus[index] for index in chosen),
+        shop.host.driver_version)
 
 
 def _chosen(shop, asked):
@@ -179,7 +212,8 @@ def _sharing(parsed_args, node, strategy):
 
 def _to_dict(done, paths):
     return {'strategy': done.strategy.value,
-            'allocatable': done.allocatable,
+            'allocatable': (done.by_layout if len(done.by_layout) > 1
+                            else done.allocatable),
             'notes': list(done.notes),
             'written': paths,
             'files': {file.name: file.content for file in done.files}}
@@ -193,9 +227,9 @@ def _write(directory, files):
     """
     paths = []
     try:
-        os.makedirs(directory, exist_ok=True)
         for file in files:
             paths.append(os.path.join(directory, file.name))
+            os.makedirs(os.path.dirname(paths[-1]), exist_ok=True)
             with open(paths[-1], 'w', encoding='utf-8') as stream:
                 stream.write(file.text)
     except OSError as error:

@@ -113,15 +113,14 @@ def _now(gpu):
     return layout_state.export([gpu]).entry().for_gpu(0, gpu)
 
 
-def mig_parted(node: Node) -> layout_file.LayoutFile:
-    """The node's layout as a file for mig-parted, of one entry."""
+def mig_entry(node: Node) -> layout_file.Entry:
+    """The node's layout for mig-parted."""
     alike = collections.defaultdict(list)
     for index, item in enumerate(node.gpus):
         alike[item.enabled, tuple(item.wanted.counts.items())].append(index)
-    source = 'rendered layout'
-    return layout_file.LayoutFile((layout_file.Entry(
-        source, node.name, tuple(layout_file.Section(
+    return layout_file.Entry(
+        'rendered layout', node.name, tuple(layout_file.Section(
             layout_devices.Devices(
                 None if len(indices) == len(node.gpus) else tuple(indices)),
             enabled, dict(counts))
-            for (enabled, counts), indices in alike.items())),), source)
+            for (enabled, counts), indices in alike.items()))

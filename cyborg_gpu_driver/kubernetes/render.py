@@ -10,17 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a Kubernetes cluster is to be told of one node, as files."""
+"""What a Kubernetes cluster is to be told of its GPU nodes, as files."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import plugin_config
 from cyborg_gpu_driver.kubernetes import resource
 from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
@@ -34,9 +37,6 @@ OPERATOR = 'gpu-operator-values.yaml'
 
 SAMPLE_IMAGE = 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0'
 """Adds two vectors and ends (README of the device plugin)."""
-_PLUGIN_MAP = 'cyborg-gpu-device-plugin'
-_MIG_MAP = 'cyborg-gpu-mig-parted'
-_DEFAULT = 'default'
 
 
 class _Dumper(yaml.SafeDumper):
@@ -58,6 +58,7 @@ class File:
     """One file."""
 
     name: str
+    """Its path from the directory of them all."""
     content: dict[str, Any]
     """Plain values."""
     text: str
@@ -65,43 +66,116 @@ class File:
 
 
 @dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A kind of node that the cluster has."""
+
+    node: kubernetes_node.Node
+    sharing: kubernetes_sharing.Sharing | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Rendered:
-    """What was made for a node."""
+    """What was made for the nodes."""
 
     strategy: kubernetes_strategy.Strategy
-    allocatable: dict[str, int]
-    """What pods can ask for, by resource."""
+    by_layout: dict[str, dict[str, int]]
+    """What pods can ask for on a node with a layout, by resource."""
     files: tuple[File, ...]
     notes: tuple[str, ...]
     """What a person should know, a sentence each."""
+
+    @property
+    def allocatable(self) -> dict[str, int]:
+        """What pods can ask for, by resource, of the only layout."""
+        offered, = self.by_layout.values()
+        return offered
 
 
 def render(node: kubernetes_node.Node,
            strategy: kubernetes_strategy.Strategy,
            sharing: kubernetes_sharing.Sharing | None = None) -> Rendered:
-    """All files for a node.
+    """All files for one kind of node; see :func:`render_all`."""
+    return render_all([Wanted(node, sharing)], strategy)
 
-    mig-parted's is not among them if no GPU of the node has MIG.
 
+def render_all(wanted: Sequence[Wanted],
+               strategy: kubernetes_strategy.Strategy,
+               values: operator_values.Values | None = None) -> Rendered:
+    """All files for the nodes of a cluster.
+
+    mig-parted's is not among them if no GPU of the nodes has MIG. Files that
+    belong to one of several layouts are in a directory of its name.
+
+    :param wanted: a node for each layout, with names that differ.
+    :param values: those that the cluster has already.
     :raises InvalidValue: if the device plugin would fail or find nothing.
     """
+    values = values or operator_values.Values()
+    _check_names([item.node for item in wanted])
+    parts = [_files(item, strategy) for item in wanted]
+    shared = []
+    parted = None
+    if any(item.node.has_mig for item in wanted):
+        parted = operator_values.mig_parted(
+            [kubernetes_node.mig_entry(item.node) for item in wanted
+             if item.node.has_mig], values)
+        shared.append(File(MIG_PARTED, parted.to_dict(), parted.dump()))
+    shared.append(_file(OPERATOR, operator_values.merged(
+        values, strategy, _dump(_config(strategy)),
+        {item.node.name: files[0].text
+         for item, (_offered, files) in zip(wanted, parts, strict=True)},
+        parted)))
+    return Rendered(
+        strategy,
+        {item.node.name: offered
+         for item, (offered, _files) in zip(wanted, parts, strict=True)},
+        (*_placed(wanted, [files for _offered, files in parts]), *shared),
+        _notes(wanted, strategy))
+
+
+def _check_names(nodes):
+    names = [node.name for node in nodes]
+    for node in nodes:
+        if names.count(node.name) > 1 or node.name == operator_values.DEFAULT:
+            raise exception.InvalidValue(
+                what='layout name', value=node.name,
+                expected='each layout of a cluster has a name of its own, '
+                'and nodes without one have the configuration '
+                f'{operator_values.DEFAULT}; rename the entry')
+        if node.name == operator_values.DISABLED and node.with_mig:
+            raise exception.InvalidValue(
+                what='layout name', value=node.name,
+                expected='it turns MIG mode off on all GPUs, to set nodes '
+                'back; rename the entry')
+
+
+def _files(wanted, strategy):
+    """What pods can ask for on a node, and the files of its layout."""
+    node, sharing = wanted.node, wanted.sharing
     offered = kubernetes_sharing.allocatable(
         kubernetes_strategy.resources(node, strategy), sharing)
-    files = [_file(PLUGIN, _config(strategy, sharing))]
-    plugin_config.parse(files[0].text, PLUGIN)
-    if node.has_mig:
-        parted = kubernetes_node.mig_parted(node)
-        files.append(File(MIG_PARTED, parted.to_dict(), parted.dump()))
-    texts = {file.name: file.text for file in files}
-    files += [
-        _file(LABELS, {'metadata': {
-            'labels': labels.labels(node, strategy, sharing)}}),
-        _file(POD, _pod(node.name, offered)),
-        _file(OPERATOR, _operator_values(node.name, strategy, texts))]
-    notes = kubernetes_strategy.notes(node, strategy)
-    if sharing is not None:
-        notes += (kubernetes_sharing.NOTES[sharing.method],)
-    return Rendered(strategy, offered, tuple(files), notes)
+    config = _file(PLUGIN, _config(strategy, sharing))
+    plugin_config.parse(config.text, PLUGIN)
+    return offered, (config, _file(LABELS, {'metadata': {
+        'labels': labels.labels(node, strategy, sharing)}}),
+        _file(POD, _pod(node.name, offered)))
+
+
+def _placed(wanted, parts):
+    """The files of all layouts, each in its place."""
+    for item, files in zip(wanted, parts, strict=True):
+        for file in files:
+            yield file if len(wanted) == 1 else dataclasses.replace(
+                file, name=f'{item.node.name}/{file.name}')
+
+
+def _notes(wanted, strategy):
+    """Each once."""
+    return tuple(dict.fromkeys(
+        note for item in wanted for note in (
+            *kubernetes_strategy.notes(item.node, strategy),
+            *([kubernetes_sharing.NOTES[item.sharing.method]]
+              if item.sharing else ()))))
 
 
 def stream(files: tuple[File, ...]) -> str:
@@ -143,33 +217,6 @@ def _pod(name, offered):
 def _container(asked):
     """A container's name: a DNS label, so without dots."""
     return asked[len(resource.PREFIX):].replace('.', '-')
-
-
-def _operator_values(name, strategy, texts):
-    """Values for the GPU operator's chart.
-
-    The operator gives the strategy to the plugin in its environment, which
-    outweighs the file. Nodes without the labels of :mod:`.labels` get the
-    configuration ``default``, without sharing, and no layout.
-    """
-    values = {
-        'mig': {'strategy': strategy.value},
-        'devicePlugin': {'config': {
-            'create': True,
-            'name': _PLUGIN_MAP,
-            'default': _DEFAULT,
-            'data': {_DEFAULT: _dump(_config(strategy)),
-                     name: texts[PLUGIN]},
-        }},
-    }
-    if MIG_PARTED in texts:
-        values['migManager'] = {'config': {
-            'create': True,
-            'name': _MIG_MAP,
-            'default': '',
-            'data': {'config.yaml': texts[MIG_PARTED]},
-        }}
-    return values
 
 
 def _file(name, content):

@@ -63,8 +63,9 @@ class LayoutTest(RenderCase):
         found, there = (self.found('--name', 'halves', *more) for more in (
             (), ('--layout', self.file)))
         self.assertEqual(there, found)
-        self.assertEqual(['current'], list(self.found()['files'][
-            render.MIG_PARTED]['mig-configs']))
+        self.assertEqual(
+            ['all-disabled', 'current'], list(self.found()['files'][
+                render.MIG_PARTED]['mig-configs']))
 
     def test_layout_from_standard_input(self):
         self.addCleanup(setattr, sys, 'stdin', sys.stdin)
@@ -86,6 +87,43 @@ class LayoutTest(RenderCase):
         for host in files.names():
             self.run_program('--simulate', host, 'kubernetes', 'render',
                              '--strategy', 'none', '--replicas', '2')
+
+
+class SeveralTest(RenderCase):
+
+    def layouts(self, found):
+        return list(found['files'][render.MIG_PARTED]['mig-configs'])
+
+    def test_several_of_a_file(self):
+        found = self.found('--layout', self.file, '--name', 'halves',
+                           '--name', 'off')
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual({'halves': {'nvidia.com/gpu': 16},
+                          'off': {'nvidia.com/gpu': 8}},
+                         found['allocatable'])
+        _, errors = self.render('--layout', self.file, '--name', 'halves',
+                                '--name', 'off')
+        self.assertIn('on nodes of off for 8 x nvidia.com/gpu', errors)
+
+    def test_of_another_host(self):
+        directory = os.path.join(self.directory, 'values')
+        self.render('--layout', self.file, '--name', 'halves',
+                    '--strategy', 'mixed', '--output', directory)
+        found = self.found(
+            '--layout', self.file, '--name', 'off', '--merge',
+            os.path.join(directory, render.OPERATOR))
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual('mixed', found['strategy'])
+
+    def test_what_cannot_be(self):
+        self.refused(('--name', 'a', '--name', 'b'), '--name', '--layout')
+        self.refused(('--merge', '/nonexistent'), '/nonexistent')
+        self.refused(('--strategy', 'none', '--merge', self.directory),
+                     self.directory)
+        self.refused(('--layout', self.file, '--name', 'off', '--name',
+                      'off'), "'off'", 'rename')
 
 
 class SharingTest(RenderCase):

@@ -12,6 +12,7 @@
 
 """The files for a node, each read back as its reader would."""
 
+import dataclasses
 import json
 import re
 
@@ -21,6 +22,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import plugin_config
 from cyborg_gpu_driver.kubernetes import render
 from cyborg_gpu_driver.kubernetes import sharing
@@ -32,6 +34,7 @@ NONE, SINGLE, MIXED = strategy.Strategy
 SLICED, MPS = sharing.Method
 
 T4 = nodes.of(nodes.cut(nodes.T4), name='t4')
+WHOLE = nodes.of(nodes.cut(nodes.A100))
 SEVENS = nodes.of(*[nodes.cut(nodes.A100, {'1g.5gb': 7})] * 2)
 MANY = nodes.of(nodes.cut(nodes.A100),
                 nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
@@ -108,7 +111,8 @@ class MigPartedTest(base.BaseTestCase):
 
     def test_the_layout_comes_back(self):
         for node in (SEVENS, MANY):
-            text = render.render(node, strategy.suited(node)).files[1].text
+            text = {file.name: file.text for file in render.render(
+                node, strategy.suited(node)).files}[render.MIG_PARTED]
             entry = layout_file.LayoutFile.parse(text, 'x').entry('halves')
             self.assertEqual(
                 {index: item.wanted for index, item
@@ -176,7 +180,151 @@ class ClusterTest(base.BaseTestCase):
             configs[values['devicePlugin']['config']['default']], 'x'))
         layouts = layout_file.LayoutFile.parse(
             values['migManager']['config']['data']['config.yaml'], 'x')
-        self.assertEqual((given[labels.MIG_CONFIG],), layouts.names)
+        self.assertEqual(('all-disabled', given[labels.MIG_CONFIG]),
+                         layouts.names)
+
+
+class SeveralTest(base.BaseTestCase):
+    """Several layouts of one cluster, in one run or one after another."""
+
+    def setUp(self):
+        super().setUp()
+        self.first = dataclasses.replace(SEVENS, name='sevenths')
+        self.second = dataclasses.replace(MANY, name='many')
+
+    def values(self, *given, asked=MIXED, values=None):
+        files = render.render_all(
+            [render.Wanted(node) for node in given], asked, values).files
+        return {file.name: file for file in files}[render.OPERATOR]
+
+    def check(self, content):
+        """Both layouts are whole."""
+        configs = content['devicePlugin']['config']['data']
+        self.assertEqual({'default', 'sevenths', 'many'}, set(configs))
+        for name, text in configs.items():
+            plugin_config.parse(text, name)
+        layouts = layout_file.LayoutFile.parse(
+            content['migManager']['config']['data']['config.yaml'], 'x')
+        self.assertEqual({'all-disabled', 'sevenths', 'many'},
+                         set(layouts.names))
+        for node in (self.first, self.second):
+            gpus = [item.gpu for item in node.gpus]
+            self.assertEqual(
+                {index: item.wanted for index, item
+                 in enumerate(node.gpus)},
+                layouts.entry(node.name).for_host(gpus))
+            self.assertEqual({False}, {
+                wanted.enabled for wanted in layouts.entry(
+                    'all-disabled').for_host(gpus).values()})
+
+    def test_in_one_run(self):
+        self.check(self.values(self.first, self.second).content)
+
+    def test_one_after_another(self):
+        there = operator_values.Values.parse(
+            self.values(self.first).text, 'values.yaml')
+        both = self.values(self.second, values=there)
+        self.check(both.content)
+        again = operator_values.Values.parse(both.text, 'values.yaml')
+        self.assertEqual(both.text,
+                         self.values(self.second, values=again).text)
+
+    def test_what_is_there_is_kept(self):
+        there = operator_values.Values.parse(yaml.safe_dump({
+            'driver': {'enabled': False}, 'migManager': {'enabled': True},
+            'devicePlugin': {'config': {'name': 'mine', 'data': {
+                'default': 'version: v1\nflags: {migStrategy: mixed}\n'}}},
+        }), 'values.yaml')
+        found = self.values(self.first, values=there).content
+        self.assertEqual({'enabled': False}, found['driver'])
+        self.assertTrue(found['migManager']['enabled'])
+        config = found['devicePlugin']['config']
+        self.assertEqual(('mine', True), (config['name'], config['create']))
+        self.assertIn('{migStrategy: mixed}', config['data']['default'])
+        self.assertIn('sevenths', config['data'])
+
+    def test_each_layout_has_its_files(self):
+        done = render.render_all(
+            [render.Wanted(self.first), render.Wanted(self.second)], MIXED)
+        self.assertEqual(
+            [f'{name}/{file}' for name in ('sevenths', 'many') for file in (
+                render.PLUGIN, render.LABELS, render.POD)]
+            + [render.MIG_PARTED, render.OPERATOR],
+            [file.name for file in done.files])
+        self.assertEqual({'nvidia.com/mig-1g.5gb': 14},
+                         done.by_layout['sevenths'])
+
+    def test_names(self):
+        disabled = dataclasses.replace(SEVENS, name='all-disabled')
+        default = dataclasses.replace(SEVENS, name='default')
+        for given, word in (((self.first, self.first), 'sevenths'),
+                            ((disabled,), 'all-disabled'),
+                            ((default,), 'default')):
+            error = self.assertRaises(exception.InvalidValue, self.values,
+                                      *given)
+            self.assertIn(word, str(error))
+            self.assertIn('rename the entry', str(error))
+        self.values(dataclasses.replace(WHOLE, name='all-disabled'))
+
+
+class StrategyTest(base.BaseTestCase):
+
+    def choose(self, *suited, asked=None, there=None):
+        content = {'mig': {'strategy': there and there.value}}
+        return operator_values.choose_strategy(
+            asked, suited, operator_values.Values(content, 'values.yaml'))
+
+    def test_one_for_all(self):
+        self.assertIs(NONE, self.choose(NONE))
+        self.assertIs(SINGLE, self.choose(NONE, SINGLE))
+        self.assertIs(MIXED, self.choose(SINGLE, MIXED, NONE))
+        self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
+        self.assertIs(SINGLE, self.choose(SINGLE, there=SINGLE))
+
+    def test_nodes_without_mig_take_any(self):
+        self.assertIs(MIXED, self.choose(NONE, there=MIXED))
+
+    def test_the_cluster_has_another(self):
+        for options in ({}, {'asked': SINGLE}):
+            error = self.assertRaises(
+                exception.InvalidValue, self.choose, SINGLE, there=MIXED,
+                **options)
+            self.assertIn('values.yaml has mixed: give --strategy mixed, or '
+                          'render its layouts again with --strategy single',
+                          str(error))
+
+
+class ValuesTest(base.BaseTestCase):
+
+    def test_what_is_malformed(self):
+        for text, words in (
+                ('[]', 'expected a mapping'),
+                ('a: [', 'not YAML'),
+                ('mig: x', 'values.yaml: mig'),
+                ('mig: {strategy: some}', 'none, single, mixed'),
+                ('devicePlugin: {config: {data: []}}',
+                 'devicePlugin.config.data'),
+                ('devicePlugin: {config: {data: {a: 7}}}', 'expected text'),
+                ('devicePlugin: {config: {data: {a: "flag: {}"}}}',
+                 'configuration a'),
+                ('migManager: {config: {data: {config.yaml: 7}}}',
+                 'expected text'),
+                ('migManager: {config: {data: {config.yaml: "v: 1"}}}',
+                 'migManager.config.data.config.yaml'),
+                ('migManager: {config: {data: {config.yaml: "{version: v1, '
+                 'mig-configs: {all-disabled: [{devices: all, mig-enabled: '
+                 'true, mig-devices: {}}]}}"}}}', 'turns MIG mode on')):
+            error = self.assertRaises(
+                exception.GpuDriverError, operator_values.Values.parse,
+                text, 'values.yaml')
+            self.assertIn('values.yaml', str(error))
+            self.assertIn(words, str(error))
+
+    def test_nothing_is_there(self):
+        for text in ('', '{}', 'devicePlugin:\nmigManager: {config: }'):
+            values = operator_values.Values.parse(text, 'values.yaml')
+            self.assertEqual(((), {}, None), (
+                values.layouts(), values.configs, values.strategy))
 
 
 class NodeTest(base.BaseTestCase):
