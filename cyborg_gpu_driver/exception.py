@@ -109,6 +109,18 @@ class UnknownGpu(GpuDriverError):
     template = 'no NVIDIA GPU at {address} on this machine'
 
 
+class NoSuchGpu(UnknownGpu):
+    """No GPU of this machine is called that; ``known`` says which are."""
+
+    template = 'there is no GPU {name}; {known}'
+
+
+class GpuUnreachable(GpuDriverError):
+    """A GPU that was chosen is there and cannot be worked on."""
+
+    template = '{reason}'
+
+
 class SimulationError(GpuDriverError):
     """The simulated machine cannot be built from its description."""
 

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
+from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -35,6 +37,7 @@ _PAUSE = 1.0
 """Seconds between two looks for the driver."""
 _DRIVER = 'nvidia'
 _IGNORED = 'ignored'
+_SKIPPED = 'skipped'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +96,13 @@ class FirstBoot:
         try:
             return self._apply(host, found)
         except exception.LayoutError as error:
-            # No MIG and MIG unread look alike to a layout.
-            unread = [f'GPU {gpu.address}: {"; ".join(gpu.problems)}'
-                      for gpu in host.gpus if gpu.visible_to_nvml
-                      and gpu.mig is None and gpu.problems]
-            if unread:
-                return Outcome(reports.Result.FAILED, '; '.join(unread))
-            return Outcome(reports.Result.UNUSABLE, str(error))
+            # The layout may be right for a GPU that cannot be read.
+            unread = [choice.obstacle(host, gpu) for gpu in host.gpus
+                      if condition.is_failed(gpu) and not self._ignores(gpu)]
+            return Outcome(
+                reports.Result.FAILED if any(unread)
+                else reports.Result.UNUSABLE,
+                '; '.join(filter(None, (*unread, str(error)))))
 
     def _wait(self, timeout):
         """The machine, and what it lacks when the time is up."""
@@ -136,46 +139,46 @@ class FirstBoot:
                 and gpu.driver in (None, _DRIVER) and not self._ignores(gpu)]
 
     def _apply(self, host, found):
-        gpus = tuple(gpu for gpu in host.gpus if gpu.visible_to_nvml)
-        unseen = self._unseen(host)
+        gpus = choice.gpus(host)
         entry = found.entry(gpus)
-        if unseen and any(section.devices.indices is not None
-                          for section in entry.sections):
-            return Outcome(reports.Result.FAILED, (
-                f'the layout {entry.name} of {found.source} numbers GPUs, '
-                f'and {self._lacking(host)}: its numbers would mean others'))
-        wanted = entry.for_host(gpus)
-        lost = [gpu for gpu in unseen
-                if any(section.devices.include(0, gpu)
-                       for section in entry.sections)]
-        if not wanted and not lost:
+        chosen = entry.chosen(gpus)
+        if not chosen:
             return Outcome(reports.Result.UNUSABLE, (
                 f'{found.source}: entry {entry.name} speaks of no GPU of '
                 f'this server; it has {_models(gpus)}'))
-        done = [*self._change(gpus, wanted), *(reports.GpuReport(
-            None, str(gpu.address), apply.Status.FAILED.value,
-            entry.name, '; '.join((_unseen_text(gpu), *gpu.problems)))
-            for gpu in lost)]
+        wanted = entry.for_chosen(gpus, [
+            index for index in chosen if not condition.obstacle(gpus[index])])
+        outcomes = self._change(gpus, wanted)
+        done = tuple(
+            outcomes.get(index) or self._untouched(entry, index, gpus[index])
+            for index in chosen)
         failed = [gpu.address for gpu in done if gpu.error]
         return Outcome(
             reports.Result.FAILED if failed else reports.Result.APPLIED,
             f'not as the layout {entry.name} of {found.source} says: '
-            + ', '.join(failed) if failed else None, tuple(done))
+            + ', '.join(failed) if failed else None, done)
 
     def _change(self, gpus, wanted: dict[int, layout.Wanted]):
-        """A report of each GPU that is spoken of, in their order."""
-        chosen = {index: gpus[index] for index in sorted(wanted)
-                  if not self._ignores(gpus[index])}
-        outcomes = dict(zip(chosen, self._applier.apply_all(
-            [(gpu, wanted[index]) for index, gpu in chosen.items()]),
-            strict=True))
-        for index in sorted(wanted):
-            outcome = outcomes.get(index)
-            yield reports.GpuReport(
-                index, str(gpus[index].address),
-                outcome.status.value if outcome else _IGNORED,
-                str(wanted[index]),
-                str(outcome.error) if outcome and outcome.error else None)
+        """Reports of the GPUs that were to be changed, by index."""
+        chosen = [index for index in wanted
+                  if not self._ignores(gpus[index])]
+        outcomes = self._applier.apply_all(
+            [(gpus[index], wanted[index]) for index in chosen])
+        return {index: reports.GpuReport(
+            index, str(outcome.gpu),
+            _SKIPPED if wanted[index].without_mig else outcome.status.value,
+            str(wanted[index]),
+            str(outcome.error) if outcome.error else None)
+            for index, outcome in zip(chosen, outcomes, strict=True)}
+
+    def _untouched(self, entry, index, gpu):
+        """The report of a GPU that is ignored, or cannot be reached."""
+        if self._ignores(gpu):
+            return reports.GpuReport(index, str(gpu.address), _IGNORED,
+                                     entry.name)
+        return reports.GpuReport(
+            index, str(gpu.address), apply.Status.FAILED.value, entry.name,
+            f'it cannot be reached: {condition.obstacle(gpu)}')
 
 
 def _unseen_text(gpu):

@@ -54,10 +54,11 @@ class GpuReport:
     """What became of one GPU."""
 
     index: int | None
-    """Among those that NVML sees; None if it does not see this one."""
+    """Among all NVIDIA GPUs by PCI address; None in reports of old."""
     address: str
     status: str
-    """``unchanged``, ``changed``, ``ignored`` or ``failed``."""
+    """``unchanged``, ``changed``, ``skipped`` (a board without MIG),
+    ``ignored`` or ``failed``."""
     wanted: str
     error: str | None = None
 

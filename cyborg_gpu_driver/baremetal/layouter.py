@@ -33,6 +33,7 @@ from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.baremetal import steps
 from cyborg_gpu_driver.baremetal import tree
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
@@ -84,8 +85,8 @@ class Layouter:
         """
         host = self._ramdisk.snapshot()
         entry = layouts.entry_of(value, host.gpus, files)
-        wanted = check(host, entry)
-        gpus = {index: host.gpus[index] for index in sorted(wanted)}
+        wanted = check(host, entry, self._ramdisk.ignores)
+        gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
         with self._mounted() as image:
             there = image.find_program(_PLACES) is not None
             needed = any(_needs_program(gpu, wanted[index])
@@ -123,27 +124,35 @@ class Layouter:
         return {outcome.gpu: _MODE[outcome.status] for outcome in outcomes}
 
 
-def check(host: model.Host, entry: layout_file.Entry) -> Wanted:
+def check(host: model.Host, entry: layout_file.Entry,
+          ignores: Callable[[model.Gpu], bool]) -> Wanted:
     """What a layout wants of the GPUs that it speaks of.
 
+    :param ignores: whether a GPU is left alone.
     :raises LayoutError: if it does not suit them.
-    :raises StepFailed: if it speaks of none, or that it suits them cannot
-        be told without NVML.
+    :raises StepFailed: if it speaks of none, if NVML cannot reach one of
+        them, or if that it suits them cannot be told without NVML.
     """
+    gpus = choice.gpus(host)
     if host.nvml_problem is None:
-        wanted = entry.for_host(host.gpus)
-        if not wanted:
+        chosen = [index for index in entry.chosen(gpus)
+                  if not ignores(gpus[index])]
+        unreachable = [reason for index in chosen
+                       if (reason := choice.obstacle(host, gpus[index]))]
+        if unreachable:
+            raise exception.StepFailed(reason='; '.join(unreachable))
+        if not chosen:
             raise exception.StepFailed(
                 reason=f'layout {entry.name} speaks of no GPU of this node, '
                 'which has ' + _boards(host))
-        return wanted
-    if not layouts.suits(host.gpus, entry):
+        return entry.for_chosen(gpus, chosen)
+    if not layouts.suits(gpus, entry):
         raise exception.StepFailed(
             reason=f'layout {entry.name} cannot be checked without NVML '
             f'({host.nvml_problem}), so that each item with MIG mode on has '
             'to name its boards in a device-filter; this node has '
             + _boards(host))
-    return {index: None for index, gpu in enumerate(host.gpus)
+    return {index: None for index, gpu in enumerate(gpus)
             if any(section.devices.include(index, gpu)
                    for section in entry.sections)}
 

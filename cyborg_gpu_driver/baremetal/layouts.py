@@ -74,7 +74,8 @@ def _speaks(entry, index, gpu):
     :raises LayoutError: if the GPU cannot be what it says.
     """
     if gpu.visible_to_nvml:
-        return entry.for_gpu(index, gpu) is not None
+        wanted = entry.for_gpu(index, gpu)
+        return wanted is not None and not wanted.without_mig
     found = [section for section in entry.sections
              if section.devices.include(index, gpu)]
     if len(found) > 1 or any(section.mig_enabled and not

@@ -27,6 +27,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 
 with warnings.catch_warnings():
@@ -59,8 +60,9 @@ class ListAudit(lister.Lister):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '--gpu', metavar='ADDRESS',
-            help='only of the GPU at this PCI address')
+            '--gpu', metavar='GPU',
+            help=f'only of this GPU, by {choice.WAYS}; by its full PCI '
+                 'address also one that is no longer there')
         parser.add_argument(
             '--handle', metavar='UUID',
             help='only of this attach handle, or of this server with a '
@@ -73,7 +75,7 @@ class ListAudit(lister.Lister):
 
     def take_action(self, parsed_args):
         since = _since(parsed_args.since)
-        address = parsed_args.gpu and model.PciAddress.parse(parsed_args.gpu)
+        address = parsed_args.gpu and self._address(parsed_args.gpu)
         reading = audit.read(gpu_conf.state_path(self.app.machine.conf))
         if reading.bad:
             cmd_machine.say(f'{reading.bad} line(s) of the audit record '
@@ -86,6 +88,12 @@ class ListAudit(lister.Lister):
             if (since is None or record.time >= since)
             and address in (None, record.gpu)
             and _is_for(record.subject, parsed_args.handle)])
+
+    def _address(self, text):
+        try:
+            return model.PciAddress.parse(text)
+        except exception.InvalidPciAddress:
+            return self.app.machine.gpu(text).address
 
 
 def _is_for(subject, wanted):

@@ -21,6 +21,7 @@ from cliff import lister
 from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import picture
 
@@ -43,9 +44,11 @@ class ListGpu(lister.Lister):
         machine = self.app.machine
         machine.explain()
         return (
-            ('address', 'uuid', 'model', 'mode', 'numa_node', 'memory_mib',
-             'driver', 'vgpu_framework', 'partitions', 'health'),
-            [(str(gpu.address), columns.Optional(gpu.uuid),
+            ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
+             'memory_mib', 'driver', 'vgpu_framework', 'partitions',
+             'health'),
+            [(columns.Optional(choice.index(machine.host, gpu)),
+              str(gpu.address), columns.Optional(gpu.uuid),
               columns.Optional(gpu.model), machine.mode(gpu).value,
               columns.Optional(gpu.numa_node),
               columns.Optional(gpu.memory_mib),
@@ -59,20 +62,20 @@ class ShowGpu(show.ShowOne):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('address', metavar='ADDRESS',
-                            help='PCI address, such as 0000:07:00.0')
+        parser.add_argument('gpu', metavar='GPU',
+                            help=f'the GPU, by {choice.WAYS}')
         return parser
 
     def take_action(self, parsed_args):
         machine = self.app.machine
-        gpu = machine.gpu(parsed_args.address)
+        gpu = machine.gpu(parsed_args.gpu)
         names, values = zip(*_facts(gpu, machine.mode(gpu).value))
         return names, values
 
     def produce_output(self, parsed_args, column_names, data):
         result = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
-            self._draw(self.app.machine.gpu(parsed_args.address))
+            self._draw(self.app.machine.gpu(parsed_args.gpu))
         return result
 
     def _draw(self, gpu):

@@ -15,14 +15,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 
 from cliff import command
 from cliff import lister
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -70,15 +73,20 @@ class ClearHealth(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('address', metavar='ADDRESS',
-                            help='PCI address, such as 0000:07:00.0')
+        parser.add_argument(
+            'gpu', metavar='GPU',
+            help=f'the GPU, by {choice.WAYS}; by its full PCI address also '
+                 'one that is no longer there')
         return parser
 
     def take_action(self, parsed_args):
         conf = self.app.machine.conf
-        health.HealthKeeper(
-            platform.from_conf(conf), gpu_conf.state_path(conf)).replaced(
-                model.PciAddress.parse(parsed_args.address))
+        keeper = health.HealthKeeper(platform.from_conf(conf),
+                                     gpu_conf.state_path(conf))
+        with contextlib.suppress(exception.InvalidPciAddress):
+            if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
+                return
+        keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)
 
 
 def _rows(status):

@@ -23,23 +23,38 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import planner
 
-_ADDRESS = 'PCI address of the GPU, or its index as NVML counts'
+_GPU = f'the GPU, by {choice.WAYS}'
 _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
 
 
 class ListInstance(lister.Lister):
-    """List the GPU instances of this host and what uses them."""
+    """List the GPU instances of this host and what uses them.
+
+    Exits 1 if NVIDIA's driver has a GPU that cannot be read.
+    """
+
+    failed = False
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
         shop = workshop.Workshop(self.app.machine.conf)
         rows = []
         for gpu in shop.gpus:
+            reason = choice.obstacle(shop.host, gpu)
+            if reason:
+                cmd_machine.say(reason)
+                self.failed |= not condition.is_away(gpu)
+                continue
             now = shop.current(gpu)
             used = shop.applier.in_use(now)
             for item in now.mig.instances if now.mig else ():
@@ -63,7 +78,7 @@ class CreateInstance(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('gpu', metavar='GPU', help=_ADDRESS)
+        parser.add_argument('gpu', metavar='GPU', help=_GPU)
         parser.add_argument('profile', metavar='PROFILE',
                             help='profile name, such as 1g.10gb')
         parser.add_argument('--start', type=int, metavar='UNIT',
@@ -92,7 +107,7 @@ class DestroyInstance(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('gpu', metavar='GPU', help=_ADDRESS)
+        parser.add_argument('gpu', metavar='GPU', help=_GPU)
         parser.add_argument('start', metavar='START', type=int,
                             help='memory unit of the grid it begins at')
         return parser
@@ -105,12 +120,13 @@ class DestroyInstance(command.Command):
                         f'{parsed_args.start} of GPU {gpu.address}')
 
 
-def _opened(asked, address):
-    """What to work with, and the GPU."""
+def _opened(asked, text):
+    """What to work with, and the GPU that a person typed."""
     shop = workshop.Workshop(asked.app.machine.conf)
-    gpu = shop.gpu(address)
+    gpu = shop.gpu(text)
     if shop.ignores(gpu):
         raise _refused(gpu, 'it is in [gpu] ignored_devices')
+    shop.reachable((gpu,))
     shop.check_privileges()
     if gpu.mig is None or not shop.current(gpu).mig.enabled:
         raise _refused(gpu, 'MIG mode is off')

@@ -23,6 +23,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.cmd import workshop as cmd_workshop
+from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import render
@@ -62,7 +64,7 @@ class RenderKubernetes(command.Command):
                  'layouts rendered now are all that the cluster has)')
         parser.add_argument(
             '--gpu', metavar='GPU', action='append', default=[],
-            help='a GPU that the node has, by index or PCI address; may be '
+            help=f'a GPU that the node has, by {choice.WAYS}; may be '
                  'repeated (default: all)')
         parser.add_argument(
             '--strategy', choices=_values(kubernetes_strategy.Strategy),
@@ -146,48 +148,56 @@ def _values(kinds):
 def _nodes(shop, parsed_args):
     """A node for each layout that was asked for."""
     names = parsed_args.name or [None]
+    chosen = _chosen(shop, parsed_args.gpu)
     if not parsed_args.layout:
         if len(names) > 1:
             raise exception.InvalidValue(
                 what='--name', value=', '.join(names),
                 expected='the GPUs are cut in one way now: give one name, '
                          'or --layout')
-        return [_node(shop, parsed_args, names[0] or _CURRENT, None)]
+        return [_node(shop, chosen, parsed_args, names[0] or _CURRENT, None)]
     text, source = terminal.read_text(parsed_args.layout)
     document = layout_file.LayoutFile.parse(text, source)
     entries = [document.entry(name) for name in names]
-    return [_node(shop, parsed_args, entry.name, entry) for entry in entries]
+    return [_node(shop, chosen, parsed_args, entry.name, entry)
+            for entry in entries]
 
 
-def _node(shop, parsed_args, name, entry):
+def _node(shop, chosen, parsed_args, name, entry):
     """A node with a layout; says where its GPUs are not so yet."""
-    now = [shop.current(gpu) for gpu in shop.gpus]
-    gpus = kubernetes_node.wanted_by(now, entry)
-    chosen = _chosen(shop, parsed_args.gpu)
-    for item in (gpus[index] for index in chosen):
+    now = [shop.current(gpu) if index in chosen else gpu
+           for index, gpu in enumerate(shop.gpus)]
+    gpus = kubernetes_node.wanted_by(now, entry, chosen)
+    for item in gpus:
         for difference in layout_state.differences(item.gpu, item.wanted):
             # With several layouts most of them are not there.
             if len(parsed_args.name) < 2:
                 cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
                                 f'{difference}')
-    return kubernetes_node.Node(
-        name, tuple(gpus[index] for index in chosen),
-        shop.host.driver_version)
+    return kubernetes_node.Node(name, gpus, shop.host.driver_version)
 
 
 def _chosen(shop, asked):
-    """Positions of the GPUs that were asked for, ascending."""
-    addresses = [gpu.address for gpu in shop.gpus]
-    if not asked:
-        return range(len(addresses))
-    chosen = {shop.gpu(text).address for text in asked}
-    for address in chosen.difference(addresses):
-        raise exception.InvalidValue(
-            what='--gpu', value=address,
-            expected='NVML does not see it; there are '
-                     + ', '.join(map(str, addresses)))
-    return [index for index, address in enumerate(addresses)
-            if address in chosen]
+    """Indices of the GPUs that were asked for, ascending.
+
+    Without a choice, all that NVIDIA's driver has: the device plugin finds
+    no others.
+
+    :raises GpuUnreachable: if one of them cannot be read.
+    """
+    if asked:
+        addresses = {shop.gpu(text).address for text in asked}
+    else:
+        addresses = {gpu.address for gpu in shop.gpus
+                     if not condition.is_away(gpu)}
+        for gpu in shop.gpus:
+            if gpu.address not in addresses:
+                cmd_machine.say(f'{shop.name(gpu)} is left out: '
+                                + condition.obstacle(gpu))
+    found = [index for index, gpu in enumerate(shop.gpus)
+             if gpu.address in addresses]
+    shop.reachable(shop.gpus[index] for index in found)
+    return found
 
 
 def _sharing(parsed_args, node, strategy):

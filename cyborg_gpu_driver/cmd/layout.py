@@ -23,6 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import workshop as cmd_workshop
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_file
@@ -142,13 +143,20 @@ class ExportLayout(layout_options.LayoutCommand):
             default=os.environ.get(layout_options.LABEL, 'current'),
             help='name of the entry (default: '
                  f'${layout_options.LABEL}, or current)')
+        parser.add_argument(
+            '--skip-unreachable', action='store_true',
+            help='leave out GPUs that cannot be read, instead of failing')
         return parser
 
     def take_action(self, parsed_args):
         shop = self.workshop()
+        left_out = _unreachable(shop) if parsed_args.skip_unreachable else ()
+        shop.reachable(gpu for index, gpu in enumerate(shop.gpus)
+                       if index not in left_out)
+        now = [gpu if index in left_out else shop.current(gpu)
+               for index, gpu in enumerate(shop.gpus)]
         _write_file(self, parsed_args, layout_state.export(
-            [shop.current(gpu) for gpu in shop.gpus],
-            parsed_args.config_label))
+            now, parsed_args.config_label, left_out=left_out))
 
 
 class GenerateLayouts(layout_options.LayoutCommand):
@@ -157,29 +165,41 @@ class GenerateLayouts(layout_options.LayoutCommand):
     formats = ('yaml', 'json')
 
     def take_action(self, parsed_args):
-        _write_file(self, parsed_args,
-                    layout_generate.generate(self.workshop().gpus))
+        shop = self.workshop()
+        left_out = _unreachable(shop)
+        _write_file(self, parsed_args, layout_generate.generate(
+            gpu for index, gpu in enumerate(shop.gpus)
+            if index not in left_out))
 
 
 def wanted_of(shop: cmd_workshop.Workshop, parsed_args
               ) -> list[tuple[int, model.Gpu, layout.Wanted]]:
     """What the chosen entry wants of each GPU that it speaks of.
 
-    GPUs that the operator wants left alone are left out, and that is said.
+    All of them are looked at before anything is done to one. GPUs that the
+    operator wants left alone are left out, and that is said; that boards
+    without MIG stay as they are is said, too.
 
     :raises LayoutError: if the file or its entry cannot be used.
+    :raises GpuUnreachable: naming each GPU that cannot be worked on.
     """
     entry = layout_options.read_file(parsed_args).entry(
         parsed_args.selected_config)
-    found = []
-    for index, wanted in sorted(entry.for_host(shop.gpus).items()):
-        gpu = shop.gpus[index]
-        if shop.ignores(gpu):
-            cmd_machine.say(f'GPU {index} ({gpu.address}) is in [gpu] '
+    indices = entry.chosen(shop.gpus)
+    for index in indices:
+        if shop.ignores(shop.gpus[index]):
+            cmd_machine.say(f'{shop.name(shop.gpus[index])} is in [gpu] '
                             'ignored_devices and left alone.')
-        else:
-            found.append((index, gpu, wanted))
-    return found
+    indices = [index for index in indices
+               if not shop.ignores(shop.gpus[index])]
+    shop.reachable(shop.gpus[index] for index in indices)
+    found = entry.for_chosen(shop.gpus, indices)
+    for index, wanted in found.items():
+        if wanted.without_mig:
+            cmd_machine.say(f'{shop.name(shop.gpus[index])} has no MIG and '
+                            'is left alone.')
+    return [(index, shop.gpus[index], wanted)
+            for index, wanted in sorted(found.items())]
 
 
 def differences(shop: cmd_workshop.Workshop, parsed_args):
@@ -195,6 +215,19 @@ def differences(shop: cmd_workshop.Workshop, parsed_args):
         if record is not None:
             found = (*found, f'an earlier change did not end: {record}')
         yield index, gpu, found
+
+
+def _unreachable(shop):
+    """Indices of GPUs that cannot be worked on; says that they are left
+    out.
+    """
+    found = []
+    for index, gpu in enumerate(shop.gpus):
+        reason = choice.obstacle(shop.host, gpu)
+        if reason:
+            found.append(index)
+            cmd_machine.say(f'{reason}; it is left out.')
+    return found
 
 
 def _suits(entry: layout_file.Entry, gpus):

@@ -23,11 +23,14 @@ from cyborg_gpu_driver.cmd import layout
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.partition import layout_state
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import checkpoint
 
 _TEXT = ('text', 'json', 'yaml')
+_SKIPPED = 'skipped'
+"""Status of a board without MIG where MIG mode is asked of all."""
 
 
 class ApplyLayout(layout_options.LayoutCommand):
@@ -66,13 +69,16 @@ class ApplyLayout(layout_options.LayoutCommand):
                 [(gpu, wanted) for _, gpu, wanted in found],
                 apply.Options(mode_only=parsed_args.mode_only,
                               may_reset=not parsed_args.skip_reset))
-        failed = self._tell(parsed_args, [index for index, _, _ in found],
-                            outcomes, parsed_args.mode_only)
+        failed = self._tell(parsed_args, found, outcomes,
+                            parsed_args.mode_only)
         return int(failed or not ended)
 
-    def _tell(self, parsed_args, indices, outcomes, mode_only):
-        rows = [{'index': index, **_row(outcome)} for index, outcome
-                in zip(indices, outcomes, strict=True)]
+    def _tell(self, parsed_args, found, outcomes, mode_only):
+        rows = [{'index': index, **_row(outcome)} for (index, _, _), outcome
+                in zip(found, outcomes, strict=True)]
+        for row, (_, _, wanted) in zip(rows, found, strict=True):
+            if wanted.without_mig:
+                row['status'] = _SKIPPED
         _write(self, parsed_args.output_format, rows)
         unfinished = {apply.Status.FAILED}
         if not mode_only:
@@ -97,8 +103,10 @@ class CheckpointLayout(layout_options.LayoutCommand):
 
     def take_action(self, parsed_args):
         shop = self.workshop()
+        gpus = [gpu for gpu in shop.gpus
+                if not shop.ignores(gpu) and not condition.is_away(gpu)]
         saved = [shop.applier.saved(shop.current(gpu))
-                 for gpu in shop.gpus if not shop.ignores(gpu)]
+                 for gpu in shop.reachable(gpus)]
         file = _checkpoint_file(parsed_args, shop)
         checkpoint.write(file, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
@@ -131,7 +139,9 @@ class RestoreLayout(layout_options.LayoutCommand):
         if parsed_args.checkpoint_file and not os.path.exists(file):
             raise exception.JournalError(path=file, reason='is not there')
         saved = {item.gpu: item for item in checkpoint.read(file)}
-        gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)]
+        # What another driver has, and nobody laid out, is given away.
+        gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)
+                and (gpu.address in saved or not condition.is_away(gpu))]
         absent = sorted(set(saved) - {gpu.address for gpu in shop.gpus})
         # One after the other: while virtual functions are made, NVML is
         # closed for all GPUs.
@@ -146,6 +156,7 @@ class RestoreLayout(layout_options.LayoutCommand):
 def _restored(shop, gpu, saved):
     done = []
     try:
+        shop.reachable((gpu,))
         outcome = apply.Outcome(gpu.address, shop.restorer.restore(
             gpu, saved.get(gpu.address), done.append))
     except exception.GpuDriverError as error:

@@ -23,6 +23,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -76,12 +77,12 @@ class Machine:
     def hostname(self) -> str:
         return self._conf.host
 
-    def gpu(self, address: str) -> model.Gpu:
-        """The GPU at an address that a person typed.
+    def gpu(self, text: str) -> model.Gpu:
+        """The GPU that a person typed.
 
-        :raises InvalidPciAddress, UnknownGpu: if there is none.
+        :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
         """
-        return self.host.gpu(model.PciAddress.parse(address))
+        return choice.find(self.host, text)
 
     def mode(self, gpu: model.Gpu) -> policy.Mode:
         """The GPU's mode under the policies."""

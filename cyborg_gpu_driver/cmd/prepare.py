@@ -19,6 +19,8 @@ from cliff import lister
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 
 
 class PrepareGpu(lister.Lister):
@@ -35,8 +37,7 @@ class PrepareGpu(lister.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'gpu', metavar='GPU', nargs='*',
-            help='PCI address of a GPU, or its index as NVML counts '
-                 '(default: all)')
+            help=f'a GPU, by {choice.WAYS} (default: all)')
         parser.add_argument(
             '--dry-run', action='store_true',
             help='say what is left to do, and do nothing')
@@ -50,13 +51,22 @@ class PrepareGpu(lister.Lister):
         if not parsed_args.dry_run:
             shop.check_privileges()
         gpus = [shop.gpu(text) for text in parsed_args.gpu] or shop.gpus
-        rows = [(_planned if parsed_args.dry_run else _prepared)(shop, gpu)
+        act = _planned if parsed_args.dry_run else _prepared
+        rows = [_unreadable(gpu) or act(shop, gpu)
                 for gpu in gpus if not shop.ignores(gpu)]
         self.failed = any(row[2] == _NOT_READY for row in rows)
         return ('address', 'steps', 'result', 'reason'), rows
 
 
 _NOT_READY = 'not ready'
+
+
+def _unreadable(gpu):
+    """The row of a GPU of which NVML does not tell what it needs."""
+    if not condition.is_failed(gpu):
+        return None
+    return _row(gpu, [], [condition.obstacle(gpu)
+                          or '; '.join(gpu.problems)], '')
 
 
 def _planned(shop, gpu):

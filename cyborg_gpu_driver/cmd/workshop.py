@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterable
 
 from oslo_config import cfg
 
@@ -23,6 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -75,28 +77,39 @@ class Workshop:
 
     @functools.cached_property
     def gpus(self) -> tuple[model.Gpu, ...]:
-        """GPUs in NVML's order, so that indices mean what they mean there.
+        """The GPUs in the order of their indices, see :mod:`.host.choice`.
 
-        GPUs that NVML does not see (given away whole) have none.
-
-        :raises HostUnusable: if NVML takes no part or there is none.
+        :raises HostUnusable: if NVML takes no part, if there is no GPU, or
+            if they cannot be numbered.
         """
-        found = tuple(gpu for gpu in self.host.gpus if gpu.visible_to_nvml)
+        found = choice.gpus(self.host)
         if not found:
-            raise exception.HostUnusable(
-                reason='NVML sees no GPU; ' + ('; '.join(
-                    f'{gpu.address} is bound to {gpu.driver}'
-                    for gpu in self.host.gpus) or 'there is none'))
+            raise exception.HostUnusable(reason='; '.join(
+                ('it has no NVIDIA GPU', *self.host.problems)))
         return found
 
-    def gpu(self, address: str) -> model.Gpu:
-        """The GPU at an address, or of an index, that a person typed.
+    def gpu(self, text: str) -> model.Gpu:
+        """The GPU that a person typed.
 
-        :raises InvalidPciAddress, UnknownGpu: if there is none.
+        :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
         """
-        if address.isdigit() and int(address) < len(self.gpus):
-            return self.gpus[int(address)]
-        return self.host.gpu(model.PciAddress.parse(address))
+        return choice.find(self.host, text)
+
+    def name(self, gpu: model.Gpu) -> str:
+        """A GPU's index and address, for people."""
+        return choice.name(self.host, gpu)
+
+    def reachable(self, gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
+        """These GPUs, if NVML can work on all of them.
+
+        :raises GpuUnreachable: naming each that it cannot work on.
+        """
+        gpus = tuple(gpus)
+        reasons = [reason for gpu in gpus
+                   if (reason := choice.obstacle(self.host, gpu))]
+        if reasons:
+            raise exception.GpuUnreachable(reason='; '.join(reasons))
+        return gpus
 
     def read(self, address: model.PciAddress) -> model.Gpu:
         """A GPU in a new snapshot.

@@ -12,9 +12,8 @@
 
 """The snapshot of a machine: immutable values, no I/O.
 
-Everything that the rest of the library knows about hardware is one
-:class:`Host` value, made by :mod:`cyborg_gpu_driver.host.reader`. Memory is
-in MiB throughout, as NVML gives it (nvml.h, ``memorySizeMB``).
+All that the library knows about hardware is one :class:`Host` value, made
+by :mod:`cyborg_gpu_driver.host.reader`. Memory is in MiB, as in NVML.
 """
 
 from __future__ import annotations
@@ -304,9 +303,8 @@ class Gpu:
 
     address: PciAddress
     vendor_id: str
-    """Four lower-case hexadecimal digits, ``10de``."""
+    """Four lower-case hexadecimal digits, ``10de``; so is the next."""
     device_id: str
-    """``20b2``."""
     class_code: str
     """``0302``."""
     subsystem_vendor_id: str | None = None
@@ -332,6 +330,8 @@ class Gpu:
     """Its driver before this library bound it to vfio-pci, if it did."""
     released: bool = False
     """Offered whole on ``nvidia``: no process of ours may open it."""
+    nvml_failure: str | None = None
+    """What ended its reading, such as ``GPU_IS_LOST`` (nvmlReturn_t)."""
     sriov_totalvfs: int = 0
     sriov_numvfs: int = 0
     vfs: tuple[VirtualFunction, ...] = ()
@@ -384,8 +384,9 @@ class Host:
     driver_version: str | None = None
     nvml_problem: str | None = None
     library_missing: bool = False
-    """There is no NVML library on this machine at all."""
     wsl: bool = False
+    unidentified: tuple[str, ...] = ()
+    """What may be a GPU of this machine and could not be read, and why."""
     problems: tuple[str, ...] = ()
 
     def gpu(self, address: PciAddress) -> Gpu:

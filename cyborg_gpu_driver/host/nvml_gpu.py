@@ -90,7 +90,7 @@ class GpuReader:
         self._known.pop(gpu.address, None)
         self._failures[gpu.address] = error.symbol
         problems.add(f'NVML: {error}')
-        return gpu
+        return dataclasses.replace(gpu, nvml_failure=error.symbol)
 
     def _read_again(self, gpu, problems, detail):
         self._nvml.forget(gpu.address)
@@ -225,13 +225,16 @@ class GpuReader:
         facts = known.facts if known else _NOTHING
         return facts.links, facts.on_switch
 
-    def hidden(self, seen: Iterable[model.Gpu]
+    def hidden(self, seen: Iterable[model.Gpu],
+               unidentified: problems_module.Problems
                ) -> tuple[model.PciAddress, ...]:
         """GPUs that NVML knows and sysfs does not show.
 
         One call where there are none.
 
         :param seen: what sysfs shows, completed.
+        :param unidentified: takes that NVML counts more GPUs than it tells
+            the addresses of: it counts those that it cannot open, too.
         """
         seen = list(seen)
         try:
@@ -248,6 +251,12 @@ class GpuReader:
             LOG.debug('GPUs cannot be counted: %s', error)
             return ()
         shown = {gpu.address for gpu in seen}
+        known = {gpu.address for gpu in seen
+                 if gpu.driver == drivers.NVIDIA}
+        missing = count - len(known.union(self._listed[1]))
+        if missing > 0:
+            unidentified.add(f'NVML counts {count} GPUs and does not tell '
+                             f'the addresses of {missing}')
         return tuple(address for address in self._listed[1]
                      if address not in shown)
 

@@ -41,6 +41,8 @@ class Identity:
     numa_node: int | None
     physfn: model.PciAddress | None
     """The physical function of a virtual one (``physfn``)."""
+    physfn_known: bool
+    """False where that could not be read: it may be a virtual one."""
     sriov_totalvfs: int
     problems: tuple[str, ...] = ()
 
@@ -60,8 +62,8 @@ class PciBus:
                   ) -> tuple[Identity, ...]:
         """NVIDIA's functions of class 0300 and 0302, virtual ones too.
 
-        :param problems: takes what could not be read. Where the bus itself
-            cannot be listed, the functions seen last are given.
+        :param problems: takes why some function may be missing. Where the
+            bus itself cannot be listed, the functions seen last are given.
         """
         try:
             names = self._sysfs.listdir(*DEVICES)
@@ -103,16 +105,19 @@ class PciBus:
             numa_node = self._number(name, 'numa_node')
         with found.noted('sriov_totalvfs'):
             totalvfs = self._number(name, 'sriov_totalvfs')
+        physfn_known = False
         with found.noted('physfn'):
             link = self._sysfs.link_name(*DEVICES, name, 'physfn')
             physfn = model.PciAddress.parse(link) if link else None
+            physfn_known = True
         return Identity(
             address=model.PciAddress.parse(name), vendor_id=_NVIDIA,
             device_id=device_id or _UNREADABLE, class_code=class_code,
             subsystem_vendor_id=subsystem_vendor,
             subsystem_device_id=subsystem_device,
             numa_node=None if numa_node == -1 else numa_node,
-            physfn=physfn, sriov_totalvfs=totalvfs or 0,
+            physfn=physfn, physfn_known=physfn_known,
+            sriov_totalvfs=totalvfs or 0,
             problems=found.all())
 
     def _hex(self, name, file):

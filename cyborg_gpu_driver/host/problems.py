@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
@@ -28,8 +29,8 @@ LOG = logging.getLogger(__name__)
 class Problems:
     """What could not be read of one thing in one snapshot."""
 
-    def __init__(self):
-        self._found: list[str] = []
+    def __init__(self, found: Iterable[str] = ()):
+        self._found: list[str] = list(found)
 
     def add(self, reason: str) -> None:
         if reason not in self._found:

@@ -74,9 +74,9 @@ class HostReader:
         problems = problems_module.Problems()
         identities = {identity.address: identity for identity
                       in self._bus.functions(problems)}
-        bus_problems = problems.all()
+        unidentified = problems_module.Problems(problems.all())
         mdevs = self._functions.mdevs(problems)
-        unlisted = problems.all()[len(bus_problems):]
+        unlisted = problems.all()[len(unidentified.all()):]
         nvml_problem = self._nvml.problem()
         gpus = []
         for identity in identities.values():
@@ -85,6 +85,9 @@ class HostReader:
             found = problems_module.Problems()
             for reason in (*identity.problems, *unlisted):
                 found.add(reason)
+            if not identity.physfn_known:
+                unidentified.add(f'{identity.address} may be a virtual '
+                                 'function')
             gpus.append(self._gpu(identity, mdevs, found, detail,
                                   nvml_problem is None))
         self._functions.keep(identities)
@@ -92,14 +95,15 @@ class HostReader:
             if self._nvml.problem() is not None:
                 # It went away meanwhile: one account of it, not one a GPU.
                 return self._read(detail)
-            gpus.extend(self._hidden_gpu(address, detail)
-                        for address in self._gpus.hidden(gpus))
+            gpus.extend(self._hidden_gpu(address, detail) for address
+                        in self._gpus.hidden(gpus, unidentified))
         return model.Host(
             gpus=self._with_peers(gpus),
             driver_version=self._driver_version(problems, nvml_problem),
             nvml_problem=nvml_problem,
             library_missing=self._nvml.library_missing,
             wsl=self._nvml.wsl,
+            unidentified=unidentified.all(),
             problems=problems.all())
 
     def _gpu(self, identity, mdevs, problems, detail, with_nvml):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from collections.abc import Collection
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
@@ -94,19 +95,22 @@ def is_label(text: str) -> bool:
     return len(text) <= LABEL_LONGEST and _LABEL.fullmatch(text) is not None
 
 
-def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None
-              ) -> tuple[NodeGpu, ...]:
-    """How the GPUs of a host are cut under a layout.
+def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
+              chosen: Collection[int] | None = None) -> tuple[NodeGpu, ...]:
+    """How the GPUs of a node are cut under a layout.
 
-    :param gpus: all of the host's that NVML sees, as they are now, with
-        compute instances.
+    :param gpus: all of the host's, as they are now, with compute instances.
     :param entry: the layout; None for what is there now, which also holds
         for GPUs that the layout does not speak of.
+    :param chosen: indices of the node's GPUs; None for all.
     :raises LayoutError: if the layout does not suit them.
     """
-    wanted = entry.for_host(gpus) if entry else {}
-    return tuple(NodeGpu(gpu, wanted.get(index) or _now(gpu))
-                 for index, gpu in enumerate(gpus))
+    indices = range(len(gpus)) if chosen is None else chosen
+    wanted = entry.for_chosen(gpus, [
+        index for index in entry.chosen(gpus)
+        if index in indices]) if entry else {}
+    return tuple(NodeGpu(gpus[index], wanted.get(index) or _now(gpus[index]))
+                 for index in indices)
 
 
 def _now(gpu):

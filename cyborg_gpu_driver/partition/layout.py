@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import names
 
@@ -79,6 +80,9 @@ class Wanted:
     """MIG mode."""
     devices: tuple[WantedDevices, ...] = ()
     """By compute slices and name, largest first, each name once."""
+    without_mig: bool = False
+    """MIG mode was asked of all GPUs and this one has no MIG: it stays as
+    it is."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -107,6 +111,8 @@ class Wanted:
         return iter(sorted(ways, key=len))
 
     def __str__(self) -> str:
+        if self.without_mig:
+            return 'left alone, it has no MIG'
         if not self.enabled:
             return 'MIG mode off'
         return listed(self.counts) or 'MIG mode on, no instances'
@@ -123,10 +129,8 @@ def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
     if enabled and gpu.mig is None:
         raise exception.InvalidValue(
             what='MIG mode on for GPU', value=str(gpu.address),
-            expected=(f'{gpu.model or gpu.device_id} has no MIG'
-                      if gpu.visible_to_nvml else
-                      'NVML does not see it, its kernel driver is '
-                      f'{gpu.driver or "none"}')
+            expected=(condition.obstacle(gpu)
+                      or f'{gpu.model or gpu.device_id} has no MIG')
             + '; leave it out, or give mig-enabled: false')
     found = []
     for text, count in devices.items():

@@ -29,11 +29,13 @@ another profile on another board.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import layout
@@ -105,7 +107,9 @@ class Entry:
         """What is wanted of one GPU, in its own profiles.
 
         :param index: its position among the host's GPUs.
-        :returns: None if the entry does not speak of it.
+        :returns: None if the entry does not speak of it. A GPU without MIG
+            stays as it is where MIG mode is asked of all, as mig-parted has
+            it (cmd/nvidia-mig-parted/apply/mode.go, MatchesAllDevices).
         :raises LayoutError: if this GPU lacks a profile, can never hold
             them all, or is spoken of twice.
         """
@@ -120,6 +124,9 @@ class Entry:
                 'spoken of twice: ' + ' and '.join(
                     str(section.devices) for section in found),
                 'choose each GPU in one item only')
+        if (found[0].mig_enabled and found[0].devices.indices is None
+                and gpu.mig is None and not condition.obstacle(gpu)):
+            return layout.Wanted(False, without_mig=True)
         try:
             wanted = layout.wanted(
                 gpu, found[0].mig_enabled, found[0].mig_devices)
@@ -137,14 +144,38 @@ class Entry:
         """What is wanted of each GPU that the entry speaks of, by index.
 
         :param gpus: the host's, by address, as a snapshot holds them.
-        :raises LayoutError: as :meth:`for_gpu`, and for an index that is
-            not there.
+        :raises LayoutError: as :meth:`for_gpu`, for an index that is not
+            there, and if MIG mode is asked of GPUs none of which has MIG.
+        """
+        return self.for_chosen(gpus, self.chosen(gpus))
+
+    def for_chosen(self, gpus: Sequence[model.Gpu], indices: Iterable[int]
+                   ) -> dict[int, layout.Wanted]:
+        """What is wanted of some of them.
+
+        :param gpus: as for :meth:`for_host`.
+        :param indices: some of those that :meth:`chosen` gave.
+        :raises LayoutError: as :meth:`for_host`.
+        """
+        wanted = {index: self.for_gpu(index, gpus[index])
+                  for index in indices}
+        if wanted and all(value.without_mig for value in wanted.values()):
+            raise layout_yaml.Where(
+                self.source, f'entry {self.name}').error(
+                'mig-enabled: true, and no GPU that it speaks of has MIG',
+                'choose GPUs that have')
+        return wanted
+
+    def chosen(self, gpus: Sequence[model.Gpu]) -> tuple[int, ...]:
+        """Indices of the GPUs that the entry speaks of, ascending.
+
+        :param gpus: as for :meth:`for_host`.
+        :raises LayoutError: for an index that is not there.
         """
         self._check_indices(len(gpus))
-        wanted = {index: self.for_gpu(index, gpu)
-                  for index, gpu in enumerate(gpus)}
-        return {index: value for index, value in wanted.items()
-                if value is not None}
+        return tuple(index for index, gpu in enumerate(gpus)
+                     if any(section.devices.include(index, gpu)
+                            for section in self.sections))
 
     def _check_indices(self, count):
         missing = sorted({

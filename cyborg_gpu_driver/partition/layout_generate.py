@@ -40,7 +40,11 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
     do on each kind of board that it suits, by device-filter where there
     are several kinds.
     """
-    boards = {layout_devices.board(gpu): gpu.mig for gpu in gpus}
+    boards: dict[str, model.Mig | None] = {}
+    for gpu in gpus:
+        # Of a GPU that cannot be read, another of its board knows more.
+        board = layout_devices.board(gpu)
+        boards[board] = boards.get(board) or gpu.mig
     entries: dict[str, dict[str, tuple]] = collections.defaultdict(dict)
     for board, mig in sorted(boards.items()):
         entries['all-disabled'][board] = _DISABLED

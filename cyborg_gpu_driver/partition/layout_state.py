@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -74,16 +75,20 @@ def differences(gpu: model.Gpu, wanted: layout.Wanted,
 
 
 def export(gpus: Sequence[model.Gpu], name: str = 'current',
-           source: str = 'this host') -> layout_file.LayoutFile:
+           source: str = 'this host', left_out: Collection[int] = ()
+           ) -> layout_file.LayoutFile:
     """What all GPUs are now, as a layout file of one entry.
 
     A GPU instance without compute instances counts as the whole of one,
     since a layout file cannot say otherwise.
 
     :param gpus: the host's, by address.
+    :param left_out: indices of which the file is to say nothing.
     """
     alike = collections.defaultdict(list)
     for index, gpu in enumerate(gpus):
+        if index in left_out:
+            continue
         enabled = gpu.mig is not None and gpu.mig.enabled
         alike[enabled, tuple(_whole_counts(gpu))].append(index)
     sections = tuple(layout_file.Section(

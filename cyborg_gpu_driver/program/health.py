@@ -152,10 +152,18 @@ class HealthKeeper:
         self._change(lambda _, record: dataclasses.replace(
             record, ailments=health.after_reset(record.ailments)), [address])
 
-    def replaced(self, address: model.PciAddress) -> None:
-        """Forget all of a GPU: an operator says that it is well."""
-        self._change(lambda _, record: dataclasses.replace(
-            record, ailments=()), [address])
+    def replaced(self, address: model.PciAddress) -> bool:
+        """Forget all of a GPU: an operator says that it is well.
+
+        :returns: whether anything was known of it.
+        :raises JournalError: if the record cannot be read or written.
+        """
+        with self._file.held():
+            records = self._file.read()
+            known = records.pop(address, None)
+            if known is not None:
+                self._file.write(records)
+        return known is not None
 
     def instance_gone(self, address: model.PciAddress,
                       placement: model.Placement) -> None:

@@ -82,7 +82,7 @@ class Faults:
 
     def fail_read(self, path: str, errno: int, nth: int = 1,
                   times: int | None = 1) -> None:
-        """Let reads of files that match the glob ``path`` fail."""
+        """Let reads of files and links that match the glob fail."""
         self._reads.append(Fault(path, errno, nth, times, False, None))
 
     def delay(self, symbol: str, seconds: float,

@@ -108,6 +108,9 @@ class SimulatedOs:
             place, node = self._find(path, follow=False)
             if not isinstance(node, nodes.Link):
                 _fail(errno.EINVAL, path)
+            fault = self._machine.faults.read(path, place)
+            if fault:
+                _fail(fault.code, path)
             depth = place.count('/') - ROOT.count('/') - 1
             return '../' * depth + node.target()
 

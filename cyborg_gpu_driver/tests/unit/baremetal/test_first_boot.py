@@ -268,28 +268,36 @@ class ServerTest(first_boot_case.BootCase):
     def test_a_lost_gpu_costs_no_other(self):
         self.machine().lose_gpu(_FIRST)
         report = self.booted(*self.args, code=1)
-        well, lost = report['gpus']
-        self.assertEqual((0, None), (well['index'], lost['index']))
-        self.assertEqual(_FIRST, lost['address'])
-        self.assertIn('NVML does not see', lost['error'])
+        lost, well = report['gpus']
+        self.assertEqual((0, 1), (lost['index'], well['index']))
+        self.assertEqual((_FIRST, 'failed'),
+                         (lost['address'], lost['status']))
+        self.assertIn('cannot be reached: lost', lost['error'])
+        self.assertIn(f'says: {_FIRST}', report['error'])
         self.assertEqual(_SEVEN, self.gpus()[1])
 
-    def test_a_lost_gpu_renumbers_the_others(self):
+    def test_a_lost_gpu_keeps_its_number(self):
         self.machine().lose_gpu(_FIRST)
         before = self.gpus()
         self.stage(self.layout(devices=[0]))
         report = self.booted(*self.args, code=1)
-        self.assertIn('its numbers would mean others', report['error'])
-        self.assertEqual((before, []), (self.gpus(), report['gpus']))
+        self.assertEqual([(0, 'failed')], [
+            (gpu['index'], gpu['status']) for gpu in report['gpus']])
+        self.assertEqual(before, self.gpus())
+        self.stage(self.layout(devices=[1]))
+        self.booted(*self.args, code=0)
+        self.assertEqual([before[0], _SEVEN], self.gpus())
 
-    def test_a_gpu_that_was_given_away_is_left_alone(self):
-        machine = self.machine()
-        machine.bind_driver(_FIRST, 'vfio-pci')
+    def test_a_gpu_of_another_driver_fails_unless_it_is_ignored(self):
+        self.machine().bind_driver(_FIRST, 'vfio-pci')
+        report = self.booted(*self.args, code=1)
+        self.assertEqual(['failed', 'changed'],
+                         [gpu['status'] for gpu in report['gpus']])
+        self.assertIn('bound to vfio-pci', report['gpus'][0]['error'])
+        self.options['ignored_devices'] = _FIRST
         report = self.booted(*self.args)
-        self.assertNotIn(_FIRST, [gpu['address'] for gpu in report['gpus']])
-        machine.bind_driver('0000:2a:00.0', 'vfio-pci')
-        self.assertIn('it has none that its driver sees',
-                      self.booted(*self.args, code=2)['error'])
+        self.assertEqual(['ignored', 'unchanged'],
+                         [gpu['status'] for gpu in report['gpus']])
 
     def test_a_gpu_that_is_ignored_is_left_alone(self):
         self.options['ignored_devices'] = _FIRST

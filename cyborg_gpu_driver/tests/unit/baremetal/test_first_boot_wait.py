@@ -119,7 +119,10 @@ class WaitTest(base.BaseTestCase):
         self.hardware.faults.fail(f'{call}*', pynvml.NVML_ERROR_UNKNOWN,
                                   times=None, address=_FIRST)
         outcome = self.boot.cut(self.found, 0)
-        self.assertEqual((reports.Result.FAILED, ()),
-                         (outcome.result, outcome.gpus))
-        self.assertTrue(outcome.error.startswith(f'GPU {_FIRST}: '))
-        self.assertIn(f'{call} failed', outcome.error)
+        self.assertEqual(
+            (reports.Result.FAILED, ['failed', *['changed'] * 7]),
+            (outcome.result, [gpu.status for gpu in outcome.gpus]))
+        self.assertIn(_FIRST, outcome.error)
+        self.assertIn('it cannot be reached: unreadable: ',
+                      outcome.gpus[0].error)
+        self.assertIn(f'{call} failed', outcome.gpus[0].error)

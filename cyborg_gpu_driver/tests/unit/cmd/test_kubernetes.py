@@ -203,13 +203,20 @@ class RefusalTest(RenderCase):
         self.refused(('--name', 'with space'), 'with space', 'label')
 
     def test_gpus_that_are_not_there(self):
-        self.refused(('--gpu', '8'), "'8'")
+        self.refused(('--gpu', '8'), 'there is no GPU 8')
         self.refused(('--gpu', '0000:ff:00.0'), '0000:ff:00.0')
 
     def test_a_gpu_that_nvml_does_not_see(self):
         self.host = 'mixed'
         self.state += '.mixed'
-        self.refused(('--gpu', '0000:c1:00.0'), '--gpu', 'NVML')
+        self.refused(('--gpu', '0000:c1:00.0'), 'GPU 3 (0000:c1:00.0)',
+                     'vfio-pci')
+
+    def test_a_gpu_that_is_lost(self):
+        self.machine().lose_gpu('0000:18:00.0')
+        self.refused((), 'GPU 0 (0000:18:00.0) cannot be reached: lost')
+        found = self.found('--gpu', '3', '--strategy', 'none')
+        self.assertEqual({'nvidia.com/gpu': 1}, found['allocatable'])
 
     def test_output_that_cannot_be_written(self):
         self.refused(('--strategy', 'none', '--output', self.file),

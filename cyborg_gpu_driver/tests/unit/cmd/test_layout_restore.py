@@ -162,7 +162,7 @@ class InstanceTest(layouts.LayoutCase):
                 (('create', '0', '1g.5gb'), 'no profile 1g.5gb'),
                 (('create', '0', '1g.10gb', '--compute', '2'), '1 slices'),
                 (('create', '0', '1g.10gb', '--compute', 'x'), '--compute'),
-                (('create', '9', '1g.10gb'), "'9'")):
+                (('create', '9', '1g.10gb'), 'no GPU 9; this host has 0')):
             _, errors = self.instance(*arguments, code=1)
             self.assertIn(words, errors)
         self.assertEqual(1, len(self.rows_of_instances()))

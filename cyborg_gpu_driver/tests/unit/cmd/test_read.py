@@ -50,12 +50,14 @@ class GpuListTest(base.CommandCase):
         rows = self.rows('--simulate', 'dgx-a100-80', 'gpu', 'list')
         self.assertEqual(8, len(rows))
         self.assertEqual(
-            ['address', 'uuid', 'model', 'mode', 'numa_node', 'memory_mib',
-             'driver', 'vgpu_framework', 'partitions', 'health'],
+            ['index', 'address', 'uuid', 'model', 'mode', 'numa_node',
+             'memory_mib', 'driver', 'vgpu_framework', 'partitions',
+             'health'],
             list(rows[0]))
+        self.assertEqual([*range(8)], [row['index'] for row in rows])
         first = dict(rows[0], uuid=None)
         self.assertEqual(
-            {'address': '0000:07:00.0', 'uuid': None,
+            {'index': 0, 'address': '0000:07:00.0', 'uuid': None,
              'model': 'NVIDIA A100-SXM4-80GB', 'mode': 'mig', 'numa_node': 3,
              'memory_mib': 81920, 'driver': 'nvidia',
              'vgpu_framework': 'mdev-vf', 'partitions': {}, 'health': 'ok'},
@@ -160,10 +162,10 @@ class GpuShowTest(base.CommandCase):
     def test_a_bad_and_an_unknown_address(self):
         _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',
                                      'x', code=1)
-        self.assertIn('PCI address', errors)
+        self.assertIn('expected an index', errors)
         _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',
                                      '0000:fe:00.0', code=1)
-        self.assertIn('no NVIDIA GPU at 0000:fe:00.0', errors)
+        self.assertIn('there is no GPU 0000:fe:00.0', errors)
 
 
 class ReportShowTest(base.CommandCase):

@@ -274,16 +274,30 @@ class ForGpuTestCase(base.BaseTestCase):
         gpu = boards.gpu((), mig=None, model='Tesla T4')
         self.assertFalse(
             self.entry('everything-off').for_gpu(0, gpu).enabled)
+        wanted = self.entry('everything-empty').for_gpu(0, gpu)
+        self.assertEqual((False, True), (wanted.enabled, wanted.without_mig))
+        self.assertEqual('left alone, it has no MIG', str(wanted))
         error = self.assertRaises(
-            exception.LayoutError,
-            self.entry('everything-empty').for_gpu, 0, gpu)
+            exception.LayoutError, self.entry(text=one(
+                '{devices: [0], mig-enabled: true, mig-devices: {}}')
+            ).for_gpu, 0, gpu)
         self.assertIn('Tesla T4 has no MIG', str(error))
         hidden = boards.gpu((), mig=None, driver='vfio-pci',
                             visible_to_nvml=False)
         error = self.assertRaises(
             exception.LayoutError,
             self.entry('everything-empty').for_gpu, 0, hidden)
-        self.assertIn('kernel driver is vfio-pci', str(error))
+        self.assertIn('bound to vfio-pci', str(error))
+
+    def test_a_host_of_boards_without_mig(self):
+        gpu = boards.gpu((), mig=None, model='Tesla T4')
+        entry = self.entry('everything-empty')
+        error = self.assertRaises(
+            exception.LayoutError, entry.for_host, [gpu, gpu])
+        self.assertIn('no GPU that it speaks of has MIG', str(error))
+        found = entry.for_host([gpu, boards.gpu(boards.A100_80)])
+        self.assertEqual([True, False],
+                         [wanted.without_mig for wanted in found.values()])
 
     def test_a_gpu_chosen_by_index_and_by_board(self):
         entry = self.entry(text=one(

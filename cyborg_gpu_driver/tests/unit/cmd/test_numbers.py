@@ -1,0 +1,306 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The number of a GPU is always that of the same board."""
+
+import json
+import os
+import random
+
+import fixtures
+import pynvml
+import yaml
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_ROUNDS = 'CYBORG_GPU_NUMBER_ROUNDS'
+_ALL = 'all'
+_OK, _LOST, _UNREADABLE, _VFIO = 'ok', 'lost', 'unreadable', 'vfio'
+_BOARDS = ('0000:18:00.0', '0000:2a:00.0', '0000:3a:00.0', '0000:5d:00.0')
+
+
+class NumberCase(base.CommandCase):
+    """A host of a few boards, of which some cannot be reached."""
+
+    boards = dict.fromkeys(_BOARDS, 'h100-80')
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.host = self.write('host.yaml', json.dumps({
+            'driver_version': '570.124.03', 'gpus': [
+                {'model': model, 'address': address}
+                for address, model in self.boards.items()]}))
+        self.state = os.path.join(self.directory, 'machine.json')
+        self.options = {'state_path': f'{self.directory}/state'}
+        self.file = self.write('layouts.yaml', 'version: v1\n'
+                               'mig-configs:\n' + ''.join(
+                                   self.entry(devices) for devices
+                                   in (_ALL, *range(len(self.boards)))))
+        self.unreadable = set()
+        load = simulator.Machine.load.__func__
+
+        def loaded(cls, *arguments):
+            machine = load(cls, *arguments)
+            for address in self.unreadable:
+                machine.faults.fail('nvmlDeviceGetMigMode',
+                                    pynvml.NVML_ERROR_UNKNOWN, times=None,
+                                    address=address)
+            return machine
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.simulator.machine.Machine.load',
+            classmethod(loaded)))
+
+    def entry(self, devices):
+        """Lines of an entry named after its devices; and one with MIG off.
+        """
+        chosen = _ALL if devices == _ALL else f'[{devices}]'
+        return (f'  "{devices}":\n  - {{devices: {chosen}, mig-enabled: '
+                'true, mig-devices: {"3g.40gb": 2}}\n'
+                f'  "{devices}-off":\n  - {{devices: {chosen}, mig-enabled: '
+                'false}\n')
+
+    def write(self, name, text):
+        path = os.path.join(self.directory, name)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
+
+    def machine(self):
+        return simulator.Machine.load(self.host, self.state)
+
+    def spoil(self, condition, address):
+        """Make a board be like that."""
+        if condition == _LOST:
+            self.machine().lose_gpu(address)
+        elif condition == _UNREADABLE:
+            self.unreadable.add(address)
+        elif condition == _VFIO:
+            self.machine().bind_driver(address, 'vfio-pci')
+
+    def run_on_host(self, *arguments, code=0):
+        conf = self.configure('[gpu]\n' + ''.join(
+            f'{name} = {value}\n' for name, value in self.options.items()),
+            self.directory)
+        return self.run_program(
+            '--config-file', conf, '--simulate', self.host, '--state',
+            self.state, *arguments, code=code)
+
+    def layout(self, command, name, *arguments, code=0):
+        return self.run_on_host('layout', command, '-f', self.file, '-c',
+                                name, *arguments, code=code)
+
+    def cuts(self):
+        """MIG mode and how many instances each board has."""
+        machine = self.machine()
+        with machine.operation():
+            return {gpu.address: (gpu.state.mig, len(gpu.state.instances))
+                    for gpu in machine.gpus}
+
+
+class LostTest(NumberCase):
+    """Number 2 is lost, and 3 stays 3."""
+
+    lost, next = _BOARDS[2:]
+
+    def setUp(self):
+        super().setUp()
+        self.layout('apply', _ALL)
+        self.machine().lose_gpu(self.lost)
+        self.before = self.cuts()
+
+    def refused(self, *arguments, words=('GPU 2', 'lost')):
+        _, errors = self.run_on_host(*arguments, code=1)
+        for word in (self.lost, *words):
+            self.assertIn(word, errors)
+        self.assertEqual(self.before, self.cuts())
+
+    def test_apply(self):
+        output, _ = self.layout('apply', '3-off', '-o', 'json')
+        self.assertEqual([(3, self.next)], [
+            (row['index'], row['address']) for row in json.loads(output)])
+        self.before[self.next] = (False, 0)
+        self.assertEqual(self.before, self.cuts())
+
+    def test_all_of_them_or_the_lost_one(self):
+        for command in ('apply', 'assert', 'plan'):
+            for name in (_ALL, f'{_ALL}-off', '2'):
+                self.refused('layout', command, '-f', self.file, '-c', name)
+
+    def test_one_that_is_ignored_is_not_missed(self):
+        self.options['ignored_devices'] = self.lost
+        self.layout('assert', _ALL)
+        output, _ = self.layout('apply', f'{_ALL}-off', '-o', 'json')
+        self.assertEqual([0, 1, 3], [
+            row['index'] for row in json.loads(output)])
+
+    def test_instances(self):
+        self.refused('instance', 'destroy', '2', '0')
+        self.refused('instance', 'create', self.lost, '3g.40gb')
+        self.run_on_host('instance', 'destroy', '3', '0')
+        self.before[self.next] = (True, 1)
+        self.assertEqual(self.before, self.cuts())
+        output, errors = self.run_on_host('instance', 'list', '-f', 'json',
+                                          code=1)
+        self.assertIn('GPU 2', errors)
+        self.assertEqual(5, len(json.loads(output)))
+
+    def test_export(self):
+        self.refused('layout', 'export')
+        output, errors = self.run_on_host('layout', 'export',
+                                          '--skip-unreachable')
+        self.assertIn('it is left out', errors)
+        found = yaml.safe_load(output)['mig-configs']['current']
+        self.assertEqual([[0, 1, 3]], [item['devices'] for item in found])
+
+    def test_checkpoint_and_restore(self):
+        self.refused('layout', 'checkpoint')
+        self.refused('layout', 'restore')
+        output, errors = self.run_on_host('layout', 'restore', '-o', 'json',
+                                          code=1)
+        self.assertEqual(
+            ['unchanged', 'unchanged', 'failed', 'unchanged'],
+            [row['status'] for row in json.loads(output)])
+        self.assertNotIn('no NVIDIA GPU at', errors)
+
+    def test_kubernetes(self):
+        self.refused('kubernetes', 'render')
+        self.refused('kubernetes', 'render', '--gpu', '2')
+        self.run_on_host('kubernetes', 'render', '--gpu', '3')
+
+    def test_prepare(self):
+        output, _ = self.run_on_host('gpu', 'prepare', '--dry-run', '-f',
+                                     'json', '2', code=1)
+        (row,) = json.loads(output)
+        self.assertEqual('not ready', row['result'])
+        self.assertIn('lost', row['reason'])
+
+    def test_other_commands(self):
+        output, _ = self.run_on_host('gpu', 'show', '3', '-f', 'json')
+        self.assertEqual(self.next, json.loads(output)['address'])
+        self.run_on_host('audit', 'list', '--gpu', '3', '-f', 'json')
+        self.run_on_host('audit', 'list', '--gpu', '0000:99:00.0')
+        self.run_on_host('health', 'clear', '3')
+        for command in (('gpu', 'show'), ('audit', 'list', '--gpu'),
+                        ('health', 'clear'), ('gpu', 'prepare')):
+            _, errors = self.run_on_host(*command, '99', code=1)
+            self.assertIn('there is no GPU 99; this host has 0 to 3', errors)
+        _, errors = self.run_on_host('health', 'clear', '0000:99:00.0',
+                                     code=1)
+        self.assertIn('no GPU 0000:99:00.0', errors)
+
+
+class VfioTest(NumberCase):
+    """A board that was given away keeps its number."""
+
+    def setUp(self):
+        super().setUp()
+        self.spoil(_VFIO, _BOARDS[0])
+
+    def test_numbers(self):
+        self.layout('apply', '3')
+        self.assertEqual([(False, 0)] * 3 + [(True, 2)],
+                         [*self.cuts().values()])
+
+    def test_it_is_refused_by_name(self):
+        for command in ('apply', 'assert'):
+            for name in ('0', _ALL, f'{_ALL}-off'):
+                _, errors = self.layout(command, name, code=1)
+                self.assertIn(f'GPU 0 ({_BOARDS[0]}) cannot be reached: it '
+                              'is bound to vfio-pci', errors)
+        self.run_on_host('layout', 'export', code=1)
+
+    def test_what_nobody_laid_out_is_not_restored(self):
+        self.layout('apply', '3')
+        self.run_on_host('layout', 'restore')
+        self.run_on_host('layout', 'checkpoint')
+
+
+class MixedTest(NumberCase):
+    """Boards with MIG beside one without."""
+
+    boards = {'0000:18:00.0': 'h100-80', '0000:2a:00.0': 't4',
+              '0000:3a:00.0': 'h100-80'}
+
+    def test_boards_without_mig_are_skipped(self):
+        output, errors = self.layout('apply', _ALL, '-o', 'json')
+        self.assertEqual(['changed', 'skipped', 'changed'], [
+            row['status'] for row in json.loads(output)])
+        self.assertIn('GPU 1 (0000:2a:00.0) has no MIG and is left alone',
+                      errors)
+        self.layout('assert', _ALL)
+        output, _ = self.layout('plan', _ALL, '-o', 'json')
+        self.assertEqual([None] * 3, [row['error']
+                                      for row in json.loads(output)])
+        output, _ = self.run_on_host('layout', 'list', '-f', self.file,
+                                     '-o', 'json')
+        self.assertEqual('left alone, it has no MIG',
+                         json.loads(output)[0]['gpus']['1'])
+
+    def test_one_that_is_chosen_by_number_is_not(self):
+        _, errors = self.layout('apply', '1', code=1)
+        self.assertIn('has no MIG', errors)
+
+    def test_mig_mode_off_is_in_effect(self):
+        self.layout('apply', f'{_ALL}-off')
+        self.layout('assert', f'{_ALL}-off')
+
+    def test_first_boot(self):
+        path = self.write('one.yaml', 'version: v1\nmig-configs:\n'
+                          + self.entry(_ALL).partition('  "all-off"')[0])
+        output, _ = self.run_on_host(
+            'firstboot', '--layout-file', path, '-f', 'json')
+        self.assertEqual(['changed', 'skipped', 'changed'], [
+            gpu['status'] for gpu in json.loads(output)['gpus']])
+
+
+class RandomTest(NumberCase):
+    """Whatever is the matter with some boards, a number means one board.
+
+    CYBORG_GPU_NUMBER_ROUNDS says how many hosts are tried.
+    """
+
+    def test_numbers(self):
+        rounds = int(os.environ.get(_ROUNDS, '20'))
+        for seed in range(rounds):
+            self.one_host(random.Random(seed))
+            os.unlink(self.state)
+            self.unreadable.clear()
+
+    def one_host(self, draw):
+        conditions = [draw.choice((_OK, _OK, _LOST, _UNREADABLE, _VFIO))
+                      for _ in self.boards]
+        for condition, address in zip(conditions, self.boards, strict=True):
+            self.spoil(condition, address)
+        wanted = dict.fromkeys(self.boards, (False, 0))
+        for number in draw.sample(range(len(_BOARDS)), 2):
+            reachable = conditions[number] == _OK
+            _, errors = self.layout('apply', str(number),
+                                    code=int(not reachable))
+            if reachable:
+                wanted[_BOARDS[number]] = (True, 2)
+            else:
+                self.assertIn(f'GPU {number} ({_BOARDS[number]})', errors)
+            self.assertEqual(wanted, self.cuts(), conditions)
+        bad = [address for condition, address
+               in zip(conditions, _BOARDS, strict=True) if condition != _OK]
+        command = draw.choice(('apply', 'assert'))
+        if bad:
+            _, errors = self.layout(command, _ALL, code=1)
+            for address in bad:
+                self.assertIn(address, errors)
+            self.assertEqual(wanted, self.cuts(), conditions)
+        else:
+            self.layout('apply', _ALL)
+            self.layout('assert', _ALL)
