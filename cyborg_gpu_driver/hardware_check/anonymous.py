@@ -21,17 +21,36 @@ from typing import Any
 _UUID = re.compile('[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}')
 _SECRET_CALLS = frozenset({'nvmlDeviceGetSerial'})
 """Calls whose answers are replaced wherever they occur."""
+_PROGRAMS = ('nvidia', 'nv-', 'nvsm', 'dcgm', 'qemu', 'python', 'cyborg',
+             'libvirt', 'virtqemud', 'nova', 'Xorg', 'Xwayland')
+"""How names of processes begin that are not somebody's own."""
+_SOMEBODY = 'another program'
 
 
 def anonymise(document: Any) -> Any:
     """The same document without identities.
 
     Each UUID and serial number is replaced by a made-up one, the same
-    wherever it occurs, so that what belonged together still does.
+    wherever it occurs, so that what belonged together still does. Of the
+    processes that hold a GPU only those of well-known programs keep their
+    names, and none its id.
 
     :param document: what :func:`json.dumps` takes.
     """
-    return _Replacement(_secrets(document)).of(document)
+    return _Replacement(_secrets(document)).of(_without_people(document))
+
+
+def _without_people(value):
+    """The same without names of programs that somebody wrote."""
+    if isinstance(value, list):
+        return [_without_people(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {'pid', 'name'}:
+        known = value['pid'] == 0 or str(value['name']).startswith(_PROGRAMS)
+        return {'pid': value['pid'] and None,
+                'name': value['name'] if known else _SOMEBODY}
+    return {key: _without_people(item) for key, item in value.items()}
 
 
 def _secrets(value):

@@ -36,6 +36,13 @@ _TYPE_CALLS = {
     'nvmlVgpuTypeGetGpuInstanceProfileId': 'profile'}
 
 
+_MODES = {'mode ECC': 'nvmlDeviceGetEccMode',
+          'mode ECC default': 'nvmlDeviceGetDefaultEccMode',
+          'mode persistence': 'nvmlDeviceGetPersistenceMode',
+          'mode fabric': 'nvmlDeviceGetGpuFabricInfoV'}
+"""Whether a board has them; what they are set to is the machine's."""
+
+
 class Board:
     """One GPU of a record.
 
@@ -79,6 +86,10 @@ class Board:
                                           self.name),
             'MIG': self._answer('nvmlDeviceGetMigMode', self.name),
         }
+        for name, call in _MODES.items():
+            answer = self._answer(call, self.name)
+            if answer is not None:
+                facts[name] = answer
         facts.update(self._profiles())
         facts.update(self._types())
         return facts

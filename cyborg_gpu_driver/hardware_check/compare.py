@@ -27,9 +27,10 @@ from cyborg_gpu_driver.hardware_check import document
 from cyborg_gpu_driver.hardware_check import nvml_facts
 from cyborg_gpu_driver.host import platform
 
-_FREE = ('vGPU type',)
+_FREE = ('vGPU type', 'mode ')
 """Facts that are compared only where both sides have one: a driver that is
-not the vGPU host driver has no vGPU types."""
+not the vGPU host driver has no vGPU types, and what an earlier release
+recorded lacks some calls."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.hardware_check import access_facts
 from cyborg_gpu_driver.hardware_check import anonymous
 from cyborg_gpu_driver.hardware_check import file_facts
 from cyborg_gpu_driver.hardware_check import library_view
@@ -52,6 +53,8 @@ def collect(conf: cfg.ConfigOpts, seen: platform.Platform,
         'packages': {name: _installed(name) for name in _PACKAGES},
         # /proc of this machine says nothing of a simulated one.
         'system': None if seen.simulated else file_facts.collect_system(),
+        # Before NVML is opened: this process would be among the holders.
+        'access': access_facts.collect(seen),
         'sysfs': file_facts.collect(seen.sysfs),
         'nvml': nvml_facts.collect(seen.nvml),
         'library': library_view.collect(conf, seen),

@@ -36,7 +36,8 @@ _FUNCTION_FILES = (
     'driver_override', 'current_link_speed', 'current_link_width',
     'max_link_speed', 'max_link_width', 'power_state', 'reset_method',
     'sriov_totalvfs', 'sriov_numvfs', 'sriov_offset', 'sriov_stride',
-    'sriov_vf_device', 'sriov_drivers_autoprobe', 'sriov_vf_total_msix')
+    'sriov_vf_device', 'sriov_drivers_autoprobe', 'sriov_vf_total_msix',
+    'aer_dev_correctable', 'aer_dev_fatal', 'aer_dev_nonfatal')
 _LINKS = ('driver', 'iommu_group', 'physfn')
 _TYPE_FILES = ('name', 'description', 'available_instances', 'device_api')
 _VGPU_FILES = ('creatable_vgpu_types', 'current_vgpu_type',

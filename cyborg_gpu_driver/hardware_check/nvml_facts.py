@@ -15,10 +15,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from cyborg_gpu_driver.hardware_check import calls
 from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import nvml_modes
 from cyborg_gpu_driver.host import nvml_vgpu
 
 _ENUMS = range(0x18)
@@ -26,6 +28,7 @@ _ENUMS = range(0x18)
 _COMPUTE_ENUMS = range(0xc)
 _COMPUTE_ENGINES = 0
 """NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only one."""
+_FABRIC_VERSIONS = (3, 2)
 _MAX_LINKS = 64
 _LINK_CAPABILITIES = range(6)
 _P2P = {0: 'read', 1: 'write', 2: 'nvlink', 3: 'atomics', 4: 'pci'}
@@ -39,6 +42,8 @@ _SYSTEM = (
     'nvmlSystemGetDriverVersion', 'nvmlSystemGetNVMLVersion',
     'nvmlSystemGetCudaDriverVersion', 'nvmlSystemGetCudaDriverVersion_v2',
     'nvmlSystemGetDriverBranch', 'nvmlSystemGetConfComputeState',
+    'nvmlSystemGetConfComputeCapabilities',
+    'nvmlSystemGetConfComputeGpusReadyState',
     'nvmlGetExcludedDeviceCount')
 
 _DEVICE = (
@@ -60,7 +65,8 @@ _DEVICE = (
     'nvmlDeviceGetPowerManagementDefaultLimit',
     'nvmlDeviceGetPowerManagementLimitConstraints',
     'nvmlDeviceGetEnforcedPowerLimit', 'nvmlDeviceGetUtilizationRates',
-    'nvmlDeviceGetEccMode', 'nvmlDeviceGetRemappedRows',
+    'nvmlDeviceGetEccMode', 'nvmlDeviceGetDefaultEccMode',
+    'nvmlDeviceGetRemappedRows',
     'nvmlDeviceGetRowRemapperHistogram',
     'nvmlDeviceGetRetiredPagesPendingStatus',
     'nvmlDeviceGetMigMode', 'nvmlDeviceIsMigDeviceHandle',
@@ -109,6 +115,7 @@ def _collect(recorder):
         recorder.call(name)
     for capability in range(2):
         recorder.call('nvmlGetVgpuDriverCapabilities', capability)
+    _confidential_computing(recorder)
     devices = []
     for index in range(recorder.call('nvmlDeviceGetCount') or 0):
         handle = recorder.call('nvmlDeviceGetHandleByIndex', index)
@@ -130,9 +137,35 @@ def _collect(recorder):
                 recorder.call('nvmlDeviceGetP2PStatus', device, other, index)
 
 
+def _confidential_computing(recorder):
+    found = nvml_modes.settings()
+    if found is not None:
+        recorder.call('nvmlSystemGetConfComputeSettings',
+                      calls.Out(ctypes.byref(found)),
+                      read=lambda code: (nvml_modes.check(code), found)[1])
+
+
+def _fabric(recorder, device):
+    """Whether NVSwitches know the GPU, by the newest structure there is.
+
+    The UUID of its NVLink domain names a machine: only whether it has one is
+    recorded.
+    """
+    for version in _FABRIC_VERSIONS:
+        found = nvml_modes.fabric_info(version)
+        if found is not None and recorder.call(
+                'nvmlDeviceGetGpuFabricInfoV', device,
+                calls.Out(ctypes.byref(found)),
+                read=lambda _code, found=found: {
+                    **calls.plain(found),
+                    'clusterUuid': any(found.clusterUuid)}) is not None:
+            return
+
+
 def _device(recorder, device):
     for name in _DEVICE:
         recorder.call(name, device)
+    _fabric(recorder, device)
     # One counter since the driver was loaded, one over the board's life.
     for kind in range(2):
         for counter in range(2):
