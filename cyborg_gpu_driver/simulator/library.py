@@ -32,6 +32,7 @@ from cyborg_gpu_driver.simulator import library_events
 from cyborg_gpu_driver.simulator import library_health
 from cyborg_gpu_driver.simulator import library_link
 from cyborg_gpu_driver.simulator import library_mig
+from cyborg_gpu_driver.simulator import library_modes
 from cyborg_gpu_driver.simulator import library_placement
 from cyborg_gpu_driver.simulator import library_scheduler
 from cyborg_gpu_driver.simulator import library_system
@@ -41,9 +42,9 @@ from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator import symbols
 
-TOPICS = (library_system, library_device, library_health, library_link,
-          library_mig, library_compute, library_vgpu, library_placement,
-          library_scheduler, library_events)
+TOPICS = (library_system, library_device, library_health, library_modes,
+          library_link, library_mig, library_compute, library_vgpu,
+          library_placement, library_scheduler, library_events)
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 

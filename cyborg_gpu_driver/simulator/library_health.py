@@ -94,13 +94,6 @@ def utilization(library, handle, rates):
     rates.gpu = rates.memory = 0
 
 
-@symbols.symbol('nvmlDeviceGetEccMode')
-def ecc_mode(library, handle, current, pending):
-    library.gpu(handle)
-    memory.put(current, pynvml.NVML_FEATURE_ENABLED)
-    memory.put(pending, pynvml.NVML_FEATURE_ENABLED)
-
-
 @symbols.symbol('nvmlDeviceGetTotalEccErrors')
 def ecc_errors(library, handle, kind, counter, count):
     gpu = library.gpu(handle)

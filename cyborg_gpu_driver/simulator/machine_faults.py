@@ -58,6 +58,19 @@ class HardwareFaults:
                 state.number(), self.gpu(address).address, xid, instance,
                 compute)]
 
+    def set_ecc_mode(self, address: str, enabled: bool) -> None:
+        """Change the ECC mode of a GPU, and let it take effect."""
+        with self.operation(write=True):
+            self.gpu(address).state.ecc_modes = [enabled, enabled]
+
+    def set_confidential_computing(self, mode: str) -> None:
+        """Change the mode as NVIDIA's gpu-admin-tools do.
+
+        :param mode: ``on``, ``devtools``, or empty for off.
+        """
+        with self.operation(write=True):
+            self.state.confidential_computing = mode
+
     def set_health(self, address: str, **facts: int | None) -> None:
         """Change what a GPU answers about its health.
 

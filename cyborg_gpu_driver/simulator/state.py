@@ -133,6 +133,9 @@ class Gpu:
     """Correctable, uncorrectable, pending, failed row remappings."""
     ecc: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
     """Corrected, uncorrected ECC errors since the driver was loaded."""
+    ecc_modes: list[bool] = dataclasses.field(
+        default_factory=lambda: [True, True])
+    """Whether ECC is on, and will be after the next reset."""
     celsius: int = 31
     recovery: int | None = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
     """What the driver asks for (NVML_GPU_RECOVERY_ACTION_*); None for one
@@ -143,7 +146,9 @@ class Gpu:
     processes: list[Process] = dataclasses.field(default_factory=list)
 
     def heal(self) -> None:
-        """Be as a reset leaves it: rows are remapped, counters at zero."""
+        """Be as a reset leaves it: rows are remapped, counters at zero, and
+        the pending ECC mode in effect."""
+        self.ecc_modes[0] = self.ecc_modes[1]
         self.remapped[2] = 0
         self.ecc = [0, 0]
         if self.recovery is not None:
@@ -165,6 +170,8 @@ class State:
     """Whether the fabric manager runs; None if it is not installed."""
     drm_modeset: bool | None = None
     """The parameter of the module nvidia_drm; None if it is not loaded."""
+    confidential_computing: str = ''
+    """Mode of all GPUs: on, devtools, or empty for off."""
     xids: list[Xid] = dataclasses.field(default_factory=list)
     """What has happened, oldest first; the last hundred."""
     counter: int = 0
