@@ -223,7 +223,8 @@ class _Reader:
                 driver=item.text('driver', None),
                 numa_node=item.take(
                     'numa_node', entry_module.is_integer,
-                    'an integer', -1)))
+                    'an integer', -1),
+                iommu_group=item.integer('iommu_group', None)))
             item.done()
         return tuple(functions)
 

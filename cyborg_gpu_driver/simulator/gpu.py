@@ -43,6 +43,11 @@ class Gpu:
         return self.state.driver == 'nvidia'
 
     @property
+    def unreachable(self) -> bool:
+        """Whether its driver cannot talk to it."""
+        return self.state.lost or self.state.dead or self.state.removing
+
+    @property
     def framework(self) -> str:
         """How it makes vGPUs, as spec.FRAMEWORKS; none unless bound."""
         return self.spec.framework if self.bound else spec.NO_FRAMEWORK
@@ -86,6 +91,7 @@ class Gpu:
     def held(self) -> bool:
         """Whether anything has its device node open."""
         return bool(self.state.outsiders or self.state.processes
+                    or any(vgpu.guest for vgpu in self.state.vgpus)
                     or self.bound and (self.machine.state.drm_modeset
                                        or self.machine.opens.held(self)))
 
@@ -98,6 +104,8 @@ class Gpu:
         found += [state_module.Holder(process.pid, 'python3')
                   for process in self.state.processes
                   if process.pid not in known]
+        found += [state_module.Holder(vgpu.holders[-1], 'nvidia-vgpu-mgr')
+                  for vgpu in self.state.vgpus if vgpu.guest]
         if self.machine.state.drm_modeset:
             found.append(state_module.Holder(0, 'nvidia_drm'))
         return found
@@ -107,14 +115,33 @@ class Gpu:
         self.state.outsiders.clear()
         self.machine.opens.remove(self)
 
+    def harm(self, mistake: str) -> None:
+        """Record what has broken something on a real machine."""
+        self.machine.state.damage.append(
+            state_module.Damage(self.address, mistake))
+
     def clear(self) -> None:
         """Forget all that does not outlive a reset."""
-        state = self.state
-        state.instances.clear()
-        state.processes.clear()
-        state.vgpus.clear()
-        state.heal()
+        self._forget_users()
+        self.state.heal()
         self.forget_settings()
+
+    def driver_leaves(self) -> None:
+        """Forget all that does not outlive the driver.
+
+        Hopper and later forget MIG mode; Ampere keeps it in its InfoROM
+        (MIG user guide, "Enable MIG Mode").
+        """
+        self._forget_users()
+        self.state.ecc = [0, 0]
+        if self.model.mig is not None and not self.model.mig.needs_reset:
+            self.state.mig = self.state.pending = False
+        self.forget_settings()
+
+    def _forget_users(self):
+        self.state.instances.clear()
+        self.state.processes.clear()
+        self.state.vgpus.clear()
 
     def forget_settings(self) -> None:
         """Forget what the driver knows only until it leaves the GPU."""

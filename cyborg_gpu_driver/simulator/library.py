@@ -155,14 +155,15 @@ class Library:
 
     def visible(self) -> list[gpu_module.Gpu]:
         """GPUs that NVML counts: those that NVIDIA's driver has."""
-        return [gpu for gpu in self.machine.gpus if gpu.bound]
+        return [gpu for gpu in self.machine.gpus
+                if gpu.bound and not gpu.state.removing]
 
     def handle_of(self, gpu: gpu_module.Gpu) -> int:
         """A handle of a GPU, whose device node is open from now on.
 
         :raises Refused: GPU_IS_LOST if it fell off the bus.
         """
-        if gpu.state.lost:
+        if gpu.unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         self.machine.opens.open(gpu)
         return self._value('gpu', gpu.address, gpu.state.epoch)
@@ -227,7 +228,7 @@ class Library:
         key = self.handles.key(memory.handle(argument))
         if key is None or key[0] not in kinds:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if self.machine.gpu(key[1]).state.lost:
+        if self.machine.gpu(key[1]).unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         if not self._lives(key):
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)

@@ -58,7 +58,7 @@ def _open_until(library, found):
     NVML may initialize additional GPUs as it searches for the target GPU.
     """
     for gpu in library.visible():
-        if not gpu.state.lost:
+        if not gpu.unreachable:
             library.machine.opens.open(gpu)
         if gpu is found:
             return

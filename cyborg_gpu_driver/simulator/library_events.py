@@ -179,7 +179,7 @@ def _next(library, members) -> state_module.Xid | None:
 
 
 def _any_lost(library, members):
-    return any(library.machine.gpu(address).state.lost
+    return any(library.machine.gpu(address).unreachable
                for address in members)
 
 

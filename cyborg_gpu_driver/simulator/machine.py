@@ -28,11 +28,13 @@ from collections.abc import Iterator
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import drivers
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import library_device
+from cyborg_gpu_driver.simulator import machine_drivers
 from cyborg_gpu_driver.simulator import machine_faults
 from cyborg_gpu_driver.simulator import machine_users
 from cyborg_gpu_driver.simulator import opens
@@ -47,7 +49,8 @@ from cyborg_gpu_driver.simulator import sysfs
 names = files.names
 
 
-class Machine(machine_faults.HardwareFaults, machine_users.Users):
+class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
+              machine_users.Users):
     """One simulated machine, as one process sees it.
 
     :param host: what it is made of.
@@ -67,6 +70,7 @@ class Machine(machine_faults.HardwareFaults, machine_users.Users):
         self.opens = opens.Opens(state)
         self.gpus = tuple(gpu_module.Gpu(self, gpu) for gpu in host.gpus)
         self._by_address = {gpu.address: gpu for gpu in self.gpus}
+        self.drivers = drivers.Drivers(self)
         self.library = library.Library(self)
         self.os = sysfs.SimulatedOs(self)
         self._patches: list[patch.Patch] = []
@@ -215,12 +219,18 @@ class Machine(machine_faults.HardwareFaults, machine_users.Users):
         with self.operation(write=True):
             self.state.boot += 1
             self.state.starts += 1
+            for function in self.host.functions:
+                self.state.functions[function.address] = (
+                    state_module.Function(function.driver))
             for gpu in self.gpus:
                 state = gpu.state
                 gpu.clear()
                 gpu.remove_node()
                 state.driver = gpu.spec.driver
-                state.lost = False
+                state.override = None
+                state.vfio.clear()
+                state.removing = state.guest = state.managed = False
+                state.lost = state.dead = False
                 state.vfs = 0
                 if gpu.model.mig is not None:
                     state.pending = (state.pending
@@ -288,19 +298,6 @@ class Machine(machine_faults.HardwareFaults, machine_users.Users):
             yield
         if fault:
             raise OSError(fault.code, os.strerror(fault.code))
-
-    def bind_driver(self, address: str, driver: str | None) -> None:
-        """Bind a GPU to another kernel driver; None unbinds it.
-
-        :raises OSError: EBUSY while anything uses the GPU.
-        """
-        gpu = self.gpu(address)
-        with self.operation(write=True):
-            if gpu.busy() or gpu.state.vfs:
-                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            gpu.clear()
-            gpu.remove_node()
-            gpu.state.driver = driver
 
     @property
     def boot_id(self) -> str:

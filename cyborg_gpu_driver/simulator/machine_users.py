@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import drivers
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator import vgpu as rules
 
@@ -101,12 +102,16 @@ class Users:
     def start_guest(self, vgpu: str) -> int:
         """Let a virtual machine run on a vGPU, which then cannot go.
 
-        :param vgpu: an mdev's UUID, or the address of a function.
+        :param vgpu: an mdev's UUID, the address of a function that carries
+            a vGPU, or that of a GPU without, which the guest gets as a whole
+            (:meth:`attach_whole`).
         :returns: id of the virtual machine's process.
         :raises OSError: if the virtual machine does not boot because of the
             placement that was wished for in ``vgpu_params``: EINVAL if the
             type cannot have it, EBUSY if another vGPU is in its place.
         """
+        if self._is_whole(vgpu):
+            return self.attach_whole(vgpu)
         with self.operation(write=True):
             gpu, found = self._vgpu(vgpu)
             if not found.guest:
@@ -115,7 +120,10 @@ class Users:
             return found.holders[-1]
 
     def stop_guest(self, vgpu: str) -> None:
-        """Let the virtual machine that runs on a vGPU end."""
+        """Let the virtual machine that :meth:`start_guest` started end."""
+        if self._is_whole(vgpu):
+            self.detach_whole(vgpu)
+            return
         with self.operation(write=True):
             found = self._vgpu(vgpu)[1]
             if found.guest:
@@ -123,21 +131,44 @@ class Users:
                 found.holders.pop()
 
     def open_vfio(self, vgpu: str, pid: int) -> None:
-        """Let a process open a vGPU's VFIO device, without a guest yet."""
+        """Let a process open a VFIO device, without a guest yet.
+
+        :param vgpu: as :meth:`start_guest`; a whole GPU must have vfio-pci.
+        """
         with self.operation(write=True):
-            self._vgpu(vgpu)[1].holders.insert(0, pid)
+            self._vfio(vgpu).insert(0, pid)
 
     def close_vfio(self, vgpu: str, pid: int) -> None:
-        """Let a process close a vGPU's VFIO device."""
+        """Let a process close a VFIO device."""
         with self.operation(write=True):
-            self._vgpu(vgpu)[1].holders.remove(pid)
+            self._vfio(vgpu).remove(pid)
 
     def vfio_holders(self, address: str) -> tuple[int, ...]:
         """Processes that have the VFIO device of a function open."""
         with self.operation():
-            return tuple(pid for gpu in self.gpus
-                         for vgpu in gpu.vgpus_on(str(address))
-                         for pid in vgpu.holders)
+            whole = [pid for gpu in self.gpus
+                     if gpu.address == str(address)
+                     for pid in gpu.state.vfio]
+            return (*whole, *(pid for gpu in self.gpus
+                              for vgpu in gpu.vgpus_on(str(address))
+                              for pid in vgpu.holders))
+
+    def _is_whole(self, name):
+        """Whether a name is that of a GPU that carries no vGPU itself."""
+        with self.operation():
+            return any(gpu.address == str(name)
+                       and not gpu.vgpus_on(gpu.address)
+                       for gpu in self.gpus)
+
+    def _vfio(self, name):
+        """Who has a VFIO device open, as a list to change."""
+        if not self._is_whole(name):
+            return self._vgpu(name)[1].holders
+        state = self.gpu(name).state
+        if state.driver != drivers.VFIO:
+            raise exception.SimulationError(
+                name=self.host.name, reason=f'vfio-pci does not have {name}')
+        return state.vfio
 
     def _vgpu(self, name):
         for gpu in self.gpus:

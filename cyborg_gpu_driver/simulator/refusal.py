@@ -25,6 +25,10 @@ class Refused(Exception):
         self.code = code
 
 
+class Waits(Exception):
+    """The kernel does not return from a system call yet."""
+
+
 class Unavailable(Exception):
     """The driver cannot make a vGPU there now. Each face of it has its own
     errno for that.

@@ -34,7 +34,7 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
     """
     if not gpu.bound:
         _fail(errno.ENODEV)
-    if gpu.state.lost:
+    if gpu.unreachable:
         _fail(errno.EIO)
     if gpu.held() or gpu.busy() or gpu.state.vfs:
         _fail(errno.EBUSY)

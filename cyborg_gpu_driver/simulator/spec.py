@@ -180,6 +180,7 @@ class Function:
     class_code: str
     driver: str | None
     numa_node: int
+    iommu_group: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +208,13 @@ class Host:
     def pci_id(self, address: str) -> int:
         """Device id and vendor id of a function, as NVML packs them."""
         gpu = self.gpu(address)
-        found = gpu.model if gpu else next(
-            function for function in self.functions
-            if function.address == address)
+        found = gpu.model if gpu else self.function(address)
         return int(found.device + found.vendor, 16)
+
+    def function(self, address: str) -> Function:
+        """The other function at an address."""
+        return next(function for function in self.functions
+                    if function.address == address)
 
     def gpu(self, address: str) -> Gpu | None:
         return next((gpu for gpu in self.gpus

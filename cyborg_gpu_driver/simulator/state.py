@@ -87,6 +87,31 @@ class Holder:
     name: str
 
 
+@dataclasses.dataclass(frozen=True)
+class BlockedUnbind:
+    """An unbind that had to wait for holders."""
+
+    address: str
+    driver: str
+    holders: list[Holder]
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """A mistake that has broken something on a real machine."""
+
+    address: str
+    mistake: str
+
+
+@dataclasses.dataclass
+class Function:
+    """What changes of a PCI function that is not one of our GPUs."""
+
+    driver: str | None
+    override: str | None = None
+
+
 @dataclasses.dataclass
 class Xid:
     """An error that the driver has told (nvmlEventTypeXidCriticalError)."""
@@ -122,6 +147,18 @@ class Gpu:
     lost: bool = False
     epoch: int = 0
     """Counts resets and unbinds: handles of an earlier one are dead."""
+    override: str | None = None
+    """What is written to ``driver_override``."""
+    removing: bool = False
+    """Whether its driver waits for holders before it leaves."""
+    vfio: list[int] = dataclasses.field(default_factory=list)
+    """Processes that have the whole GPU's VFIO device open."""
+    guest: bool = False
+    """Whether a virtual machine has the whole GPU."""
+    managed: bool = False
+    """Whether libvirt gives it back to its driver after the guest."""
+    dead: bool = False
+    """Whether it was reset under a driver that did not know."""
     node: int = 0
     """Counts device nodes: an unbind removes one, a bind makes another."""
     outsiders: list[Holder] = dataclasses.field(default_factory=list)
@@ -158,6 +195,11 @@ class Gpu:
 @dataclasses.dataclass
 class State:
     gpus: dict[str, Gpu]
+    functions: dict[str, Function] = dataclasses.field(
+        default_factory=dict)
+    """Other PCI functions, by address."""
+    blocked: list[BlockedUnbind] = dataclasses.field(default_factory=list)
+    damage: list[Damage] = dataclasses.field(default_factory=list)
     boot: int = 0
     """Counts starts of the driver: an NVML session lives in one of them."""
     nvml: int = 0
@@ -187,7 +229,10 @@ def first(host: spec.Host) -> State:
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
                          vfs=gpu.vfs)
-        for gpu in host.gpus}, fabric_manager=host.has_switches or None)
+        for gpu in host.gpus}, functions={
+            function.address: Function(function.driver)
+            for function in host.functions},
+        fabric_manager=host.has_switches or None)
 
 
 def to_json(state: State) -> dict[str, Any]:
@@ -202,7 +247,18 @@ def from_json(value: dict[str, Any]) -> State:
     value = dict(value)
     gpus = {address: _gpu(gpu) for address, gpu in value.pop('gpus').items()}
     xids = [Xid(**xid) for xid in value.pop('xids')]
-    return State(gpus=gpus, xids=xids, **value)
+    functions = {address: Function(**function) for address, function
+                 in value.pop('functions').items()}
+    damage = [Damage(**item) for item in value.pop('damage')]
+    blocked = [BlockedUnbind(
+        item['address'], item['driver'], _holders(item['holders']))
+        for item in value.pop('blocked')]
+    return State(gpus=gpus, functions=functions, xids=xids, damage=damage,
+                 blocked=blocked, **value)
+
+
+def _holders(value):
+    return [Holder(**holder) for holder in value]
 
 
 def _gpu(value):
@@ -212,7 +268,7 @@ def _gpu(value):
     vgpus = [Vgpu(**vgpu) for vgpu in value.pop('vgpus')]
     processes = [Process(**process) for process in value.pop('processes')]
     scheduler = Scheduler(**value.pop('scheduler'))
-    outsiders = [Holder(**holder) for holder in value.pop('outsiders')]
+    outsiders = _holders(value.pop('outsiders'))
     return Gpu(instances=instances, vgpus=vgpus, processes=processes,
                scheduler=scheduler, outsiders=outsiders, **value)
 

@@ -85,11 +85,12 @@ class SimulatedOs:
             fault = self._machine.faults.write(file.path, file.place)
             if fault and not fault.after:
                 _fail(fault.code, file.path)
-            text = bytes(data).decode('utf-8', 'replace')
-            self._act(file, lambda: file.node.write(text))
-            if fault:
-                _fail(fault.code, file.path)
-            return len(data)
+        text = bytes(data).decode('utf-8', 'replace')
+        self._machine.system_call(
+            lambda: self._act(file, lambda: file.node.write(text)))
+        if fault:
+            _fail(fault.code, file.path)
+        return len(data)
 
     def close(self, descriptor: int) -> None:
         with self._machine.operation():
@@ -127,6 +128,12 @@ class SimulatedOs:
         """The path without links in it."""
         with self._machine.operation():
             return self._find(path)[0]
+
+    def group_of(self, address: str) -> list[str]:
+        """Functions of a function's IOMMU group, within an operation."""
+        return list(self._find(
+            f'{ROOT}/bus/pci/devices/{address}/iommu_group/devices'
+        )[1].names())
 
     def _find(self, path, follow=True):
         path = os.fspath(path)

@@ -37,6 +37,7 @@ class _Builder:
     def __init__(self, machine):
         self.machine = machine
         self.host = machine.host
+        self.drivers = machine.drivers
         self.gpus = () if machine.host.wsl else machine.gpus
         self.vgpu_files = {gpu.address: tree_vgpu.VgpuFiles(gpu)
                            for gpu in self.gpus}
@@ -52,17 +53,23 @@ class _Builder:
     def _iommu_groups(self):
         groups = {}
         number = _FIRST_GROUP
-        taken = {gpu.spec.iommu_group for gpu in self.gpus}
+        given = {item.address: item.iommu_group for item
+                 in (*self.host.functions, *self.host.gpus)
+                 if item.iommu_group is not None}
+        boards = {address: gpu.address for gpu in self.gpus
+                  for address in self.functions
+                  if address[:-1] == gpu.address[:-1]}
         for address in (*self.functions, *self.owner):
-            gpu = self.owner.get(address)
-            if (gpu is not None and address == gpu.address
-                    and gpu.spec.iommu_group is not None):
-                groups[address] = gpu.spec.iommu_group
-                continue
-            while number in taken:
+            if address in given:
+                groups[address] = given[address]
+            elif address not in boards:
+                while number in given.values():
+                    number += 1
+                groups[address] = number
                 number += 1
-            groups[address] = number
-            number += 1
+        # The IOMMU does not tell functions of one board apart.
+        for address, board in boards.items():
+            groups.setdefault(address, groups[board])
         return groups
 
     def root(self):
@@ -74,7 +81,9 @@ class _Builder:
                         self.present, lambda address: nodes.Link(
                             _place(address))),
                     'drivers': nodes.Listing(
-                        self.drivers, self._driver)}),
+                        self.drivers.names, self._driver),
+                    'drivers_probe': nodes.File(
+                        write=self.drivers.probe)}),
                 'mdev': directory({
                     'devices': nodes.Listing(
                         self.mdevs, lambda uuid: nodes.Link(
@@ -116,24 +125,15 @@ class _Builder:
             addresses.extend(gpu.vfs())
         return sorted(addresses)
 
-    def driver_of(self, address: str) -> str | None:
-        if address in self.functions:
-            return self.functions[address].driver
-        gpu = self.owner[address]
-        if address == gpu.address:
-            return gpu.state.driver
-        return 'nvidia' if gpu.bound else None
-
-    def drivers(self) -> list[str]:
-        return sorted({'nvidia', 'vfio-pci'} | {
-            driver for driver in map(self.driver_of, self.present())
-            if driver})
-
     def _driver(self, name):
         return nodes.Listing(
             lambda: [address for address in self.present()
-                     if self.driver_of(address) == name],
-            lambda address: nodes.Link(_place(address)))
+                     if self.drivers.of(address) == name],
+            lambda address: nodes.Link(_place(address)), {
+                'bind': nodes.File(
+                    write=lambda text: self.drivers.bind(name, text)),
+                'unbind': nodes.File(
+                    write=lambda text: self.drivers.unbind(name, text))})
 
     def mdevs(self) -> list[str]:
         return [vgpu.uuid for gpu in self.gpus for vgpu in gpu.state.vgpus
@@ -171,8 +171,11 @@ class _Builder:
         gpu = self.owner.get(address)
         entries = {
             'driver': nodes.Link(
-                lambda: f'bus/pci/drivers/{self.driver_of(address)}',
-                present=lambda: self.driver_of(address) is not None),
+                lambda: f'bus/pci/drivers/{self.drivers.of(address)}',
+                present=lambda: self.drivers.of(address) is not None),
+            'driver_override': nodes.File(
+                lambda: self.drivers.override(address),
+                lambda text: self.drivers.set_override(address, text)),
             'iommu_group': nodes.Link(
                 f'kernel/iommu_groups/{self.groups[address]}'),
         }

@@ -30,7 +30,7 @@ _PARAMS = re.compile(rf'{_PARAM}(, *{_PARAM})*')
 def available(gpu: gpu_module.Gpu, kind: spec.VgpuType,
               function: str) -> int:
     """How many vGPUs of a type a function can still carry."""
-    if (gpu.framework == spec.NO_FRAMEWORK or gpu.state.lost
+    if (gpu.framework == spec.NO_FRAMEWORK or gpu.unreachable
             or function not in gpu.vgpu_functions()):
         return 0
     if not gpu.vgpu_on_pf and gpu.vgpus_on(function):

@@ -47,8 +47,8 @@ class TestFunctions(base.MachineTestCase):
              for address in (A100, VF, A40, '0000:03:00.0')])
         self.assertIsNone(self.sysfs.link_name(*DEVICES, '0000:00:1f.0',
                                                'driver'))
-        self.assertEqual([A40], self.sysfs.listdir('bus', 'pci', 'drivers',
-                                                   'vfio-pci'))
+        self.assertEqual([A40, 'bind', 'unbind'], self.sysfs.listdir(
+            'bus', 'pci', 'drivers', 'vfio-pci'))
         self.assertIn(VF, self.sysfs.listdir('bus', 'pci', 'drivers',
                                              'nvidia'))
 
