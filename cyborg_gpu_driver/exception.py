@@ -90,6 +90,20 @@ class NvmlError(GpuDriverError):
         return self.kwargs['symbol']
 
 
+class NvmlNotAnswering(NvmlError):
+    """An NVML call did not return in time.
+
+    What it was to change may have changed, or may change yet.
+    """
+
+    template = ('{owner} does not answer: {call} has not returned within '
+                '{seconds} s')
+
+    code = -1
+    """Of no ``nvmlReturn_t``: NVML said nothing."""
+    symbol = 'NOT_ANSWERING'
+
+
 class SysfsError(GpuDriverError):
     """Reading or writing a file of sysfs failed.
 

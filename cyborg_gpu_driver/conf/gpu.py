@@ -74,6 +74,13 @@ GPU_OPTS = [
         item_type=cfg.types.Integer(min=1),
         help='XIDs that never make a GPU sick, beside those of applications '
              "and those that NVIDIA's catalogue ignores."),
+    cfg.IntOpt(
+        'nvml_timeout', default=30, min=1,
+        help='Seconds that NVML may take to read or change one GPU. A GPU '
+             'that takes longer counts as not answering: nothing new is put '
+             'there before the call has returned, and the other GPUs go on. '
+             'A change of the MIG mode may take four times as long. Less '
+             'than [DEFAULT] rpc_response_timeout, for which Cyborg waits.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="NVIDIA's script that makes virtual functions."),

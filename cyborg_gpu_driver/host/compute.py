@@ -141,12 +141,9 @@ class ComputeReader:
         return self._profiles[key]
 
     def _of_profile(self, handle, profile):
-        limit = max(profile.max_instances, nvml_module.INSTANCE_LIMIT)
-        handles = (pynvml.c_nvmlComputeInstance_t * limit)()
-        count = ctypes.c_uint(0)
-        self.nvml.call('nvmlGpuInstanceGetComputeInstances', handle,
-                        profile.profile_id, handles, ctypes.byref(count))
-        return [self._info(handles[index]) for index in range(count.value)]
+        return [self._info(found) for found in self.nvml.handles(
+            'nvmlGpuInstanceGetComputeInstances', handle, profile.profile_id,
+            pynvml.c_nvmlComputeInstance_t, profile.max_instances)]
 
     def _info(self, handle):
         info = self.nvml.call('nvmlComputeInstanceGetInfo', handle)

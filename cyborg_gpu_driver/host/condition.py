@@ -18,6 +18,7 @@ refuse a GPU by it.
 
 from __future__ import annotations
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 
@@ -36,6 +37,7 @@ _FAILURES = {
     # nvml.h: "The GPU requires a reset before it can be used again".
     'RESET_REQUIRED': NEEDS_RESET,
     'TIMEOUT': NO_ANSWER,
+    exception.NvmlNotAnswering.symbol: NO_ANSWER,
 }
 
 

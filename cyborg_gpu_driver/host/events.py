@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -34,6 +33,7 @@ import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
@@ -49,6 +49,9 @@ DOUBLE_BIT = 48
 _TYPES = (pynvml.nvmlEventTypeXidCriticalError
           | pynvml.nvmlEventTypeDoubleBitEccError)
 _NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
+_STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
+"""States of GPUs that a set is kept for: to take one out, the set has to be
+freed, which may hang too while a call about the GPU does."""
 _WHOLE_GPU = 0xffffffff
 _WAIT_MS = 1000
 """How long one call waits: stopping and pausing take that long."""
@@ -68,14 +71,13 @@ class Watcher:
     :param nvml: the process's session: it is to notice first that NVML has
         come back, because its handles are dead then.
     :param callback: called in the thread with each event.
-    :param session: makes the thread's session.
+    :param session: makes the thread's session; one like ``nvml`` if None.
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback,
-                 session: Callable[[], nvml_module.NvmlSession]
-                 = nvml_module.NvmlSession):
+                 session: Callable[[], nvml_module.NvmlSession] | None = None):
         self._callback = callback
-        self._set = EventSet(nvml, session())
+        self._set = EventSet(nvml, (session or nvml.another)())
         self._mutex = threading.Lock()
         self._wake = threading.Event()
         self._let_go = threading.Event()
@@ -162,7 +164,7 @@ class Watcher:
         self._set.close()
 
     def _wait(self):
-        if not _on_green_threads():
+        if not deadline.on_green_threads():
             return self._set.wait(_WAIT_MS)
         found = self._set.wait(0)
         if not found:
@@ -181,12 +183,6 @@ class Watcher:
             except Exception:
                 LOG.exception('XID %(xid)s of GPU %(gpu)s was lost',
                               {'xid': event.xid, 'gpu': event.address})
-
-
-def _on_green_threads() -> bool:
-    """Whether eventlet has put its threads in the place of Python's."""
-    patcher = sys.modules.get('eventlet.patcher')
-    return patcher is not None and patcher.is_monkey_patched('thread')
 
 
 class EventSet:
@@ -214,7 +210,7 @@ class EventSet:
         """
         before = set(self.members.values())
         states = {address: self._state(address) for address in before}
-        if not before <= wanted or set(states.values()) - {None}:
+        if not before <= wanted or set(states.values()) - _STILL_MEMBERS:
             self.close()
         if self._handle is None and wanted:
             self._shared.device_count()

@@ -50,7 +50,8 @@ class FunctionReader:
         for known in (self._binding, self._virtual, self._groups):
             for address in [*known]:
                 if address not in present:
-                    del known[address]
+                    # Another snapshot may do the same at this moment.
+                    known.pop(address, None)
                     self._tree.forget(address)
                     self._tree.forget_function(address)
 

@@ -30,6 +30,8 @@ _BOOT_ID = '/proc/sys/kernel/random/boot_id'
 _LOST = 'GPU_IS_LOST'
 _RESET = 'RESET_REQUIRED'
 _UNKNOWN = 'UNKNOWN'
+_SILENT = exception.NvmlNotAnswering.symbol
+_ROWS = 'nvmlDeviceGetRemappedRows'
 
 
 @dataclasses.dataclass
@@ -58,17 +60,18 @@ class HealthReader:
 
         Does not raise for anything that hardware does. A GPU that fell off
         the bus answers GPU_IS_LOST, or UNKNOWN to every call (believed;
-        nvidia-smi then prints "Unknown Error").
+        nvidia-smi then prints "Unknown Error"). One that does not answer is
+        asked nothing more.
         """
+        with self._nvml.about(address):
+            return self._read(address)
+
+    def _read(self, address):
         asked = _Questions(self._nvml, address)
         if not asked.reachable:
             return asked.facts()
         known = self._static(address, asked)
-        rows = asked.ask('nvmlDeviceGetRemappedRows', known.absent)
-        retired = None
-        if rows is None:
-            retired = asked.ask('nvmlDeviceGetRetiredPagesPendingStatus',
-                                known.absent)
+        rows, retired = self._memory(asked, known)
         reasons = asked.ask('nvmlDeviceGetCurrentClocksEventReasons',
                             known.absent)
         return asked.facts(
@@ -89,6 +92,25 @@ class HealthReader:
             recovery_action=_field(asked.ask(
                 'nvmlDeviceGetFieldValues', known.absent,
                 [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])))
+
+    @staticmethod
+    def _memory(asked, known):
+        """Remapped rows and retired pages; a GPU has the one or the other.
+
+        A GPU in MIG mode with instances does not support the question for
+        rows (nvml.h, nvmlDeviceGetRemappedRows), and does again when they
+        are gone. So only the answer to the other question says that the GPU
+        remaps no rows.
+        """
+        rows = retired = None
+        if _ROWS not in known.absent:
+            rows = asked.ask(_ROWS, set())
+        if rows is None:
+            retired = asked.ask('nvmlDeviceGetRetiredPagesPendingStatus',
+                                known.absent)
+            if retired is not None:
+                known.absent.add(_ROWS)
+        return rows, retired
 
     def _static(self, address, asked):
         """Thresholds; newer GPUs do not tell them (nvml.h, Ada)."""
@@ -137,7 +159,7 @@ class _Questions:
         :param absent: calls not to be made; one more if this turns out to
             be one.
         """
-        if call in absent or _LOST in self._failures:
+        if call in absent or self._failures & {_LOST, _SILENT}:
             return None
         try:
             answer = self._nvml.call(call, self._device, *arguments)
@@ -155,8 +177,10 @@ class _Questions:
         lost = _LOST in self._failures or (
             _UNKNOWN in self._failures and not self.answered)
         return health_facts.Facts(
-            answered=self.answered or lost or _RESET in self._failures,
-            lost=lost, reset_required=_RESET in self._failures, **facts)
+            answered=self.answered or lost or bool(
+                self._failures & {_RESET, _SILENT}),
+            lost=lost, not_answering=_SILENT in self._failures,
+            reset_required=_RESET in self._failures, **facts)
 
 
 def _field(values):

@@ -39,6 +39,8 @@ class Facts:
     """Whether it answered anything; without, nothing is known of it."""
     lost: bool = False
     """NVML cannot reach it any more (GPU_IS_LOST)."""
+    not_answering: bool = False
+    """A call about it has not returned in time; it was asked nothing else."""
     reset_required: bool = False
     """NVML refuses to work on it before a reset (RESET_REQUIRED)."""
     ecc_uncorrected: int | None = None

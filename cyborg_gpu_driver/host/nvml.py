@@ -16,34 +16,63 @@
 The only module that calls pynvml outside the simulator. A session is opened
 at its first call, in the process that makes it: the agent forks after it
 has made its drivers, and a session does not survive a fork.
+
+Every call has a deadline, in a thread of the GPU that it is about (see
+:mod:`cyborg_gpu_driver.host.deadline`): a GPU that does not answer holds up
+nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
+from cyborg_gpu_driver.host import nvml_mig
 
 LOG = logging.getLogger(__name__)
 
 INIT = 'nvmlInit'
 """The ``call`` of an error that says that there is no session."""
 
-INSTANCE_LIMIT = 64
-"""Room in a list of instances. nvmlDeviceGetGpuInstances writes as many as
-there are without asking for the size of the array; no GPU has more than its
-grid has units, and the largest known grid has twelve."""
+TIMEOUT = 30.0
+"""Seconds that one call may take, and all calls that read one GPU.
+
+A bind has to end before Cyborg gives up after [DEFAULT] rpc_response_timeout,
+60 s. The driver itself gives up on the GPU system processor (GSP) after 6 s,
+after 4 s on a host for vGPUs and after 45 s on a GPU in compute mode: one and
+a half times what osGetTimeoutParams says (arch/nvalloc/unix/src/os.c, and
+_kgspRpcRecvPoll in kernel/gpu/gsp/kernel_gsp.c, of src/nvidia in NVIDIA's open
+kernel modules, 595.45.04). Only the last of these comes after this limit."""
+
+_LONG = {INIT: 4, 'nvmlDeviceSetMigMode': 4}
+"""Calls that may take so many times as long. nvmlInit loads the driver where
+nothing keeps it loaded. A change of the MIG mode resets the GPU (nvml.h), and
+no bind waits for it: the GPU has no instances then."""
+
+_OWN_THREAD = frozenset({'nvmlEventSetWait_v2'})
+"""Calls that wait on purpose, from a thread that does nothing else."""
+
+_NVML = 'NVML'
+"""The owner of calls that are about no GPU."""
+_EVENTS = 'The event set of NVML'
+_BY_ADDRESS = 'nvmlDeviceGetHandleByPciBusId'
+_BY_INDEX = 'nvmlDeviceGetHandleByIndex'
 
 _NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 
@@ -58,19 +87,24 @@ class _Open:
         default_factory=dict)
     instance_ids: dict[int, int] = dataclasses.field(default_factory=dict)
     """Id of each GPU instance by the address in its handle."""
+    owners: dict[int, Hashable] = dataclasses.field(default_factory=dict)
+    """What each handle belongs to, by the address in it."""
 
 
-class NvmlSession:
+class NvmlSession(nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
     :param wsl_library: tried where the loader knows no library.
     :param load: loads a library by path, :class:`ctypes.CDLL`.
     :param wsl: whether this is WSL 2; None finds out.
+    :param timeout: seconds that one call may take, and all calls of a block
+        that is :meth:`about` one GPU.
     """
 
     def __init__(self, wsl_library: str = nvml_library.WSL_PATH,
                  load: Callable[[str], Any] = ctypes.CDLL,
-                 wsl: bool | None = None):
+                 wsl: bool | None = None, timeout: float = TIMEOUT):
+        self.timeout = timeout
         self._wsl_library = wsl_library
         self._load = load
         self._wsl = wsl
@@ -80,6 +114,11 @@ class NvmlSession:
         self._said: str | None = None
         self._library_missing = False
         _SESSIONS.add(self)
+
+    def another(self) -> NvmlSession:
+        """A session like this one, which opens and closes by itself."""
+        return NvmlSession(self._wsl_library, self._load, self._wsl,
+                           self.timeout)
 
     # The session itself
 
@@ -116,13 +155,17 @@ class NvmlSession:
             return nvml_library.reason(error)
         return None
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """Close the session; the next call opens a new one.
 
         For a driver that was reloaded and a GPU that was reset or lost:
         their handles are dead. Never raises.
+
+        :returns: whether this process has closed it. While a call does not
+            return, nvmlShutdown is not called: it would have to wait too, or
+            would take away what that call works on.
         """
-        self._close(self._session)
+        return self._close(self._session)
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of pynvml.
@@ -130,6 +173,7 @@ class NvmlSession:
         :param name: such as ``nvmlDeviceGetName``.
         :raises NvmlError: FUNCTION_NOT_FOUND where pynvml or the library is
             too old for it; NOT_SUPPORTED where the GPU cannot; and so on.
+        :raises NvmlNotAnswering: if it does not return in time.
         """
         session = self._opened()
         function = getattr(pynvml, name, None)
@@ -137,28 +181,80 @@ class NvmlSession:
             raise nvml_library.error(
                 name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         try:
-            return function(*args)
+            if name in _OWN_THREAD:
+                return function(*args)
+            owner = _owner(session, name, args)
+            answer = deadline.run(owner, self._seconds(name), name, function,
+                                  *args)
         except pynvml.NVMLError as error:
             wrapped = nvml_library.error(name, error.value)
             if wrapped.symbol in _NO_SESSION:
                 self._close(session)
             raise wrapped from error
+        if isinstance(answer, ctypes._Pointer):
+            session.owners[nvml_mig.pointer(answer)] = owner
+        return answer
+
+    @contextlib.contextmanager
+    def about(self, address: model.PciAddress) -> Iterator[None]:
+        """Limit the time of all calls in the block, which are about one GPU.
+
+        Together they may take as long as one call otherwise. Calls that do
+        not name a GPU by a handle count as calls about this one.
+        """
+        before = getattr(_here, 'about', None)
+        _here.about = (address, time.monotonic() + self.timeout)
+        try:
+            yield
+        finally:
+            _here.about = before
+
+    def belongs(self, handle: Any, owner: Any) -> None:
+        """Note that a handle is of the same GPU as another one.
+
+        To be called for each handle that NVML gives away in a structure.
+        """
+        owners = self._opened().owners
+        owners[nvml_mig.pointer(handle)] = owners.get(
+            nvml_mig.pointer(owner), _NVML)
+
+    def instance_ids(self) -> dict[int, int]:
+        """Ids of the GPU instances met, by the address in their handles."""
+        return self._opened().instance_ids
+
+    def _seconds(self, name):
+        """How long a call may take from now on."""
+        seconds = self.timeout * _LONG.get(name, 1)
+        about = getattr(_here, 'about', None)
+        if about is None or name in _LONG:
+            return seconds
+        return max(0.0, min(seconds, about[1] - time.monotonic()))
 
     def _close(self, session):
         """Close a session unless another thread has done so already."""
         with self._mutex:
             if session is None or self._session is not session:
-                return
-            self._session = None
+                return True
             if session.process != os.getpid():
                 # nvmlShutdown in a forked child would end the parent's
                 # session, whose open files the child has inherited.
-                return
+                self._session = None
+                return True
+            stuck = deadline.stuck()
+            if stuck:
+                LOG.warning('NVML cannot be closed: %s has not returned.',
+                            ', '.join(stuck))
+                return False
+            self._session = None
             try:
-                pynvml.nvmlShutdown()
+                deadline.run(_NVML, self.timeout, 'nvmlShutdown',
+                             pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
                 LOG.debug('nvmlShutdown: %s',
                           nvml_library.symbol(error.value))
+            except exception.NvmlNotAnswering:
+                return False
+            return True
 
     def _opened(self) -> _Open:
         session = self._session
@@ -169,7 +265,9 @@ class NvmlSession:
             if session is not None and session.process == os.getpid():
                 return session
             try:
-                nvml_library.initialise(self._wsl_library, self._load)
+                deadline.run(_NVML, self._seconds(INIT), INIT,
+                             nvml_library.initialise, self._wsl_library,
+                             self._load)
             except pynvml.NVMLError as error:
                 self._session = None
                 raise self._refused(error.value) from error
@@ -237,150 +335,26 @@ class NvmlSession:
             found.append(model.PciAddress.parse(nvml_library.text(info.busId)))
         return tuple(sorted(found))
 
-    # MIG
 
-    def mig_mode(self, device: Any) -> tuple[bool, bool]:
-        """Current and pending MIG mode.
-
-        :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
-        """
-        current, pending = self.call('nvmlDeviceGetMigMode', device)
-        return bool(current), bool(pending)
-
-    def set_mig_mode(self, device: Any, enable: bool) -> str:
-        """Set the MIG mode, which may be pending only.
-
-        :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
-            ``IN_USE``; read :meth:`mig_mode` again in any case.
-        :raises NvmlError: NO_PERMISSION, NOT_SUPPORTED.
-        """
-        activation = self.call('nvmlDeviceSetMigMode', device, int(enable))
-        return nvml_library.symbol(activation)
-
-    def gpu_instances(self, device: Any, profile_id: int,
-                      limit: int = INSTANCE_LIMIT
-                      ) -> tuple[model.GpuInstance, ...]:
-        """Live GPU instances of a profile: one call and one an instance.
-
-        :param limit: the profile's ``max_instances``, where it is known.
-        :raises NvmlError: NOT_SUPPORTED if MIG mode is off.
-        """
-        return tuple(sorted(
-            self._instance(handle)
-            for handle in self._instance_handles(device, profile_id, limit)))
-
-    def gpu_instance_ids(self, device: Any, profile_id: int,
-                         limit: int = INSTANCE_LIMIT) -> tuple[int, ...]:
-        """Ids of the live GPU instances of a profile.
-
-        One call where this session has met them all before. An instance
-        that another process has put in the place of one that it destroyed
-        may have the handle of the old one, and then comes with its id: use
-        :meth:`gpu_instances` to tell what is to be destroyed.
-        """
-        known = self._opened().instance_ids
-        ids = []
-        for handle in self._instance_handles(device, profile_id, limit):
-            number = known.get(_address(handle))
-            ids.append(self._instance(handle).instance_id
-                       if number is None else number)
-        return tuple(sorted(ids))
-
-    def create_gpu_instance(self, device: Any, profile_id: int,
-                            placement: model.Placement | None = None
-                            ) -> model.GpuInstance:
-        """Create a GPU instance and read it back (two calls).
-
-        :param profile_id: the board's profile id.
-        :param placement: None leaves the choice to the driver.
-        :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken,
-            INVALID_ARGUMENT for a placement that the profile does not have.
-        """
-        if placement is None:
-            handle = self.call('nvmlDeviceCreateGpuInstance', device,
-                               profile_id)
-        else:
-            asked = pynvml.c_nvmlGpuInstancePlacement_t(
-                placement.start, placement.size)
-            handle = self.call('nvmlDeviceCreateGpuInstanceWithPlacement',
-                               device, profile_id, ctypes.byref(asked))
-        return self._instance(handle)
-
-    def destroy_gpu_instance(self, device: Any, instance_id: int) -> None:
-        """Destroy a GPU instance (two calls).
-
-        :raises NvmlError: NOT_FOUND; NOT_SUPPORTED if MIG mode is off;
-            IN_USE if it has compute instances, processes or a vGPU.
-        """
-        handle = self.call('nvmlDeviceGetGpuInstanceById', device,
-                           instance_id)
-        self.call('nvmlGpuInstanceDestroy', handle)
-        self._opened().instance_ids.pop(_address(handle), None)
-
-    def compute_instances(self, device: Any, instance_id: int
-                          ) -> tuple[Any, ...]:
-        """Handles of the compute instances of a GPU instance.
-
-        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
-        """
-        instance = self.call('nvmlDeviceGetGpuInstanceById', device,
-                             instance_id)
-        found = []
-        for index in range(INSTANCE_LIMIT):
-            try:
-                info = self.call(
-                    'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
-                    index, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-                    1)
-            except exception.NvmlError as error:
-                if error.symbol == 'INVALID_ARGUMENT':
-                    break
-                if error.symbol == 'NOT_SUPPORTED':
-                    continue
-                raise
-            found.extend(self._list(
-                'nvmlGpuInstanceGetComputeInstances', instance, info.id,
-                pynvml.c_nvmlComputeInstance_t, info.instanceCount))
-        return tuple(found)
-
-    def destroy_compute_instances(self, device: Any,
-                                  instance_id: int) -> None:
-        """Destroy every compute instance of a GPU instance.
-
-        :raises NvmlError: IN_USE if a process runs on one.
-        """
-        for handle in self.compute_instances(device, instance_id):
-            self.call('nvmlComputeInstanceDestroy', handle)
-
-    def mig_uuids(self, device: Any, instance_id: int) -> tuple[str, ...]:
-        """UUIDs of a GPU instance's MIG devices, one a compute instance.
-
-        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
-        """
-        return tuple(sorted(
-            nvml_library.text(self.call('nvmlDeviceGetUUID', self.call(
-                'nvmlComputeInstanceGetInfo', handle).device))
-            for handle in self.compute_instances(device, instance_id)))
-
-    def _instance_handles(self, device, profile_id, limit):
-        return self._list('nvmlDeviceGetGpuInstances', device, profile_id,
-                          pynvml.c_nvmlGpuInstance_t, limit)
-
-    def _list(self, name, owner, profile_id, kind, limit):
-        handles = (kind * max(limit, INSTANCE_LIMIT))()
-        count = ctypes.c_uint(0)
-        self.call(name, owner, profile_id, handles, ctypes.byref(count))
-        return [handles[index] for index in range(count.value)]
-
-    def _instance(self, handle):
-        info = self.call('nvmlGpuInstanceGetInfo', handle)
-        self._opened().instance_ids[_address(handle)] = info.id
-        return model.GpuInstance(
-            placement=model.Placement(info.placement.start,
-                                      info.placement.size),
-            profile_id=info.profileId, instance_id=info.id)
+def _owner(session, name, arguments):
+    """What a call is about: a GPU's address, or a text."""
+    first = arguments[0] if arguments else None
+    owner = None
+    if isinstance(first, ctypes._Pointer):
+        owner = session.owners.get(nvml_mig.pointer(first))
+    elif name == _BY_ADDRESS:
+        owner = model.PciAddress.parse(first)
+    elif name == _BY_INDEX:
+        owner = f'The GPU with index {first}'
+    elif name.startswith('nvmlEventSet'):
+        owner = _EVENTS
+    if owner is None:
+        about = getattr(_here, 'about', None)
+        owner = about[0] if about else _NVML
+    return owner
 
 
+_here = threading.local()
 _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
 
 
@@ -392,7 +366,3 @@ def _after_fork():
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _address(handle):
-    return ctypes.cast(handle, ctypes.c_void_p).value

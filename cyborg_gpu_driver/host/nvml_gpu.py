@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import mig
 from cyborg_gpu_driver.host import model
@@ -34,7 +35,8 @@ LOG = logging.getLogger(__name__)
 
 _NOTHING = nvml_static.Facts()
 _GRAPHICS = '+gfx'
-_FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
+_FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND',
+                    exception.NvmlNotAnswering.symbol})
 """Errors that a new handle does not cure."""
 
 
@@ -44,6 +46,22 @@ class _Known:
 
     valid: tuple
     facts: nvml_static.Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A GPU as far as NVML told of it, and what it did not tell."""
+
+    gpu: model.Gpu
+    reasons: tuple[str, ...] = ()
+    """Why something is missing, for people."""
+    error: exception.NvmlError | None = None
+    """Why nothing could be read."""
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether all is missing, and a new handle may help."""
+        return self.error is not None and self.error.symbol not in _FINAL
 
 
 class GpuReader:
@@ -62,48 +80,68 @@ class GpuReader:
         self._listed: tuple[tuple[int, int],
                             tuple[model.PciAddress, ...]] | None = None
 
-    def complete(self, gpu: model.Gpu, problems: problems_module.Problems,
-                 detail: bool = False) -> model.Gpu:
-        """``gpu`` with all that NVML knows of it.
+    def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
+                 ) -> list[Reading]:
+        """The GPUs with all that NVML knows of them, read side by side.
 
-        Where its MIG state cannot be read, that is a problem and ``mig`` is
-        None. A handle that died (reset, new driver) is asked for again; if
-        that does not help, the session is opened anew, once for each new
-        failure.
+        Where the MIG state of one cannot be read, that is a problem of it
+        and its ``mig`` is None. A handle that died (reset, new driver) is
+        asked for again; if that does not help, the session is opened anew,
+        once for each new failure.
         """
-        found = problems_module.Problems()
-        try:
-            complete = self._read(gpu, found, detail)
-        except exception.NvmlError as error:
-            if error.symbol in _FINAL:
-                return self._failed(gpu, problems, error)
-            try:
-                complete = self._read_again(gpu, found, detail)
-            except exception.NvmlError as again:
-                return self._failed(gpu, problems, again)
-        self._failures.pop(gpu.address, None)
-        for reason in found.all():
-            problems.add(reason)
-        return complete
+        gpus = list(gpus)
+        if not gpus:
+            return []
+        session = self._nvml.generation
+        read = deadline.each(lambda gpu: self._attempt(gpu, detail), gpus)
+        hopeful = [item for item in read if self._may_heal(item)]
+        if hopeful and self._nvml.reset():
+            LOG.info('Opening NVML anew because of %s', '; '.join(
+                f'GPU {item.gpu.address}: {item.error}' for item in hopeful))
+        if self._nvml.problem() is None and self._nvml.generation != session:
+            # The end of a session ends what others were doing in it. One
+            # after the other now, so that it happens to nobody again.
+            read = [self._attempt(gpu, detail)
+                    if item.reasons or item.is_to_be_repeated else item
+                    for gpu, item in zip(gpus, read, strict=True)]
+        return [self._noted(item) for item in read]
 
-    def _failed(self, gpu, problems, error):
-        self._known.pop(gpu.address, None)
-        self._failures[gpu.address] = error.symbol
-        problems.add(f'NVML: {error}')
-        return dataclasses.replace(gpu, nvml_failure=error.symbol)
-
-    def _read_again(self, gpu, problems, detail):
-        self._nvml.forget(gpu.address)
+    def _attempt(self, gpu, detail):
         try:
-            return self._read(gpu, problems, detail)
+            with self._nvml.about(gpu.address):
+                try:
+                    return self._read_once(gpu, detail)
+                except exception.NvmlError as error:
+                    if error.symbol in _FINAL:
+                        raise
+                    self._nvml.forget(gpu.address)
+                return self._read_once(gpu, detail)
         except exception.NvmlError as error:
-            if (error.call == nvml_module.INIT
-                    or self._failures.get(gpu.address) == error.symbol):
-                raise
-            LOG.info('Opening NVML anew because of GPU %(gpu)s: %(error)s',
-                     {'gpu': gpu.address, 'error': error})
-        self._nvml.reset()
-        return self._read(gpu, problems, detail)
+            return Reading(gpu, error=error)
+
+    def _read_once(self, gpu, detail):
+        problems = problems_module.Problems()
+        complete = self._read(gpu, problems, detail)
+        return Reading(complete, problems.all())
+
+    def _may_heal(self, reading):
+        """Whether another session may help, where none has been tried."""
+        return (reading.is_to_be_repeated
+                and reading.error.call != nvml_module.INIT
+                and self._failures.get(reading.gpu.address)
+                != reading.error.symbol)
+
+    def _noted(self, reading):
+        address = reading.gpu.address
+        if reading.error is None:
+            self._failures.pop(address, None)
+            return reading
+        self._known.pop(address, None)
+        self._failures[address] = reading.error.symbol
+        return Reading(
+            dataclasses.replace(reading.gpu,
+                                nvml_failure=reading.error.symbol),
+            (f'NVML: {reading.error}',))
 
     def _read(self, gpu, problems, detail):
         device = self._nvml.device(gpu.address)
@@ -203,6 +241,14 @@ class GpuReader:
         """
         if not gpu.mixed_sizes:
             return gpu
+        try:
+            with self._nvml.about(gpu.address):
+                return self._free_placements(gpu, problems)
+        except exception.NvmlNotAnswering as error:
+            problems.add(f'NVML: {error}')
+            return gpu
+
+    def _free_placements(self, gpu, problems):
         used = bool(gpu.vgpus or gpu.processes)
         known: dict[tuple, tuple[int, ...]] = {}
         types = []

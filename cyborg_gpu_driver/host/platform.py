@@ -103,5 +103,6 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
     else:
         machine = real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
                        conf.gpu.mdevctl)
+    machine.nvml.timeout = conf.gpu.nvml_timeout
     return dataclasses.replace(
         machine, records=gpu_record.Records(gpu_conf.state_path(conf)))

@@ -38,9 +38,16 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Note an error of NVML or sysfs, and go on after the block."""
+        """Note an error of NVML or sysfs, and go on after the block.
+
+        A GPU that does not answer is not asked for the rest.
+
+        :raises NvmlNotAnswering: as the block did.
+        """
         try:
             yield
+        except exception.NvmlNotAnswering:
+            raise
         except exception.GpuDriverError as error:
             self.add(f'{what}: {error}')
 

@@ -12,7 +12,8 @@
 
 """One snapshot of the machine, out of sysfs and NVML.
 
-A fault costs the detail of the GPU that has it, never the snapshot. What
+A fault costs the detail of the GPU that has it, never the snapshot. GPUs are
+read side by side: one that does not answer in time holds up no other. What
 changes is read each time; what could not be read is left out and said, and
 never taken from an earlier snapshot. Only a GPU that NVML is not asked about
 because it is bound to another driver, or offered whole, has the facts of its
@@ -53,6 +54,9 @@ class HostReader:
             self._bus, mdev.MdevTree(platform.sysfs))
         self._gpus = nvml_gpu.GpuReader(platform.nvml)
         self._chronicle = problems_module.Chronicle()
+        self._peers: dict[model.PciAddress,
+                          tuple[model.PciAddress, ...]] = {}
+        """Ends of NVLinks, by the last snapshot."""
         self._mutex = threading.Lock()
 
     def snapshot(self, detail: bool = False) -> model.Host:
@@ -63,40 +67,70 @@ class HostReader:
         :param detail: also read what takes long and people want to see:
             UUIDs of MIG devices, availability on each virtual function.
         """
+        host = self._read(detail)
         with self._mutex:
-            host = self._read(detail)
             self._chronicle.tell({
                 'The machine': host.problems,
                 **{f'GPU {gpu.address}': gpu.problems for gpu in host.gpus}})
-            return host
+            self._peers = {gpu.address: gpu.nvlink_peers
+                           for gpu in host.gpus}
+        return host
+
+    def gpu(self, address: model.PciAddress) -> model.Gpu:
+        """One GPU as it is now; no other GPU is asked.
+
+        :raises UnknownGpu: if there is none at ``address``.
+        """
+        identities = self._identities(problems_module.Problems())
+        identity = identities.get(address)
+        if identity is None or identity.physfn in identities:
+            # NVML alone may know it.
+            return self.snapshot().gpu(address)
+        problems = problems_module.Problems()
+        mdevs = self._functions.mdevs(problems)
+        (gpu,) = self._gpus_of([identity], mdevs, problems.all(), False,
+                               self._nvml.problem() is None)
+        return dataclasses.replace(gpu, nvlink_peers=self._peers.get(
+            address, gpu.nvlink_peers))
+
+    def owner(self, function: model.PciAddress) -> model.PciAddress | None:
+        """The GPU that a function is, or is a virtual function of.
+
+        Sysfs alone is asked; None if it shows no such function.
+        """
+        identities = self._identities(problems_module.Problems())
+        identity = identities.get(function)
+        if identity is None:
+            return None
+        return (identity.physfn if identity.physfn in identities
+                else identity.address)
+
+    def _identities(self, problems):
+        return {identity.address: identity
+                for identity in self._bus.functions(problems)}
 
     def _read(self, detail):
         problems = problems_module.Problems()
-        identities = {identity.address: identity for identity
-                      in self._bus.functions(problems)}
+        identities = self._identities(problems)
         unidentified = problems_module.Problems(problems.all())
         mdevs = self._functions.mdevs(problems)
         unlisted = problems.all()[len(unidentified.all()):]
         nvml_problem = self._nvml.problem()
-        gpus = []
-        for identity in identities.values():
-            if identity.physfn in identities:
-                continue
-            found = problems_module.Problems()
-            for reason in (*identity.problems, *unlisted):
-                found.add(reason)
+        shown = [identity for identity in identities.values()
+                 if identity.physfn not in identities]
+        for identity in shown:
             if not identity.physfn_known:
                 unidentified.add(f'{identity.address} may be a virtual '
                                  'function')
-            gpus.append(self._gpu(identity, mdevs, found, detail,
-                                  nvml_problem is None))
+        gpus = self._gpus_of(shown, mdevs, unlisted, detail,
+                             nvml_problem is None)
         self._functions.keep(identities)
         if nvml_problem is None:
             if self._nvml.problem() is not None:
                 # It went away meanwhile: one account of it, not one a GPU.
                 return self._read(detail)
-            gpus.extend(self._hidden_gpu(address, detail) for address
-                        in self._gpus.hidden(gpus, unidentified))
+            gpus.extend(self._hidden_gpus(
+                self._gpus.hidden(gpus, unidentified), detail))
         return model.Host(
             gpus=self._with_peers(gpus),
             driver_version=self._driver_version(problems, nvml_problem),
@@ -106,35 +140,54 @@ class HostReader:
             unidentified=unidentified.all(),
             problems=problems.all())
 
-    def _gpu(self, identity, mdevs, problems, detail, with_nvml):
-        """A GPU that is on the PCI bus."""
-        gpu = self._functions.bare(identity, problems)
+    def _gpus_of(self, identities, mdevs, unlisted, detail, with_nvml):
+        """GPUs that are on the PCI bus."""
+        readings, problems_of, asked = {}, {}, []
+        for identity in identities:
+            problems = problems_of[identity.address] = (
+                problems_module.Problems())
+            for reason in (*identity.problems, *unlisted):
+                problems.add(reason)
+            gpu = self._functions.bare(identity, problems)
+            recorded = self._recorded(gpu)
+            readings[gpu.address] = nvml_gpu.Reading(recorded or gpu)
+            if (with_nvml and recorded is None and gpu.physfn is None
+                    and gpu.driver == drivers.NVIDIA):
+                asked.append(gpu)
+        for reading in self._gpus.complete(asked, detail):
+            readings[reading.gpu.address] = reading
+        return [self._finished(reading, mdevs, problems_of[address], detail)
+                for address, reading in readings.items()]
+
+    def _recorded(self, gpu):
+        """The GPU with what its record keeps, where NVML is not asked."""
+        record = None
         if gpu.physfn is None:
-            gpu = self._known(gpu, problems, detail, with_nvml)
-        gpu = self._functions.with_vgpus(gpu, mdevs, problems, detail)
+            record = self._records.get(gpu.address)
+        if record is None:
+            return None
+        boot = self._boot_id()
+        if gpu.driver != drivers.NVIDIA or (
+                record.released and gpu_record.holds(record, gpu, boot)):
+            return gpu_record.complete(gpu, record, boot)
+        return None
+
+    def _finished(self, reading, mdevs, problems, detail):
+        for reason in reading.reasons:
+            problems.add(reason)
+        gpu = self._functions.with_vgpus(reading.gpu, mdevs, problems,
+                                         detail)
         gpu = self._gpus.with_free_placements(gpu, problems)
         return dataclasses.replace(gpu, problems=problems.all())
 
-    def _known(self, gpu, problems, detail, with_nvml):
-        """The GPU with what NVML says, or what its record keeps."""
-        record = self._records.get(gpu.address)
-        if record is not None:
-            boot = self._boot_id()
-            if gpu.driver != drivers.NVIDIA or (
-                    record.released and gpu_record.holds(record, gpu, boot)):
-                return gpu_record.complete(gpu, record, boot)
-        if with_nvml and gpu.driver == drivers.NVIDIA:
-            return self._gpus.complete(gpu, problems, detail)
-        return gpu
-
-    def _hidden_gpu(self, address, detail):
-        """A GPU that NVML alone knows."""
-        problems = problems_module.Problems()
-        gpu = self._gpus.complete(
-            model.Gpu(address=address, vendor_id='10de', device_id='0000',
-                      class_code='0300', in_pci_sysfs=False),
-            problems, detail)
-        return dataclasses.replace(gpu, problems=problems.all())
+    def _hidden_gpus(self, addresses, detail):
+        """GPUs that NVML alone knows."""
+        return [dataclasses.replace(item.gpu, problems=item.reasons)
+                for item in self._gpus.complete(
+                    (model.Gpu(address=address, vendor_id='10de',
+                               device_id='0000', class_code='0300',
+                               in_pci_sysfs=False) for address in addresses),
+                    detail)]
 
     def _driver_version(self, problems, nvml_problem):
         if nvml_problem is None:

@@ -79,11 +79,13 @@ RESET_XIDS = {
 one is over when the program is, and heals with time."""
 
 LOST = 'LOST'
+NOT_ANSWERING = 'NOT_ANSWERING'
 REMAP_FAILED = 'REMAP_FAILED'
 _XID = 'XID_'
 _PERMANENT = frozenset({REMAP_FAILED})
 _TEXTS = {
     LOST: 'NVML cannot reach it',
+    NOT_ANSWERING: 'a call about it does not return',
     'RESET_REQUIRED': 'NVML refuses to work on it before a reset',
     REMAP_FAILED: 'a row of its memory could not be remapped; the board is '
                   'to be replaced',
@@ -108,6 +110,10 @@ _ACTIONS = {1: 'NEEDS_GPU_RESET', 2: 'NEEDS_NODE_REBOOT',
             3: 'NEEDS_DRAIN_P2P', 4: 'NEEDS_DRAIN_AND_RESET',
             6: 'NEEDS_BUS_RESET', 7: 'NEEDS_SYSTEM_REBOOT'}
 """nvmlDeviceGpuRecoveryAction_t."""
+_TOLD_BY = {'REMAP_PENDING': 'remap_pending',
+            'RETIRED_PENDING': 'retired_pending'}
+"""What a check must have read to call these over. Remapped rows cannot be
+read while a GPU in MIG mode has instances."""
 _NO_ACTION = (None, 0, 5)
 """5 concerns how machines share memory, not this GPU (believed)."""
 _AGAIN_SECONDS = 10
@@ -277,6 +283,8 @@ def _heals(item, facts):
     """Whether a clean check brings it nearer to its end."""
     if item.code in _PERMANENT:
         return False
+    if item.code in _TOLD_BY and getattr(facts, _TOLD_BY[item.code]) is None:
+        return False
     return item.xid not in RESET_XIDS or facts.recovery_action == 0
 
 
@@ -285,6 +293,8 @@ def _codes(facts: health_facts.Facts) -> Iterator[str]:
     yield from facts.pci
     if facts.remap_failed:
         yield REMAP_FAILED
+    if facts.not_answering:
+        yield NOT_ANSWERING
     if facts.lost:
         yield LOST
     if facts.reset_required:

@@ -248,9 +248,8 @@ class Binder:
                     or self._journal.get(asked.handle) is not None):
                 break
             before = self._host.gpu(address)
-            self._host.refresh()
-            if (isinstance(failure, exception.BindRefused)
-                    and self._host.gpu(address) == before):
+            if (self._host.refresh_gpu(address) == before
+                    and isinstance(failure, exception.BindRefused)):
                 break
         raise failure
 

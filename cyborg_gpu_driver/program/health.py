@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health as host_health
@@ -100,7 +101,7 @@ class HealthKeeper:
         :returns: how each GPU of ``host`` is; its instances are told by
             :meth:`sick_instances`.
         """
-        facts = {gpu.address: self._ask(gpu, host) for gpu in host.gpus}
+        facts = self._ask_all(host)
         now = self._clock()
 
         def change(address, record):
@@ -183,18 +184,25 @@ class HealthKeeper:
         """
         records = self._file.read()
         now = self._clock()
+        facts = self._ask_all(host)
         found = []
         for gpu in host.gpus:
             record = self._of_board(self._of_boot(records.get(
                 gpu.address, health_file.Record(self._boot_id()))), gpu)
-            facts = self._ask(gpu, host)
-            ailments = health.seen(record.ailments, facts, now)
+            ailments = health.seen(record.ailments, facts[gpu.address], now)
             found.append(Status(
                 gpu, health.judge(ailments),
                 {place: health.judge(ailments, place)
                  for place in sorted(health.sick_places(ailments))},
-                facts, ailments))
+                facts[gpu.address], ailments))
         return found
+
+    def _ask_all(self, host):
+        """What every GPU answers; they are asked side by side."""
+        return dict(zip(
+            (gpu.address for gpu in host.gpus),
+            deadline.each(lambda gpu: self._ask(gpu, host), host.gpus),
+            strict=True))
 
     def _ask(self, gpu, host):
         if gpu.physfn is not None:

@@ -71,6 +71,28 @@ class LiveHost:
             self._set(dataclasses.replace(host, gpus=gpus))
             return self._host
 
+    def refresh_gpu(self, address: model.PciAddress) -> model.Gpu:
+        """Read one GPU again and no other; for who holds its lock.
+
+        Another GPU may not answer, and a bind must not wait for that.
+
+        :raises UnknownGpu: if there is none at ``address``.
+        """
+        self.host()
+        with self._mutex:
+            before = self._changes[address]
+        gpu = self._reader.gpu(address)
+        with self._mutex:
+            if self._changes[address] != before:
+                return self._host.gpu(address)
+            # A snapshot that began earlier knows less.
+            self._changes[address] += 1
+            others = (other for other in self._host.gpus
+                      if other.address != address)
+            self._set(dataclasses.replace(self._host, gpus=tuple(sorted(
+                (*others, gpu), key=lambda item: item.address))))
+            return gpu
+
     def host(self) -> model.Host:
         """The machine, read if it never was."""
         with self._mutex:
@@ -92,8 +114,10 @@ class LiveHost:
         self.host()
         owner = self._owner.get(function)
         if owner is None:
-            self.refresh()
-            owner = self._owner.get(function)
+            gpu = self._reader.owner(function)
+            if gpu is not None:
+                self.refresh_gpu(gpu)
+                owner = self._owner.get(function)
         if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner
@@ -139,7 +163,7 @@ class LiveHost:
         if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
             # Only the driver knows which placements a change leaves free,
             # and what else there is on a GPU that was lost for a while.
-            self.refresh()
+            self.refresh_gpu(address)
 
     def mark(self, address: model.PciAddress) -> int:
         """A number that changes with every change to the GPU."""

@@ -90,7 +90,7 @@ class StepTaker:
         :raises UnknownGpu: if it is gone.
         :raises StepFailed: if not all of it can be read.
         """
-        gpu = self._reader.snapshot().gpu(address)
+        gpu = self._reader.gpu(address)
         if gpu.problems:
             raise exception.StepFailed(reason='; '.join(gpu.problems))
         return gpu

@@ -19,6 +19,7 @@ symbol that is not there raises AttributeError, as ctypes does.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -48,6 +49,11 @@ TOPICS = (library_system, library_device, library_health, library_modes,
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 
+_LOOK_AGAIN = 5000
+"""Microseconds; another process cannot wake one that waits."""
+_sleep = ctypes.CDLL(None).usleep
+"""As a C library waits: eventlet has no hand in it."""
+
 Refused = refusal.Refused
 
 
@@ -59,6 +65,8 @@ class Library:
         self.handles = handles.Handles()
         self.events = library_events.EventSets()
         self._sessions = 0
+        self._hanging: list[str] = []
+        """Calls of this process that do not return."""
         self._process = None
         self._boot = None
 
@@ -76,6 +84,7 @@ class Library:
         """One call of a C function, as one operation on the machine."""
         machine = self.machine
         machine.faults.wait(name)
+        self._hang(name, arguments)
         if symbol.before is not None:
             symbol.before(self, *arguments)
         with machine.operation(symbol.writes):
@@ -93,6 +102,27 @@ class Library:
             if fault:
                 return fault.code
             return pynvml.NVML_SUCCESS if answer is None else answer
+
+    def _hang(self, name, arguments):
+        """Come back when the GPU that a call is about answers.
+
+        nvmlShutdown comes back when all other calls have: whether the real
+        one waits or takes away what they work on, nobody may rely on it.
+        """
+        if name == 'nvmlShutdown':
+            while self._hanging:
+                _sleep(_LOOK_AGAIN)
+        elif self._is_hung(name, arguments):
+            self._hanging.append(name)
+            while self._is_hung(name, arguments):
+                _sleep(_LOOK_AGAIN)
+            self._hanging.remove(name)
+
+    def _is_hung(self, name, arguments):
+        machine = self.machine
+        with machine.operation():
+            hung = [gpu.address for gpu in machine.gpus if gpu.state.hung]
+            return bool(hung) and self._address(name, arguments) in hung
 
     def _address(self, name, arguments):
         """The GPU that a call is about, for faults limited to one."""

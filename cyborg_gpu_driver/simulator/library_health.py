@@ -109,7 +109,8 @@ def ecc_errors(library, handle, kind, counter, count):
 @symbols.symbol('nvmlDeviceGetRemappedRows')
 def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
     gpu = library.gpu(handle)
-    if not gpu.model.row_remapping:
+    # nvml.h: not supported "on MIG-enabled GPUs with active instances".
+    if not gpu.model.row_remapping or (gpu.state.mig and gpu.state.instances):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     for reference, value in zip((corrected, uncorrected, pending, failed),
                                 gpu.state.remapped):

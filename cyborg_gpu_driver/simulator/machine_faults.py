@@ -35,6 +35,14 @@ class HardwareFaults:
         with self.operation(write=True):
             self.gpu(address).state.lost = False
 
+    def hang_gpu(self, address: str, hung: bool = True) -> None:
+        """Let no NVML call about a GPU return; with False let them go on.
+
+        As when the GPU's firmware does not answer and the driver waits.
+        """
+        with self.operation(write=True):
+            self.gpu(address).state.hung = hung
+
     def set_remapped_rows(self, address: str, corrected: int = 0,
                           uncorrected: int = 0, pending: bool = False,
                           failed: bool = False) -> None:

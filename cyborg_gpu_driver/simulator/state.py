@@ -145,6 +145,8 @@ class Gpu:
     pending: bool = False
     vfs: int = 0
     lost: bool = False
+    hung: bool = False
+    """Whether no call about it returns."""
     epoch: int = 0
     """Counts resets and unbinds: handles of an earlier one are dead."""
     override: str | None = None

@@ -77,7 +77,7 @@ class SicknessTest(gpu_cloud.GpuTestCase):
                    in self.cloud.placement.providers().items()
                    if provider['uuid'] == where)
         before = self.mdevs(gpu)
-        self.world().set_remapped_rows(gpu, uncorrected=1, failed=True)
+        self.world().set_health(gpu, uncorrected=1)
         self.report()
         # One of the two is the server's own.
         self.assertEqual({'3g.40gb': (2, 1)}, self.reserved(gpu))

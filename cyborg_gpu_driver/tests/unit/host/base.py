@@ -22,7 +22,20 @@ from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
 
 
-class SimulatedTestCase(base.BaseTestCase):
+class LogTestCase(base.BaseTestCase):
+    """Has what the library logs."""
+
+    def setUp(self):
+        super().setUp()
+        self.log = LogRecords()
+        logger = logging.getLogger('cyborg_gpu_driver')
+        logger.addHandler(self.log)
+        self.addCleanup(logger.removeHandler, self.log)
+        self.addCleanup(logger.setLevel, logger.level)
+        logger.setLevel(logging.DEBUG)
+
+
+class SimulatedTestCase(LogTestCase):
     """Has a machine under pynvml, and its platform."""
 
     MACHINE = 'dgx-a100-80'
@@ -30,12 +43,6 @@ class SimulatedTestCase(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.use(self.MACHINE)
-        self.log = LogRecords()
-        logger = logging.getLogger('cyborg_gpu_driver')
-        logger.addHandler(self.log)
-        self.addCleanup(logger.removeHandler, self.log)
-        self.addCleanup(logger.setLevel, logger.level)
-        logger.setLevel(logging.DEBUG)
 
     def use(self, name):
         self.machine = machine_module.Machine.load(name)

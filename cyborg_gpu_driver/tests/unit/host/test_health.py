@@ -75,6 +75,17 @@ class HealthReaderTest(base.SimulatedTestCase):
         self.read(self.first)
         self.assertEqual(_CALLS, sum(self.calls().values()))
 
+    def test_remapped_rows_are_asked_for_again_without_instances(self):
+        """nvml.h: not supported while a GPU in MIG mode has instances."""
+        one = self.cut(self.first, 19)
+        self.assertIsNone(self.read().remapped_rows)
+        self.calls()
+        self.assertIsNone(self.read().remapped_rows)
+        self.assertEqual(_CALLS, sum(self.calls().values()))
+        self.nvml.destroy_gpu_instance(self.device(), one.instance_id)
+        self.machine.set_remapped_rows(self.name, failed=True)
+        self.assertTrue(self.read().remap_failed)
+
     def test_a_lost_gpu_disturbs_no_other(self):
         self.machine.lose_gpu(self.name)
         found = self.read()

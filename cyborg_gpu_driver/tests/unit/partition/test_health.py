@@ -185,6 +185,21 @@ class HealingTest(base.BaseTestCase):
         self.assertEqual(ailments, _after_checks(
             ailments, _facts(remap_pending=True), 5))
 
+    def test_what_cannot_be_read_is_not_over(self):
+        """As remapped rows while a GPU in MIG mode has instances."""
+        ailments = _after_checks((), _facts(remap_pending=True), 1)
+        self.assertEqual(ailments, _after_checks(
+            ailments, _facts(remap_pending=None), 99))
+        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+
+    def test_a_gpu_that_answers_again_is_well_after_clean_checks(self):
+        silent = health_facts.Facts(answered=True, not_answering=True)
+        ailments = _after_checks((), silent, 9)
+        self.assertEqual('CUSTOM_GPU_SICK_NOT_ANSWERING',
+                         health.judge(ailments).trait)
+        self.assertTrue(_after_checks(ailments, _OLD_DRIVER, 2))
+        self.assertFalse(_after_checks(ailments, _OLD_DRIVER, 3))
+
     def test_what_is_for_good_survives_all(self):
         ailments = _after_checks((), _facts(remap_failed=True), 1)
         self.assertTrue(_after_checks(ailments, _CLEAN, 99))

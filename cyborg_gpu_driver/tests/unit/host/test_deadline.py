@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Calls that may never return."""
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+
+from oslo_utils import importutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.tests.unit.host import base
+
+_LONG = 30
+"""Seconds; more than anything here takes."""
+_SHORT = 0.1
+"""Seconds after which a call that blocks is given up."""
+
+_EXIT = """
+import threading
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+try:
+    deadline.run('it', 0.05, 'block', threading.Event().wait)
+except exception.NvmlNotAnswering as error:
+    print(error, flush=True)
+"""
+
+_GREEN = """
+import eventlet
+eventlet.monkey_patch()
+import threading
+import time
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+turns = 0
+def other():
+    global turns
+    while True:
+        eventlet.sleep(0.01)
+        turns += 1
+eventlet.spawn(other)
+release = deadline.native('threading').Event()
+try:
+    deadline.run('it', 0.5, 'block', release.wait)
+except exception.NvmlNotAnswering as error:
+    print(error)
+print(turns > 5, deadline.run('another', 30, 'add', lambda: 1 + 1))
+release.set()
+"""
+
+
+class DeadlineTest(base.LogTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.owner = f'GPU {uuid.uuid4()}'
+        self.release = threading.Event()
+        self.addCleanup(self.release.set)
+
+    def run_it(self, function, *arguments, seconds=_LONG):
+        return deadline.run(self.owner, seconds, 'call', function, *arguments)
+
+    def block(self):
+        """Let a call hang that is given up."""
+        return self.assertRaises(exception.NvmlNotAnswering, self.run_it,
+                                 self.release.wait, seconds=_SHORT)
+
+    def wait_until_idle(self):
+        """Release what hangs; come back when the thread is free again."""
+        worker = deadline._worker(self.owner)
+        call = worker._late[0]
+        self.release.set()
+        self.assertTrue(call.wait(_LONG))
+        call.ended.release()
+
+    def test_an_answer(self):
+        self.assertEqual(7, self.run_it(max, 3, 7))
+
+    def test_an_error(self):
+        self.assertRaises(ValueError, self.run_it, int, 'x')
+
+    def test_one_thread_for_each_owner(self):
+        mine = self.run_it(threading.get_ident)
+        self.assertEqual(mine, self.run_it(threading.get_ident))
+        self.assertNotEqual(threading.get_ident(), mine)
+        self.assertNotEqual(mine, deadline.run(
+            'another', _LONG, 'call', threading.get_ident))
+
+    def test_what_does_not_return_is_told_once_each_way(self):
+        error = self.block()
+        self.assertEqual('NOT_ANSWERING', error.symbol)
+        self.assertEqual('call', error.call)
+        self.assertEqual(f'{self.owner} does not answer: call has not '
+                         'returned within 0.1 s', str(error))
+        for _ in range(3):
+            again = self.assertRaises(exception.NvmlNotAnswering,
+                                      self.run_it, max, 3, 7)
+            self.assertEqual(str(error), str(again))
+        self.assertEqual((f'call ({self.owner})',), deadline.stuck())
+        self.wait_until_idle()
+        self.assertEqual((), deadline.stuck())
+        for _ in range(3):
+            self.assertEqual(7, self.run_it(max, 3, 7))
+        self.assertEqual(1, len(self.log.about('does not answer')))
+        self.assertEqual(1, len(self.log.about('answers again')))
+
+    def test_the_others_go_on(self):
+        self.block()
+        self.assertEqual(7, deadline.run('another', _LONG, 'max', max, 3, 7))
+
+    def test_what_has_not_begun_is_never_done(self):
+        begun, done = threading.Event(), []
+
+        def hang():
+            begun.set()
+            self.release.wait()
+
+        first = threading.Thread(target=self.run_it, args=(hang,))
+        first.start()
+        self.assertTrue(begun.wait(_LONG))
+        self.assertRaises(exception.NvmlNotAnswering, self.run_it,
+                          done.append, 1, seconds=_SHORT)
+        self.assertEqual((), deadline.stuck())
+        self.release.set()
+        first.join()
+        self.run_it(done.append, 2)
+        self.assertEqual([2], done)
+
+    def test_a_child_has_threads_of_its_own(self):
+        self.block()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if not deadline.stuck() and self.run_it(max, 3, 7) == 7:
+                    status = 0
+            finally:
+                os._exit(status)
+        self.assertEqual(0, os.waitpid(child, 0)[1])
+
+    def test_at_the_same_time(self):
+        everybody = threading.Barrier(3)
+
+        def wait(item):
+            everybody.wait(_LONG)
+            return item * 2
+
+        self.assertEqual([2, 4, 6], deadline.each(wait, [1, 2, 3]))
+        self.assertEqual([], deadline.each(wait, []))
+        self.assertRaises(ZeroDivisionError, deadline.each,
+                          lambda item: 1 / item, [1, 0, 2])
+
+    def test_a_process_ends_whatever_hangs(self):
+        done = subprocess.run([sys.executable, '-c', _EXIT], check=False,
+                              capture_output=True, text=True, timeout=_LONG)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertIn('does not answer', done.stdout)
+
+    def test_green_threads_go_on(self):
+        if importutils.try_import('eventlet') is None:
+            self.skipTest('this release of OpenStack is without eventlet')
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', _GREEN], check=False,
+            capture_output=True, text=True, timeout=_LONG)
+        self.assertEqual(
+            'it does not answer: block has not returned within 0.5 s\n'
+            'True 2\n', done.stdout, done.stderr)

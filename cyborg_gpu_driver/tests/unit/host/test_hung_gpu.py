@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A GPU whose NVML calls never return."""
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import events
+from cyborg_gpu_driver.host import health
+from cyborg_gpu_driver.tests.unit.host import base
+
+_1G = 19
+_SOON = 0.5
+"""Seconds that a call may take once a GPU hangs."""
+_LATER = 5
+"""Seconds, where much is read of the others."""
+
+
+class HungGpuTest(base.SimulatedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.second = self.addresses[1]
+        self.addCleanup(self.answer_again)
+
+    def hang(self):
+        """Let the first GPU hang, and wait for nothing long."""
+        self.machine.hang_gpu(str(self.first))
+        self.nvml.timeout = _SOON
+
+    def answer_again(self):
+        """Let it answer, and come back when nothing hangs any more."""
+        self.machine.hang_gpu(str(self.first), False)
+        self.nvml.timeout = 30
+        worker = deadline._workers.get(self.first)
+        if worker is not None and worker.stuck:
+            call = worker._late[0]
+            call.wait(30)
+            call.ended.release()
+        # Says in the log that it does, in this test and not in the next.
+        deadline.run(self.first, 30, 'nothing', int)
+
+    def check_others(self, host):
+        self.assertEqual(8, len(host.gpus))
+        for gpu in host.gpus[1:]:
+            self.assertEqual(((), True, True),
+                             (gpu.problems, gpu.visible_to_nvml,
+                              gpu.mig.enabled))
+
+    def test_the_snapshot_goes_on_without_it(self):
+        before = self.reader.snapshot()
+        self.hang()
+        for _ in range(3):
+            host = self.reader.snapshot()
+            self.check_others(host)
+            gpu = host.gpus[0]
+            self.assertEqual(
+                (False, None, 'nvidia', 20),
+                (gpu.visible_to_nvml, gpu.mig, gpu.driver, len(gpu.vfs)))
+            self.assertEqual(
+                (f'NVML: GPU {self.first} does not answer: '
+                 'nvmlDeviceGetMigMode has not returned within 0.5 s',),
+                gpu.problems)
+        self.assertEqual(1, len(self.log.about('Nothing else is asked')))
+        self.answer_again()
+        self.assertEqual(before, self.reader.snapshot())
+        self.assertEqual(1, len(self.log.about('answers again')))
+
+    def test_from_the_first_snapshot_on(self):
+        self.hang()
+        self.nvml.timeout = _LATER
+        self.check_others(self.reader.snapshot())
+        self.assertIn('HandleByPciBusId',
+                      self.reader.snapshot().gpus[0].problems[0])
+
+    def test_in_the_middle_of_a_reading(self):
+        """What is unknown is not taken for nothing: no process, say."""
+        self.nvml.call('nvmlDeviceGetMigMode', self.device())
+        self.nvml.timeout = _SOON
+        self.machine.faults.delay(
+            'nvmlDeviceGetMemoryInfo', 0,
+            lambda _: self.machine.hang_gpu(str(self.first)))
+        gpu = self.reader.gpu(self.first)
+        self.assertFalse(gpu.visible_to_nvml)
+        self.assertIn('does not answer', gpu.problems[0])
+
+    def test_all_its_calls_fail_at_once(self):
+        self.cut(self.first, _1G)
+        device = self.device()
+        (instance,) = self.nvml.gpu_instances(device, _1G)
+        self.hang()
+        self.reader.snapshot()
+        self.nvml.timeout = 3600
+        for act in (lambda: self.nvml.mig_mode(device),
+                    lambda: self.nvml.destroy_gpu_instance(
+                        device, instance.instance_id),
+                    lambda: self.nvml.create_gpu_instance(device, _1G),
+                    lambda: self.nvml.set_mig_mode(device, False)):
+            self.assertRaises(exception.NvmlNotAnswering, act)
+        self.answer_again()
+        self.assertEqual((instance,), self.nvml.gpu_instances(device, _1G))
+
+    def test_instances_are_of_their_gpu(self):
+        """A call about an instance hangs in the GPU's thread."""
+        self.cut(self.first, _1G)
+        self.reader.snapshot()
+        self.hang()
+        handle = self.nvml._instance_handles
+        self.machine.hang_gpu(str(self.first), False)
+        (instance,) = handle(self.device(), _1G, 7)
+        self.machine.hang_gpu(str(self.first))
+        error = self.assertRaises(
+            exception.NvmlNotAnswering, self.nvml.call,
+            'nvmlGpuInstanceGetInfo', instance)
+        self.assertIn(f'GPU {self.first} does not answer', str(error))
+        self.assertIsNotNone(self.nvml.driver_version())
+
+    def test_one_gpu_is_read_without_it(self):
+        self.reader.snapshot()
+        self.hang()
+        self.calls()
+        self.assertEqual((), self.reader.gpu(self.second).problems)
+        self.assertEqual(1, self.calls()['nvmlDeviceGetMigMode'])
+        self.assertEqual((), deadline.stuck())
+
+    def test_whose_function_it_is_says_sysfs(self):
+        self.hang()
+        gpu = self.reader.gpu(self.second)
+        function = gpu.vfs[3].address
+        self.assertEqual(
+            [self.second, self.second, None],
+            [self.reader.owner(address) for address
+             in (function, self.second, self.second.__class__.parse(
+                 '0000:ff:00.0'))])
+        self.assertEqual((), deadline.stuck())
+
+    def test_it_is_unhealthy_and_the_others_are_asked(self):
+        asked = health.HealthReader(self.nvml)
+        self.hang()
+        facts = asked.read(self.first)
+        self.assertEqual((True, True, False), (
+            facts.answered, facts.not_answering, facts.lost))
+        self.assertTrue(asked.read(self.second).answered)
+        self.assertFalse(asked.read(self.second).not_answering)
+
+    def test_the_session_stays_open(self):
+        self.reader.snapshot()
+        self.hang()
+        self.reader.snapshot()
+        self.calls()
+        self.assertFalse(self.nvml.reset())
+        self.assertNotIn('nvmlShutdown', self.calls())
+        self.assertTrue(self.log.about('NVML cannot be closed'))
+        self.assertEqual((), self.reader.gpu(self.second).problems)
+        self.answer_again()
+        self.assertTrue(self.nvml.reset())
+        self.assertEqual(1, self.calls()['nvmlShutdown'])
+
+    def test_errors_of_the_others_are_heard_of(self):
+        self.reader.snapshot()
+        self.hang()
+        watched = events.EventSet(self.nvml, self.nvml.another())
+        watched.settle(frozenset(self.addresses))
+        self.assertEqual(7, len(watched.members))
+        self.machine.raise_xid(str(self.second), 62)
+        self.assertEqual([62], [event.xid for event in watched.wait(0)])
+
+    def test_a_gpu_that_hangs_later_stays_watched(self):
+        watched = events.EventSet(self.nvml, self.nvml.another())
+        watched.settle(frozenset(self.addresses))
+        self.hang()
+        watched._nvml.timeout = _SOON
+        self.assertEqual([], watched.settle(frozenset(self.addresses)))
+        self.assertEqual(8, len(watched.members))
