@@ -21,8 +21,10 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import faults
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_modes
 from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import nvml_traces
 from cyborg_gpu_driver.partition import cleaning
@@ -54,23 +56,33 @@ class Cleaner:
             lambda gpu: self._ramdisk.resetter.reset(gpu.address,
                                                      lambda: None))
 
-    def clear(self) -> Evidence:
+    def clear(self, properties: Mapping[str, Any]) -> Evidence:
         """Take off every GPU what cuts it up, in the driver's order.
 
         That is vGPUs, compute and GPU instances, virtual functions and MIG
-        mode. Nothing in use is touched.
+        mode. MIG and ECC modes that the last inspection recorded are set
+        again. Nothing in use is touched.
 
+        :param properties: the node's.
         :raises StepFailed: naming each GPU on which something stays.
         """
-        return ramdisk_module.each(self._ramdisk.ours().gpus, self._clear)
+        wanted = faults.recorded_modes(properties)
+        return ramdisk_module.each(
+            self._ramdisk.ours().gpus,
+            lambda gpu: {**self._clear(gpu, wanted.wants_mig(gpu.address)),
+                         **self._set_ecc(gpu.address,
+                                         wanted.ecc.get(gpu.address))})
 
     def verify(self, properties: Mapping[str, Any],
-               may_be_in_mig_mode: bool = False) -> Evidence:
+               has_tenant: bool = False) -> Evidence:
         """Check that the GPUs are the node's, and are well, idle and whole.
+
+        And that they have the modes that the last inspection recorded.
 
         Without an NVML library only what sysfs tells is checked.
 
         :param properties: the node's.
+        :param has_tenant: its modes are its own then.
         :raises StepFailed: naming each GPU that is not, and why.
         """
         everything = self._ramdisk.snapshot()
@@ -88,10 +100,28 @@ class Cleaner:
             raise exception.StepFailed(reason=reason)
         if host.nvml_problem:
             return ramdisk_module.each(host.gpus, lambda gpu: _unasked(host))
+        wanted = None if has_tenant else faults.recorded_modes(properties)
+        if wanted is not None:
+            reason = modes.wrong_confidential_computing(
+                wanted, nvml_modes.confidential_computing(self._nvml))
+            if reason:
+                raise exception.StepFailed(reason=reason)
         return ramdisk_module.each(
-            host.gpus, lambda gpu: self._verify(gpu, may_be_in_mig_mode))
+            host.gpus, lambda gpu: self._verify(gpu, wanted))
 
-    def _clear(self, gpu):
+    def _set_ecc(self, address, wanted):
+        """Set an ECC mode; it takes effect with the next reset or restart.
+
+        :param wanted: None for no matter which.
+        """
+        found = nvml_modes.ecc(self._nvml, address)
+        if wanted is None or found is None or found.pending == wanted:
+            return {}
+        with locks.gpu(self._ramdisk.state_path, address):
+            privileged_gpu.set_ecc_mode(str(address), wanted)
+        return {'ecc_mode': wanted}
+
+    def _clear(self, gpu, mig):
         if gpu.problems or not gpu.visible_to_nvml:
             raise exception.StepFailed(reason='; '.join(gpu.problems) or (
                 'NVML does not see it; its kernel driver is '
@@ -106,7 +136,7 @@ class Cleaner:
         status = apply.Status.UNCHANGED
         if gpu.mig is not None:
             status = self._ramdisk.applier.apply(
-                gpu, layout.Wanted(False), apply.Options(
+                gpu, layout.Wanted(mig), apply.Options(
                     may_reset=self._ramdisk.resetter.can_reset(gpu.address)))
         return {'before': before, 'after': _cut(self._read(gpu)),
                 'status': status.value}
@@ -122,10 +152,12 @@ class Cleaner:
     def _read(self, gpu):
         return self._ramdisk.snapshot().gpu(gpu.address)
 
-    def _verify(self, gpu, may_be_in_mig_mode):
+    def _verify(self, gpu, wanted):
         facts = self._ramdisk.health.read(gpu.address)
+        ecc = (nvml_modes.ecc(self._nvml, gpu.address)
+               if gpu.visible_to_nvml else None)
         reasons = faults.of_gpu(gpu, health.seen((), facts, time.time()),
-                                may_be_in_mig_mode)
+                                wanted, ecc and ecc.pending)
         traces = None
         if not reasons:
             traces = self._traces(gpu)
@@ -133,6 +165,7 @@ class Cleaner:
         if reasons:
             raise exception.StepFailed(reason='; '.join(reasons))
         return {'model': gpu.model, 'mig_mode': gpu.mig and gpu.mig.enabled,
+                'ecc_mode': ecc and dataclasses.asdict(ecc),
                 'health': dataclasses.asdict(facts),
                 'traces': dataclasses.asdict(traces)}
 

@@ -19,6 +19,7 @@ conductor.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -26,11 +27,13 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import health as health_reader
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host import nvml_modes
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import health
@@ -60,10 +63,28 @@ def collect(data: dict[str, Any], failures: Any) -> None:
         if host.problems and not host.gpus:
             failures.add('NVIDIA GPUs: %s', '; '.join(host.problems))
             return
-        data[names.KEY] = inventory.to_dict(host, _health(host, machine.nvml))
+        data[names.KEY] = inventory.to_dict(
+            host, _health(host, machine.nvml), _modes(host, machine.nvml))
     finally:
         # What keeps a GPU open stands in the way of its reset.
         machine.nvml.reset()
+
+
+def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
+    """Modes that a tenant could change; without those that are not told."""
+    if host.nvml_problem is not None:
+        return modes.Modes()
+    ecc = {}
+    for gpu in host.gpus:
+        if gpu.visible_to_nvml:
+            with contextlib.suppress(exception.NvmlError):
+                found = nvml_modes.ecc(session, gpu.address)
+                if found is not None:
+                    ecc[gpu.address] = found.pending
+    mode = None
+    with contextlib.suppress(exception.NvmlError):
+        mode = nvml_modes.confidential_computing(session)
+    return modes.Modes(ecc, confidential_computing=mode)
 
 
 def _health(host: model.Host, session: nvml.NvmlSession

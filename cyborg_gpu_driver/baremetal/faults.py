@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import node as node_module
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
@@ -39,6 +40,14 @@ def had_gpus(properties: Mapping[str, Any]) -> bool:
             inspected.get('boards'), list):
         return bool(inspected['boards'])
     return inspected is not None
+
+
+def recorded_modes(properties: Mapping[str, Any]) -> modes.Modes:
+    """The modes that the last inspection recorded.
+
+    :param properties: the node's.
+    """
+    return modes.recorded(properties.get(node_module.PROPERTY))
 
 
 def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
@@ -63,25 +72,33 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
     names = {gpu.device_id: gpu.model for gpu in gpus if gpu.model}
     names.update((board['device_id'], board['model'])
                  for board in inspected['boards'] if board.get('model'))
+    missing = sorted({*recorded_modes(properties).addresses}.difference(
+        gpu.address for gpu in gpus))
     return (f'{_listed(found, names)} where the last inspection found '
-            f'{_listed(expected, names)}; look for what is missing, or '
-            'inspect the node again')
+            f'{_listed(expected, names)}; '
+            + (f'missing: {", ".join(map(str, missing))}; ' if missing
+               else '')
+            + 'look for what is missing, or inspect the node again')
 
 
 def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Ailment],
-           may_be_in_mig_mode: bool) -> tuple[str, ...]:
+           wanted: modes.Modes | None, ecc: bool | None
+           ) -> tuple[str, ...]:
     """What is wrong with a GPU that NVML was to see, for people.
 
     :param ailments: what its own answers say.
+    :param wanted: the modes that it is to have; None for those of a tenant.
+    :param ecc: its pending ECC mode; None if it has none.
     """
     if not gpu.visible_to_nvml:
         return (*gpu.problems, 'NVML does not see it; its kernel driver is '
                 f'{gpu.driver or "none"}')
     return (*gpu.problems, *health.judge(ailments).reasons,
-            *_left(gpu, may_be_in_mig_mode))
+            *_left(gpu), *(modes.wrong(wanted, gpu, ecc)
+                           if wanted is not None else ()))
 
 
-def _left(gpu, may_be_in_mig_mode) -> Iterator[str]:
+def _left(gpu) -> Iterator[str]:
     """What a tenant has left, by which the GPU is not whole."""
     for vgpu in gpu.vgpus:
         yield f'vGPU {vgpu.name} is left on {vgpu.function}'
@@ -93,8 +110,6 @@ def _left(gpu, may_be_in_mig_mode) -> Iterator[str]:
         profile = gpu.mig.profile_by_id(instance.profile_id)
         name = profile.name if profile else f'profile {instance.profile_id}'
         yield f'GPU instance {name} is left at {instance.placement}'
-    if gpu.mig.pending and not may_be_in_mig_mode:
-        yield 'its MIG mode is on'
 
 
 def _listed(counts, names):

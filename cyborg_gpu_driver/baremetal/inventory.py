@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver.baremetal import inventory_fields as fields
+from cyborg_gpu_driver.baremetal import modes as modes_module
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health as health_module
 
@@ -46,6 +47,7 @@ have 5536 at most. To list the layouts of a board is to go through them."""
 _MEMORY_MAX = 1 << 26
 _ID_MAX = (1 << 32) - 1
 _CODE = re.compile(r'XID_\d{1,6}|(?!XID_)[A-Z][A-Z0-9_]{0,62}', re.ASCII)
+_NO_MODES = modes_module.Modes()
 _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
 
@@ -66,6 +68,9 @@ class Inventory:
     """Codes of what ails each GPU that could be asked: ``XID_79``,
     ``REMAP_FAILED``; none for one that is well."""
 
+    modes: modes_module.Modes = _NO_MODES
+    """That outlive a tenant, of the GPUs that NVML could be asked about."""
+
     @property
     def sick(self) -> dict[model.PciAddress, tuple[str, ...]]:
         """What ails each GPU that is sick, for people."""
@@ -81,19 +86,22 @@ class Inventory:
 
 def to_dict(host: model.Host,
             health: Mapping[model.PciAddress,
-                            Iterable[health_module.Ailment]]
-            ) -> dict[str, Any]:
+                            Iterable[health_module.Ailment]],
+            modes: modes_module.Modes = _NO_MODES) -> dict[str, Any]:
     """What is sent: values of JSON only.
 
     :param health: what ails each GPU that could be asked for its health,
         also nothing; a GPU that is not in it could not be.
+    :param modes: MIG modes are the GPUs' own.
     """
     return {'version': VERSION,
             'driver_version': fields.tidy(host.driver_version),
             'nvml_problem': fields.tidy(host.nvml_problem),
             'problems': _tidy(host.problems),
-            'gpus': [{**_plain_gpu(gpu), 'health':
-                      _codes(health.get(gpu.address))}
+            'confidential_computing': modes.confidential_computing,
+            'gpus': [{**_plain_gpu(gpu),
+                      'ecc': modes.ecc.get(gpu.address),
+                      'health': _codes(health.get(gpu.address))}
                      for gpu in host.gpus]}
 
 
@@ -229,8 +237,8 @@ def _code(value, where):
     return code
 
 
-def _gpu(health, **values):
-    return model.Gpu(**values), health
+def _gpu(health, ecc, **values):
+    return model.Gpu(**values), health, ecc
 
 
 _GPU = fields.record(_gpu, {
@@ -252,7 +260,9 @@ _GPU = fields.record(_gpu, {
         'profiles': _profiles})),
     'nvlink_peers': fields.several(fields.address),
     'problems': fields.several(fields.text),
-    'health': fields.optional(fields.several(_code))})
+    'health': fields.optional(fields.several(_code))}, later={
+    # Whether ECC is on, or will be after the next restart.
+    'ecc': fields.truth})
 
 
 def _numa(value, where):
@@ -274,7 +284,7 @@ def _pci_class(value, where):
 def _pci(bus, numa_node_id, vendor_id, product_id, **values):
     return model.Gpu(
         address=bus, vendor_id=vendor_id, device_id=product_id,
-        class_code=values['class'], numa_node=numa_node_id), None
+        class_code=values['class'], numa_node=numa_node_id), None, None
 
 
 _PCI = fields.record(_pci, {
@@ -282,29 +292,36 @@ _PCI = fields.record(_pci, {
     'class': _pci_class, 'bus': fields.address, 'numa_node_id': _numa})
 
 
-def _inventory(gpus, driver_version=None, nvml_problem=None, problems=()):
-    """The whole, of GPUs with their ailments."""
+def _inventory(gpus, driver_version=None, nvml_problem=None, problems=(),
+               confidential_computing=None):
+    """The whole, of GPUs with their ailments and ECC modes."""
     if len(gpus) > fields.LIST_MAX:
         raise fields.error('gpus', f'more than {fields.LIST_MAX}',
                            'no machine has as many')
-    addresses = [gpu.address for gpu, _ailments in gpus]
+    addresses = [gpu.address for gpu, _ailments, _ecc in gpus]
     if len(set(addresses)) < len(addresses):
         raise fields.error('gpus', 'two have the same address',
                            'expected each GPU once')
-    boards = {gpu.mig.profiles for gpu, _ailments in gpus if gpu.mig}
+    boards = {gpu.mig.profiles for gpu, _ailments, _ecc in gpus if gpu.mig}
     if sum(map(ways, boards)) > _WAYS_MAX:
         raise fields.error('gpus', 'too many ways to cut them',
                            f'expected {_WAYS_MAX} at most')
     return Inventory(
-        tuple(sorted((gpu for gpu, _ailments in gpus),
+        tuple(sorted((gpu for gpu, _ailments, _ecc in gpus),
                      key=lambda gpu: gpu.address)),
         driver_version, nvml_problem, problems,
-        {gpu.address: ailments for gpu, ailments in gpus
-         if ailments is not None})
+        {gpu.address: ailments for gpu, ailments, _ecc in gpus
+         if ailments is not None},
+        modes_module.Modes(
+            {gpu.address: ecc for gpu, _ailments, ecc in gpus
+             if ecc is not None},
+            {gpu.address: gpu.mig.pending for gpu, _ailments, _ecc in gpus
+             if gpu.mig is not None}, confidential_computing))
 
 
 _INVENTORY = fields.record(_inventory, {
     'driver_version': fields.optional(fields.text),
     'nvml_problem': fields.optional(fields.text),
     'problems': fields.several(fields.text),
-    'gpus': fields.several(_GPU)})
+    'gpus': fields.several(_GPU)}, later={
+    'confidential_computing': fields.choice('off', 'on', 'devtools')})

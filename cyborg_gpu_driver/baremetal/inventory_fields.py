@@ -94,6 +94,15 @@ def number(low: int, high: int) -> Reader:
     return read
 
 
+def choice(*words: str) -> Reader:
+    """One of several words."""
+    def read(value, where):
+        if value not in words:
+            raise _refused(where, value, 'expected ' + ', '.join(words))
+        return value
+    return read
+
+
 def address(value: Any, where: str) -> model.PciAddress:
     """A PCI address."""
     try:
@@ -136,20 +145,24 @@ def mapping(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def record(made: Callable[..., Any], readers: Mapping[str, Reader]
-           ) -> Reader:
+def record(made: Callable[..., Any], readers: Mapping[str, Reader],
+           later: Mapping[str, Reader] | None = None) -> Reader:
     """An object that has at least these keys.
 
     Others are passed over: a later release may say more of the same.
 
     :param made: of the values, by key.
+    :param later: keys that earlier releases did not send; None is the value
+        of one that is missing.
     """
+    later = {key: optional(reader) for key, reader in (later or {}).items()}
+
     def read(value, where):
         value = mapping(value, where)
         for key in readers:
             if key not in value:
                 raise error(where, f'key {key!r} is missing',
                             'expected keys: ' + ', '.join(readers))
-        return made(**{key: reader(value[key], f'{where}.{key}')
-                       for key, reader in readers.items()})
+        return made(**{key: reader(value.get(key), f'{where}.{key}')
+                       for key, reader in {**readers, **later}.items()})
     return read

@@ -105,7 +105,8 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
         """Take off every GPU what cuts it up."""
         with _told(node):
-            return {'gpus': cleaning.Cleaner(self._ramdisk).clear()}
+            return {'gpus': cleaning.Cleaner(self._ramdisk).clear(
+                _properties(node))}
 
     def reset_gpus(self, node, ports) -> dict[str, Any]:
         """Reset every GPU and look at it."""
@@ -117,8 +118,8 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
         with _told(node):
             return {'gpus': cleaning.Cleaner(self._ramdisk).verify(
                 _properties(node),
-                # A tenant's own, where the node has one.
-                may_be_in_mig_mode=_is_service(node))}
+                # Its own, where the node has a tenant.
+                has_tenant=_is_service(node))}
 
     def _offered(self, node, candidates):
         inspected = faults.had_gpus(_properties(node))
@@ -129,11 +130,13 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             # Each step fails with that error, so that Ironic shows it.
             return (list(candidates.values())
                     if inspected or ramdisk.may_have_gpus(CONF) else [])
+        recorded = faults.recorded_modes(_properties(node))
         resettable = [gpu.address for gpu in host.gpus
                       if self._ramdisk.resetter.can_reset(gpu.address)]
         found = []
         for name, step in candidates.items():
-            obstacle = steps.obstacle(name, host, resettable, inspected)
+            obstacle = steps.obstacle(name, host, resettable, inspected,
+                                      bool(recorded.ecc))
             if obstacle:
                 LOG.info('Step %(step)s is not offered: %(reason)s',
                          {'step': name, 'reason': obstacle})

@@ -43,6 +43,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import earlier
 from cyborg_gpu_driver.baremetal import inventory as inventory_module
 from cyborg_gpu_driver.baremetal import layouts
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names as node_names
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout_file
@@ -194,6 +195,7 @@ def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
         } for gpu, count in _kinds(inventory.gpus)],
         'driver_version': inventory.driver_version,
         'nvml_problem': inventory.nvml_problem,
+        modes.KEY: inventory.modes.to_dict(),
         'sick': {str(address): list(reasons) for address, reasons
                  in inventory.sick.items()},
         'problems': [*inventory.problems, *(

@@ -39,12 +39,13 @@ Considerations)."""
 
 def obstacle(step: str, host: model.Host,
              resettable: Collection[model.PciAddress] = (),
-             inspected: bool = False) -> str:
+             inspected: bool = False, ecc_recorded: bool = False) -> str:
     """Why a node is not to be offered a step, for people; or ``''``.
 
     :param host: without the GPUs that the operator wants left alone.
     :param resettable: GPUs that the kernel can reset.
     :param inspected: whether the last inspection found GPUs.
+    :param ecc_recorded: whether it recorded ECC modes.
     """
     if step == VERIFY and inspected:
         return ''
@@ -52,7 +53,8 @@ def obstacle(step: str, host: model.Host,
         return 'there is no NVIDIA GPU'
     if step == names.APPLY_LAYOUT and not any(map(_may_have_mig, host.gpus)):
         return 'none of its GPUs has MIG'
-    if step == CLEAR and not any(map(_has_partitions, host.gpus)):
+    if step == CLEAR and not any(map(_has_partitions, host.gpus)) \
+            and not ecc_recorded:
         return 'none of its GPUs has MIG, or vGPUs' + (
             f' (NVML: {host.nvml_problem})' if host.nvml_problem else '')
     if step == RESET:

@@ -64,6 +64,20 @@ def set_mixed_sizes(address: str, enable: bool) -> None:
 
 
 @privsep.gpu_context.entrypoint
+def set_ecc_mode(address: str, enable: bool) -> None:
+    """Set a GPU's ECC mode, which takes effect when it starts again.
+
+    :raises NvmlError: NOT_SUPPORTED if the GPU has no ECC.
+    """
+    if type(enable) is not bool:
+        raise exception.InvalidValue(what='ECC mode', value=enable,
+                                     expected='expected True or False')
+    nvml = privileged.machine().nvml
+    nvml.call('nvmlDeviceSetEccMode',
+              nvml.device(model.PciAddress.parse(address)), int(enable))
+
+
+@privsep.gpu_context.entrypoint
 def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
     """Set how vGPUs share a GPU.
 

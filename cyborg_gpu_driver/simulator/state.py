@@ -185,8 +185,11 @@ class Gpu:
     processes: list[Process] = dataclasses.field(default_factory=list)
 
     def heal(self) -> None:
-        """Be as a reset leaves it: rows are remapped, counters at zero, and
-        the pending ECC mode in effect."""
+        """Be as a reset leaves it.
+
+        Rows are remapped, counters at zero, and the pending ECC mode is in
+        effect.
+        """
         self.ecc_modes[0] = self.ecc_modes[1]
         self.remapped[2] = 0
         self.ecc = [0, 0]

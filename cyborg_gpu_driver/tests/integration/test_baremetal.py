@@ -49,6 +49,7 @@ class BaremetalTest(base.TestCase):
         """
         node = self.node('a30x4')
         hardware = node.server
+        hardware.set_mig_modes(False)
         self.assertEqual('manageable', node.inspect().provision_state)
         flavor = self.make_profile()
         self.assertEqual('available', node.provide().provision_state)

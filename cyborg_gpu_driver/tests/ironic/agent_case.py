@@ -204,9 +204,10 @@ class AgentCase(base.BaseTestCase):
             raise command.command_error
         return command.command_result[f'{kind}_result']
 
-    def clear(self) -> list[dict]:
+    def clear(self, properties: dict | None = None) -> list[dict]:
         """Have the GPUs whole, as cleaning does; what became of each."""
-        return self.execute('clean', 'clear_gpu_partitions')['gpus']
+        return self.execute('clean', 'clear_gpu_partitions',
+                            properties)['gpus']
 
     def refused(self, kind: str, name: str, error: type, *words: str,
                 **args: object) -> str:

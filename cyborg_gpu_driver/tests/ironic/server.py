@@ -123,6 +123,12 @@ class Server:
         with self.gpus.operation():
             return [gpu.state.mig for gpu in self.gpus.gpus]
 
+    def set_mig_modes(self, enabled: bool) -> None:
+        """Turn MIG mode on or off on each GPU, as its last user left it."""
+        with self.gpus.operation(write=True):
+            for gpu in self.gpus.gpus:
+                gpu.state.mig = gpu.state.pending = enabled
+
     def instances(self) -> list[int]:
         """How many GPU instances each GPU has, now."""
         with self.gpus.operation():

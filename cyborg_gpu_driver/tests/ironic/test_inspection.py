@@ -72,6 +72,18 @@ class InspectionTest(inspection_case.InspectionCase):
         self.assertEqual('a:b,gpu_count:4',
                          self.node.properties['capabilities'])
 
+    def test_modes(self):
+        machine = self.machine('hgx-h100')
+        machine.set_confidential_computing('devtools')
+        first, second = (gpu.address for gpu in machine.gpus[:2])
+        machine.set_ecc_mode(second, False)
+        self.inspect()
+        modes = self.node.properties['nvidia_gpus']['modes']
+        self.assertEqual('devtools', modes['confidential_computing'])
+        self.assertEqual([{'ecc': True, 'mig': True},
+                          {'ecc': False, 'mig': True}],
+                         [modes['gpus'][name] for name in (first, second)])
+
     def test_gpus_are_let_go(self):
         self.machine('t4x4')
         self.sent()

@@ -244,7 +244,7 @@ class CleanTest(agent_case.AgentCase):
     def test_a_tenant_s_partitions(self):
         self.cut()
         self.fails(f'GPU {self.gpu}: GPU instance 1g.6gb is left at 0:1',
-                   'its MIG mode is on')
+                   'its MIG mode is on, and is to be off')
         done = self.clear()
         self.assertEqual(
             {'vgpus': 0, 'virtual_functions': 0, 'gpu_instances': 1,
@@ -261,6 +261,93 @@ class CleanTest(agent_case.AgentCase):
             state = self.machine.gpu(self.gpu).state
             state.mig = state.pending = True
         privileged.create_gpu_instance(self.gpu, 14, 0, 1)
+
+
+class ModesTest(agent_case.AgentCase):
+    """Modes that the last inspection recorded."""
+
+    def setUp(self):
+        super().setUp()
+        self.gpu = self.machine.gpus[0].address
+
+    def properties(self, mode=None, **gpu):
+        return {'nvidia_gpus': {
+            'boards': [{'device_id': self.machine.gpus[0].model.device,
+                        'model': None, 'count': len(self.machine.gpus)}],
+            'modes': {'confidential_computing': mode,
+                      'gpus': {self.gpu: gpu}}}}
+
+    def fails(self, properties, *words):
+        return self.refused('clean', 'verify_gpus', errors.CleaningError,
+                            *words, properties=properties)
+
+    def test_ecc(self):
+        wanted = self.properties(ecc=True)
+        self.clear()
+        self.machine.set_ecc_mode(self.gpu, False)
+        self.execute('clean', 'verify_gpus')
+        self.fails(wanted, f'GPU {self.gpu}: its ECC mode is off, and is to '
+                   'be on: clear_gpu_partitions sets it, or inspect')
+        done = self.clear(wanted)
+        self.assertEqual([True, None, None, None],
+                         [item.get('ecc_mode') for item in done])
+        # It waits for the restart that ends the cleaning.
+        found = self.execute('clean', 'verify_gpus', wanted)['gpus'][0]
+        self.assertEqual({'enabled': False, 'pending': True},
+                         found['ecc_mode'])
+        self.reboot()
+        found = self.execute('clean', 'verify_gpus', wanted)['gpus'][0]
+        self.assertTrue(found['ecc_mode']['enabled'])
+
+    def test_ecc_without_mig(self):
+        self.use('t4x4')
+        self.gpu = self.machine.gpus[0].address
+        wanted = self.properties(ecc=False)
+        self.assertIn('clear_gpu_partitions', self.names('clean', wanted))
+        self.assertFalse(self.clear(wanted)[0]['ecc_mode'])
+
+    def test_a_tenant_has_its_own(self):
+        self.execute('service', 'verify_gpus', self.properties(
+            ecc=False, mig=False))
+
+    def test_mig(self):
+        wanted = self.properties(mig=True)
+        self.clear(wanted)
+        with self.machine.operation():
+            self.assertEqual([True, False, False, False], [
+                gpu.state.pending for gpu in self.machine.gpus])
+        self.execute('clean', 'verify_gpus', wanted)
+        self.clear()
+        self.fails(wanted, f'GPU {self.gpu}: its MIG mode is off, and is to '
+                   'be on')
+
+    def test_confidential_computing(self):
+        self.use('hgx-h100')
+        self.gpu = self.machine.gpus[0].address
+        self.clear()
+        off = self.properties('off')
+        self.execute('clean', 'verify_gpus', off)
+        self.machine.set_confidential_computing('on')
+        self.fails(off, 'confidential computing is on, and the last '
+                   'inspection found it off', '--set-cc-mode=off')
+        self.execute('clean', 'verify_gpus', self.properties('on'))
+        self.execute('clean', 'verify_gpus', self.properties())
+
+    def test_what_is_missing_is_named(self):
+        wanted = self.properties(ecc=True)
+        wanted['nvidia_gpus']['modes']['gpus']['0000:99:00.0'] = {
+            'ecc': True, 'mig': False}
+        wanted['nvidia_gpus']['boards'][0]['count'] = 5
+        self.fails(wanted, 'missing: 0000:99:00.0')
+
+    def test_a_record_that_is_malformed(self):
+        self.clear()
+        for modes in (7, {'gpus': []}, {'gpus': {'x': {}, self.gpu: 7}},
+                      {'gpus': {self.gpu: {'ecc': 'no', 'mig': 1}},
+                       'confidential_computing': 7}):
+            properties = self.properties()
+            properties['nvidia_gpus']['modes'] = modes
+            self.execute('clean', 'verify_gpus', properties)
 
 
 class VgpuTest(agent_case.AgentCase):

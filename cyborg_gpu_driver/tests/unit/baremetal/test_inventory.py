@@ -19,6 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
@@ -37,6 +38,43 @@ def board(gpu):
         mdevs=(), vgpu_types=(), mixed_sizes=None, scheduler=None,
         framework=model.Framework.NONE, processes=0,
         mig=gpu.mig and dataclasses.replace(gpu.mig, instances=()))
+
+
+class ModesTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host = inspected.snapshot(self, 't4x4')
+        self.address = self.host.gpus[0].address
+
+    def test_they_come_back(self):
+        sent = modes.Modes({self.address: False},
+                           confidential_computing='on')
+        found = inventory.parse(inventory.to_dict(self.host, {}, sent)).modes
+        self.assertEqual(({self.address: False}, {}, 'on'),
+                         (found.ecc, found.mig,
+                          found.confidential_computing))
+        self.assertEqual(found, modes.recorded(
+            {'modes': found.to_dict()}))
+
+    def test_of_an_earlier_ramdisk(self):
+        sent = inspected.sent(self.host)
+        del sent['confidential_computing']
+        for gpu in sent['gpus']:
+            del gpu['ecc']
+        self.assertEqual(modes.Modes(), inventory.parse(sent).modes)
+
+    def test_what_is_malformed(self):
+        sent = inspected.sent(self.host)
+        sent['gpus'][1]['ecc'] = 'on'
+        error = self.assertRaises(exception.InventoryError, inventory.parse,
+                                  sent)
+        self.assertIn('inventory.gpus[1].ecc', str(error))
+        sent = inspected.sent(self.host)
+        sent['confidential_computing'] = 'maybe'
+        error = self.assertRaises(exception.InventoryError, inventory.parse,
+                                  sent)
+        self.assertIn('expected off, on, devtools', str(error))
 
 
 class RoundTripTest(base.BaseTestCase):

@@ -294,6 +294,9 @@ class PropertiesTest(NodeCase):
         self.assertEqual({
             'count': 4, 'driver_version': '550.144.02',
             'nvml_problem': None, 'problems': [],
+            'modes': {'confidential_computing': None, 'gpus': {
+                '0000:41:00.0': {'ecc': None, 'mig': True},
+                '0000:81:00.0': {'ecc': None, 'mig': False}}},
             'sick': {'0000:41:00.0': ['XID 79 (fell off the bus)']},
             'boards': [
                 {'model': 'Tesla T4', 'architecture': 'turing', 'count': 1,

@@ -17,6 +17,7 @@ import dataclasses
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import faults
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import steps
 from cyborg_gpu_driver.host import model
@@ -29,6 +30,7 @@ _A30 = model.Gpu(
 _T4 = model.Gpu(
     model.PciAddress(0, 8, 0, 0), '10de', '1eb8', '0302', model='Tesla T4',
     architecture='turing', driver='nvidia', visible_to_nvml=True)
+_NO_MODES = modes.Modes()
 
 
 class ObstacleTest(base.BaseTestCase):
@@ -98,21 +100,35 @@ class FaultsTest(base.BaseTestCase):
                 (_A30,), {'nvidia_gpus': value}))
 
     def test_a_well_gpu(self):
-        self.assertEqual((), faults.of_gpu(_A30, (), False))
+        self.assertEqual((), faults.of_gpu(_A30, (), _NO_MODES, None))
 
     def test_a_gpu_with_everything(self):
         gpu = dataclasses.replace(
             _A30, problems=('a problem',), sriov_numvfs=4, mig=model.Mig(
                 True, True, instances=(model.GpuInstance(
                     model.Placement(2, 1), 14, 3),)))
-        found = faults.of_gpu(gpu, (health.Ailment('LOST', 0, 0),), False)
+        found = faults.of_gpu(gpu, (health.Ailment('LOST', 0, 0),),
+                              _NO_MODES, None)
         self.assertEqual((
             'a problem', 'NVML cannot reach it',
             '4 virtual functions are left',
             'GPU instance profile 14 is left at 2:1',
-            'its MIG mode is on'), found)
-        self.assertNotIn('its MIG mode is on', faults.of_gpu(gpu, (), True))
+            'its MIG mode is on, and is to be off: clear_gpu_partitions sets '
+            'it, or inspect the node again to make this its mode'), found)
+        self.assertNotIn('MIG mode', ' '.join(
+            faults.of_gpu(gpu, (), None, None)))
+
+    def test_modes(self):
+        wanted = modes.Modes({_A30.address: True}, {_A30.address: True})
+        gpu = dataclasses.replace(_A30, mig=model.Mig(False, True))
+        self.assertEqual((), faults.of_gpu(gpu, (), wanted, True))
+        # A GPU without ECC mode has none to compare.
+        self.assertEqual((), faults.of_gpu(gpu, (), wanted, None))
+        found, = faults.of_gpu(gpu, (), wanted, False)
+        self.assertIn('its ECC mode is off, and is to be on', found)
+        found, = faults.of_gpu(_A30, (), wanted, True)
+        self.assertIn('its MIG mode is off, and is to be on', found)
 
     def test_a_mode_that_is_off_after_the_restart(self):
         gpu = dataclasses.replace(_A30, mig=model.Mig(True, False))
-        self.assertEqual((), faults.of_gpu(gpu, (), False))
+        self.assertEqual((), faults.of_gpu(gpu, (), _NO_MODES, None))
