@@ -291,8 +291,18 @@ def memory_affinity(library, handle, size, nodes, scope):
 
 @symbols.symbol('nvmlDeviceGetPersistenceMode')
 def persistence_mode(library, handle, mode):
-    library.gpu(handle)
-    memory.put(mode, pynvml.NVML_FEATURE_ENABLED)
+    memory.put(mode, int(library.gpu(handle).state.persistence))
+
+
+@symbols.symbol('nvmlDeviceSetPersistenceMode', writes=True,
+                privileged=True)
+def set_persistence_mode(library, handle, mode):
+    gpu = library.gpu(handle)
+    value = memory.number(mode)
+    if value not in (pynvml.NVML_FEATURE_DISABLED,
+                     pynvml.NVML_FEATURE_ENABLED):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    gpu.state.persistence = bool(value)
 
 
 @symbols.symbol('nvmlDeviceGetComputeMode')

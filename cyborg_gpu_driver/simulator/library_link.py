@@ -85,3 +85,34 @@ def common_ancestor(library, handle, other_handle, level):
     else:
         value = pynvml.NVML_TOPOLOGY_SYSTEM
     memory.put(level, value)
+
+
+@symbols.symbol('nvmlDeviceGetGpuFabricInfoV')
+def fabric_info(library, handle, info):
+    """How far the GPU is registered with the fabric manager.
+
+    nvml.h has it for Hopper and later. The fabric manager's user guide shows
+    Completed and Success where it runs, and In Progress before.
+    """
+    gpu = library.gpu(handle)
+    if gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    info = memory.target(info)
+    if info.version not in (pynvml.nvmlGpuFabricInfo_v2,
+                            pynvml.nvmlGpuFabricInfo_v3):
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info.status = pynvml.NVML_SUCCESS
+    info.state = _fabric_state(gpu)
+    if info.version == pynvml.nvmlGpuFabricInfo_v3:
+        info.healthSummary = (
+            pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
+            if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            else pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED)
+
+
+def _fabric_state(gpu):
+    if not gpu.on_switches:
+        return pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+    if not gpu.machine.state.fabric_manager:
+        return pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+    return pynvml.NVML_GPU_FABRIC_STATE_COMPLETED

@@ -229,6 +229,7 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
                 state.driver = gpu.spec.driver
                 state.override = None
                 state.vfio.clear()
+                state.aer = [0, 0, 0]
                 state.removing = state.guest = state.managed = False
                 state.lost = state.dead = False
                 state.vfs = 0

@@ -43,6 +43,19 @@ class HardwareFaults:
         with self.operation(write=True):
             self.gpu(address).state.hung = hung
 
+    def count_link_errors(self, address: str, correctable: int = 0,
+                          nonfatal: int = 0, fatal: int = 0) -> None:
+        """Let errors of a GPU's PCIe link be counted (AER)."""
+        with self.operation(write=True):
+            state = self.gpu(address).state
+            state.aer = [count + more for count, more in zip(
+                state.aer, (correctable, nonfatal, fatal), strict=True)]
+
+    def set_lanes(self, address: str, lanes: int) -> None:
+        """Let a GPU's PCIe link have another width."""
+        with self.operation(write=True):
+            self.gpu(address).state.lanes = lanes
+
     def set_remapped_rows(self, address: str, corrected: int = 0,
                           uncorrected: int = 0, pending: bool = False,
                           failed: bool = False) -> None:

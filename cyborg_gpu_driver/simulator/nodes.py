@@ -35,13 +35,15 @@ class Node:
 class File(Node):
     """A file.
 
-    :param read: gives the text, without the last newline; None for a file
-        that can only be written. A plain text is a constant.
+    :param read: gives the text, without the last newline, or bytes as they
+        are; None for a file that can only be written. A plain text is a
+        constant.
     :param write: takes the text written; None for one that can only be
         read. Both raise OSError as the kernel does.
     """
 
-    def __init__(self, read: Callable[[], str] | str | None = None,
+    def __init__(self,
+                 read: Callable[[], str | bytes] | str | None = None,
                  write: Callable[[str], None] | None = None,
                  present: Callable[[], bool] | None = None):
         super().__init__(present)

@@ -26,6 +26,8 @@ import pynvml
 from cyborg_gpu_driver.simulator import spec
 
 FORMAT = 3
+LANES = 16
+"""PCIe lanes that each board has."""
 
 
 @dataclasses.dataclass
@@ -175,6 +177,12 @@ class Gpu:
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
     """Whether ECC is on, and will be after the next reset."""
+    aer: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
+    """Correctable, nonfatal, fatal errors of its PCIe link (AER)."""
+    lanes: int = LANES
+    """PCIe lanes in use."""
+    persistence: bool = True
+    """Whether the driver keeps it initialized while nobody has it open."""
     celsius: int = 31
     recovery: int | None = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
     """What the driver asks for (NVML_GPU_RECOVERY_ACTION_*); None for one

@@ -69,8 +69,9 @@ class SimulatedOs:
                 fault = self._machine.faults.read(file.path, file.place)
                 if fault:
                     _fail(fault.code, file.path)
-                file.data = self._act(
-                    file, file.node.read).encode() + b'\n'
+                data = self._act(file, file.node.read)
+                file.data = (data if isinstance(data, bytes)
+                             else data.encode() + b'\n')
             data, file.data = file.data[:length], file.data[length:]
             return data
 

@@ -22,6 +22,7 @@ import errno
 
 from cyborg_gpu_driver.simulator import nodes
 from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import tree_pci
 from cyborg_gpu_driver.simulator import tree_vgpu
 
 _FIRST_GROUP = 40
@@ -206,6 +207,7 @@ class _Builder:
             'drm': nodes.Directory({}, present=lambda: gpu.bound and
                                    gpu.machine.state.drm_modeset
                                    is not None)}
+        entries.update(tree_pci.entries(gpu))
         if not gpu.model.totalvfs:
             return entries
         entries['sriov_totalvfs'] = nodes.File(str(gpu.model.totalvfs))

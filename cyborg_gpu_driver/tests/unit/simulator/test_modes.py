@@ -10,10 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""ECC and confidential-computing modes, through pynvml."""
+"""Modes of a GPU (ECC, confidential computing, persistence), its fabric."""
+
+import ctypes
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 
@@ -58,3 +61,38 @@ class ConfidentialComputingTest(base.MachineTestCase):
             self.machine.set_confidential_computing(mode)
             state = pynvml.nvmlSystemGetConfComputeState()
             self.assertEqual(found, (state.ccFeature, state.devToolsMode))
+
+
+class PersistenceTest(base.MachineTestCase):
+    def test_it_is_on_until_it_is_turned_off(self):
+        device = self.device()
+        self.assertEqual(1, pynvml.nvmlDeviceGetPersistenceMode(device))
+        pynvml.nvmlDeviceSetPersistenceMode(device, 0)
+        self.assertEqual(0, pynvml.nvmlDeviceGetPersistenceMode(device))
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceSetPersistenceMode, device, 2)
+
+
+class FabricTest(base.MachineTestCase):
+    def state(self, host, kind=pynvml.c_nvmlGpuFabricInfo_v3_t):
+        """State and summary of the first GPU of a host."""
+        if self.machine.host.name != host:
+            self.use(machine_module.Machine.load(host))
+        info = kind()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(self.device(),
+                                           ctypes.byref(info))
+        return info.state, getattr(info, 'healthSummary', None)
+
+    def test_registered_with_the_fabric_manager(self):
+        self.assertEqual((3, 1), self.state('hgx-h100'))
+        self.assertEqual((3, None), self.state(
+            'hgx-h100', pynvml.c_nvmlGpuFabricInfo_v2_t))
+        self.machine.stop_fabric_manager()
+        self.assertEqual((2, 0), self.state('hgx-h100'))
+
+    def test_not_on_switches(self):
+        self.assertEqual((0, 0), self.state('rtxpro6000x8'))
+
+    def test_ampere_has_no_such_state(self):
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.state,
+                         'dgx-a100-40')

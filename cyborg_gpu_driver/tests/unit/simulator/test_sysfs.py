@@ -15,6 +15,8 @@
 import errno
 import os
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -111,6 +113,47 @@ class TestFunctions(base.MachineTestCase):
         self.assert_errno(errno.EINVAL, self.sysfs.write, 'x', *DEVICES,
                           H100, 'reset')
         self.sysfs.write('1', *DEVICES, H100, 'reset')
+
+    def test_configuration_space(self):
+        place = (*DEVICES, A40, 'config')
+        self.assertEqual(bytes.fromhex('de103522'),
+                         self.sysfs.read_bytes(*place)[:4])
+        self.machine.lose_gpu(A40)
+        self.assertEqual({0xff}, set(self.sysfs.read_bytes(*place)))
+
+    def test_errors_of_the_link(self):
+        self.machine.count_link_errors(A40, correctable=2, fatal=1)
+        self.machine.count_link_errors(A40, correctable=1)
+        for name, total in (('correctable', 'COR 3'),
+                            ('nonfatal', 'NONFATAL 0'),
+                            ('fatal', 'FATAL 1')):
+            self.assertEqual(f'TOTAL_ERR_{total}', self.read(
+                A40, f'aer_dev_{name}').splitlines()[-1])
+        self.machine.reboot()
+        self.assertIn('TOTAL_ERR_COR 0', self.read(
+            A40, 'aer_dev_correctable'))
+
+    def test_link(self):
+        self.machine.set_lanes(A40, 8)
+        self.assertEqual(
+            ['16', '8', '16.0 GT/s PCIe', '16.0 GT/s PCIe'],
+            [self.read(A40, name) for name in (
+                'max_link_width', 'current_link_width', 'max_link_speed',
+                'current_link_speed')])
+        self.machine.lose_gpu(A40)
+        self.assertEqual(['63', 'Unknown'], [self.read(A40, name) for name in (
+            'current_link_width', 'current_link_speed')])
+
+    def test_health_of_a_gpu_that_nvml_cannot_see(self):
+        address = model.PciAddress.parse(A40)
+        before = pci_health.read(self.sysfs, address)
+        self.assertEqual(pci_health.Seen(True, 0, 16), before)
+        self.machine.set_lanes(A40, 4)
+        self.machine.count_link_errors(A40, fatal=1)
+        self.assertEqual(2, len(pci_health.wrong(
+            before, pci_health.read(self.sysfs, address))))
+        self.machine.lose_gpu(A40)
+        self.assertFalse(pci_health.read(self.sysfs, address).reachable)
 
     def test_iommu_groups(self):
         groups = {address: self.sysfs.link_name(*DEVICES, address,
