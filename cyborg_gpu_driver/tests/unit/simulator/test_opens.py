@@ -17,18 +17,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import fixtures
 import pynvml
+from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _FIRST, _SECOND, _THIRD = '0000:07:00.0', '0000:0f:00.0', '0000:47:00.0'
+_LONG = 60
+"""Seconds after which a test that waits has failed."""
 # Asked now, because a test's own is closed to other users.
 _TEMPORARY = tempfile.gettempdir()
 _OTHER_PROCESS = """
@@ -210,6 +215,34 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual({process.pid, os.getpid()},
                          set(self.pids(_FIRST)))
         self.assertEqual([], self.pids(_SECOND))
+
+    def test_another_process_keeps_the_gpu(self):
+        self.machine.sriov_manage(_FIRST, enable=False)
+        process = self.start()
+        waiting, killed = threading.Event(), threading.Event()
+
+        def pause(seconds):
+            waiting.set()
+            killed.wait(_LONG)
+        self.machine.pause = pause
+        reset = tools.nvidia_smi(self.machine)
+        error = self.assertRaises(processutils.ProcessExecutionError, reset,
+                                  '--gpu-reset', '-i', _FIRST)
+        self.assertIn('In use by another client', error.stderr)
+        thread = threading.Thread(target=self.sysfs.write, daemon=True, args=(
+            _FIRST, 'bus', 'pci', 'drivers', 'nvidia', 'unbind'))
+        thread.start()
+        self.assertTrue(waiting.wait(_LONG))
+        process.kill()
+        process.wait()
+        killed.set()
+        thread.join(_LONG)
+        self.assertIsNone(self.sysfs.link_name(
+            'bus', 'pci', 'devices', _FIRST, 'driver'))
+        other = machine_module.Machine.load(self.host, self.path)
+        blocked, = other.blocked_unbinds
+        self.assertEqual([process.pid],
+                         [holder.pid for holder in blocked.holders])
 
     def test_a_process_that_died(self):
         process = self.start()
