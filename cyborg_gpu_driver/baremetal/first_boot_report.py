@@ -87,6 +87,8 @@ class Report:
     error: str | None = None
     """What kept the whole from being done; a GPU has an error of its own."""
     gpus: tuple[GpuReport, ...] = ()
+    no_service: str | None = None
+    """URL of the metadata service that was asked and did not answer."""
 
     def lines(self) -> Iterator[str]:
         """For people: one a GPU, and what it all came to."""
@@ -149,7 +151,9 @@ def read(state_path: str) -> Report | None:
             fields.text(content['boot_id']), _optional(content['source']),
             _optional(content['layout']), _texts(content['others']),
             _texts(content['notes']), _optional(content['error']),
-            tuple(map(_gpu, content['gpus'])))
+            tuple(map(_gpu, content['gpus'])),
+            # Earlier releases did not write it.
+            _optional(content.get('no_service')))
     except (KeyError, TypeError, ValueError) as error:
         raise exception.JournalError(
             path=path, reason=f'is damaged: {error!r}') from error

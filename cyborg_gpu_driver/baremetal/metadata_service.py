@@ -19,6 +19,8 @@ so without proxies; it sends nobody elsewhere, so without redirections.
 from __future__ import annotations
 
 import http.client
+import ipaddress
+import socket
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -32,6 +34,7 @@ _ATTEMPT = 5.0
 """Seconds that one question may take."""
 _PAUSE = 1.0
 _CHUNK = 1 << 16
+_ANY_PORT = 80
 _CONNECTIONS = {'http': http.client.HTTPConnection,
                 'https': http.client.HTTPSConnection}
 _NOT_NOW = frozenset({http.HTTPStatus.REQUEST_TIMEOUT,
@@ -43,12 +46,14 @@ class MetadataService:
 
     :param url: where its documents are.
     :param timeout: seconds, for all questions together.
+    :param doubtful: whether it did not answer at the last boot. It is then
+        asked only once, unless there is no route to it yet.
     :param clock: seconds that only grow.
     :param sleep: waits for so many seconds.
     :raises InvalidValue: if ``url`` is none.
     """
 
-    def __init__(self, url: str, timeout: float,
+    def __init__(self, url: str, timeout: float, doubtful: bool = False,
                  clock: Callable[[], float] = time.monotonic,
                  sleep: Callable[[float], object] = time.sleep):
         self.url = url.rstrip('/')
@@ -56,6 +61,7 @@ class MetadataService:
         self._clock = clock
         self._sleep = sleep
         self._end = clock() + timeout
+        self._doubtful = doubtful
         self._answered = False
         self.silent: str | None = None
         """Why there seems to be no such service; None if one has answered,
@@ -80,7 +86,9 @@ class MetadataService:
                 problem = f'answered HTTP {status}'
                 if status < 500 and status not in _NOT_NOW:
                     raise self._refused(name, problem)
-            if self._left() <= _PAUSE:
+            if self._left() <= _PAUSE or (
+                    self._doubtful and not self._answered
+                    and self._has_route()):
                 if self._answered:
                     raise self._refused(name, problem)
                 self.silent = problem
@@ -113,6 +121,22 @@ class MetadataService:
             if self._left() <= 0:
                 raise TimeoutError('it takes too long to answer')
         return body
+
+    def _has_route(self):
+        """Whether the kernel knows a way there, so that no network is late.
+
+        Connecting a datagram socket looks up the route and sends nothing
+        (connect(2), udp(7)). A host's name may take a network to resolve.
+        """
+        try:
+            address = ipaddress.ip_address(self._host)
+            with socket.socket(
+                    socket.AF_INET if address.version == 4
+                    else socket.AF_INET6, socket.SOCK_DGRAM) as datagrams:
+                datagrams.connect((self._host, self._port or _ANY_PORT))
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _left(self):
         return self._end - self._clock()

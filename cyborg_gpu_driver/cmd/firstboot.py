@@ -140,6 +140,7 @@ class _Boot:
             settings.ignores, cmd_machine.say)
         self._has_drive = False
         self._missed: reports.Report | None = None
+        self._no_service: str | None = None
 
     def report(self) -> reports.Report:
         """Do it all; what goes wrong is in the report."""
@@ -162,7 +163,7 @@ class _Boot:
             self._machine.boot_id(),
             source=known and known.source, layout=known and known.layout,
             others=found.others, notes=found.notes, error=outcome.error,
-            gpus=outcome.gpus)
+            gpus=outcome.gpus, no_service=self._no_service)
 
     def _cut(self, found):
         if found is None:
@@ -178,16 +179,22 @@ class _Boot:
         # A server that has a config drive has the same on it.
         if found.found or self._has_drive or not self._args.metadata_timeout:
             return found
-        return self._ask(metadata_service.MetadataService(
-            self._args.metadata_url, self._args.metadata_timeout))
+        return self._ask(self._last())
 
-    def _ask(self, service):
+    def _ask(self, last):
         """What the metadata service has.
 
+        :param last: the report of the last boot, if there is one.
         :raises LayoutSourceError: if it does not answer, and had the layout
             of the last boot: it is late, and not absent.
         """
-        self._missed = last = self._last_of(service)
+        url = self._args.metadata_url
+        service = metadata_service.MetadataService(
+            url, self._args.metadata_timeout,
+            doubtful=last is not None and last.no_service == url)
+        if last is None or not (last.source or '').startswith(service.url):
+            last = None
+        self._missed = last
         found = layout_sources.search((
             layout_sources.in_documents(service.read, service.url),))
         if service.silent is None:
@@ -198,20 +205,18 @@ class _Boot:
                 source=service.url, reason='does not answer '
                 f'({service.silent}), and had the layout {last.layout} of '
                 'the last boot')
+        self._no_service = url
         return layout_sources.Search(notes=(
             f'There is no metadata service at {service.url}: '
             f'{service.silent}.',))
 
-    def _last_of(self, service):
-        """The last report, if its layout came from the service."""
+    def _last(self):
+        """The last report, None without one that can be read."""
         try:
-            last = reports.read(self._state_path)
+            return reports.read(self._state_path)
         except exception.JournalError as error:
             cmd_machine.say(str(error))
             return None
-        if last is None or not (last.source or '').startswith(service.url):
-            return None
-        return last
 
     def _on_drive(self):
         with self._drive() as directory:

@@ -145,6 +145,22 @@ class SourcesTest(first_boot_case.BootCase):
         self.server.open()
         self.assertEqual('applied', self.booted(*self.asking)['result'])
 
+    def test_no_service_is_waited_for_only_once(self):
+        """Not at each boot of a host that has no layout."""
+        self.server.close()
+        url = self.server.url
+        self.assertEqual(url, self.booted(*self.asking)['no_service'])
+        # Would outlive the test's patience, if it waited.
+        waiting = (*self.asking, '--metadata-timeout', '3600')
+        report = self.booted(*waiting)
+        self.assertEqual(('no-layout', url),
+                         (report['result'], report['no_service']))
+        self.server.open()
+        self.serve('all-1g.10gb')
+        report = self.booted(*waiting)
+        self.assertEqual(('applied', None),
+                         (report['result'], report['no_service']))
+
     def test_a_service_that_gave_no_layout_is_not_missed(self):
         self.server.close()
         self.boot('--layout-file', self.stage())
@@ -308,10 +324,10 @@ class ServerTest(first_boot_case.BootCase):
         self.assertEqual(before, self.gpus()[0])
 
     def test_a_report_that_cannot_be_kept(self):
-        with open(self.state_path, 'w', encoding='utf-8'):
-            pass
-        _, errors = self.boot(*self.args, code=1)
+        os.makedirs(os.path.join(self.state_path, 'firstboot.json'))
+        output, errors = self.boot(*self.args)
         self.assertIn('This report is not kept', errors)
+        self.assertIn('is in effect', output)
 
 
 class ShowTest(first_boot_case.BootCase):

@@ -38,9 +38,10 @@ class ServiceTest(base.BaseTestCase):
         self.slept.append(seconds)
         self.now += seconds
 
-    def service(self, timeout=10):
+    def service(self, timeout=10, doubtful=False):
         return metadata_service.MetadataService(
-            self.server.url + '/', timeout, lambda: self.now, self.sleep)
+            self.server.url + '/', timeout, doubtful, lambda: self.now,
+            self.sleep)
 
     def refused(self, timeout=10):
         error = self.assertRaises(exception.LayoutSourceError,
@@ -99,6 +100,26 @@ class ServiceTest(base.BaseTestCase):
         self.assertIsNone(service.read('vendor_data.json'))
         self.assertEqual([], self.server.asked)
 
+    def test_a_service_that_did_not_answer_last_time(self):
+        self.server.close()
+        service = self.service(doubtful=True)
+        self.assertIsNone(service.read(_META))
+        self.assertIn('Connection refused', service.silent)
+        self.assertEqual([], self.slept)
+        # One that is not ready is there.
+        self.server.open()
+        self.server.documents[_META] = [503, b'{}']
+        self.assertEqual('{}', self.service(doubtful=True).read(_META))
+
+    def test_a_network_that_is_late(self):
+        """Without a route nothing is known of the service."""
+        # Nobody connects to the broadcast address.
+        service = metadata_service.MetadataService(
+            'http://255.255.255.255/', 3, True, lambda: self.now,
+            self.sleep)
+        self.assertIsNone(service.read(_META))
+        self.assertEqual([1.0, 1.0], self.slept)
+
     def test_a_service_that_is_gone_again_is_one(self):
         self.server.documents[_META] = b'{}'
         service = self.service()
@@ -121,7 +142,7 @@ class ServiceTest(base.BaseTestCase):
             return self.now
 
         service = metadata_service.MetadataService(
-            self.server.url, 4, clock, self.sleep)
+            self.server.url, 4, clock=clock, sleep=self.sleep)
         error = self.assertRaises(exception.LayoutSourceError, service.read,
                                   _META)
         self.assertIn('takes too long', str(error))
