@@ -31,6 +31,7 @@ HERE = pathlib.Path(__file__).parent
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _SUFFIXES = ('.yaml', '.yml')
 _ARCHITECTURES = {
+    'volta': pynvml.NVML_DEVICE_ARCH_VOLTA,
     'turing': pynvml.NVML_DEVICE_ARCH_TURING,
     'ampere': pynvml.NVML_DEVICE_ARCH_AMPERE,
     'ada': pynvml.NVML_DEVICE_ARCH_ADA,

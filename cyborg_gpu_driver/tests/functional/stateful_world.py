@@ -103,12 +103,12 @@ MDEV = {
                  _PASSTHROUGH),
         policies(_vgpu('T4-4C'), _mig(profiles='1g.10gb,3g.40gb'),
                  _PASSTHROUGH),
-        policies(_PASSTHROUGH, _vgpu('A100D-20C'),
+        policies(_PASSTHROUGH, _vgpu('A100DX-20C'),
                  _mig(profiles='2g.20gb')),
         policies({'mode': 'off'}, _mig(profiles='1g.10gb'),
                  _vgpu('H100XM-40C'))),
     'classes': ('T4_4C', 'T4_8C', '1G_10GB', '2G_20GB', '3G_40GB', '7G_80GB',
-                'A100D_20C', 'H100XM_40C')}
+                'A100DX_20C', 'H100XM_40C')}
 """vGPUs on the GPU itself, slices on virtual functions, and a whole GPU."""
 
 VFIO = {
@@ -122,16 +122,16 @@ VFIO = {
     'configurations': (
         policies(_mig(vgpu_types='DC-1-8Q,DC-1-12A,DC-2-24Q',
                       max_instances='DC-1-8Q:5,DC-1-12A:3'),
-                 _vgpu('A100-8C,A100-20C', mixed_sizes='true'),
+                 _vgpu('A100X-8C,A100X-20C', mixed_sizes='true'),
                  _PASSTHROUGH),
         policies(_mig(vgpu_types='DC-1-8Q', max_instances='DC-1-8Q:5'),
-                 _vgpu('A100-20C', mixed_sizes='true'), _PASSTHROUGH),
+                 _vgpu('A100X-20C', mixed_sizes='true'), _PASSTHROUGH),
         policies(_vgpu('DC-24C'), _mig(profiles='2g.10gb,3g.20gb'),
                  _vgpu('L40S-12Q')),
-        policies(_mig(vgpu_types='DC-2-24Q'), _vgpu('A100-10C'),
+        policies(_mig(vgpu_types='DC-2-24Q'), _vgpu('A100X-10C'),
                  {'mode': 'off'})),
-    'classes': ('DC_1_8Q', 'DC_1_12A', 'DC_2_24Q', 'A100_8C', 'A100_20C',
-                'DC_24C', '2G_10GB', '3G_20GB', 'L40S_12Q', 'A100_10C')}
+    'classes': ('DC_1_8Q', 'DC_1_12A', 'DC_2_24Q', 'A100X_8C', 'A100X_20C',
+                'DC_24C', '2G_10GB', '3G_20GB', 'L40S_12Q', 'A100X_10C')}
 """Several vGPUs to a slice, vGPUs of mixed sizes, and a whole GPU."""
 
 

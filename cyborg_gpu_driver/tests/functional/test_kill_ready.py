@@ -21,8 +21,8 @@ from cyborg_gpu_driver.tests.functional import kill_case
 load_tests = testscenarios.load_tests_apply_scenarios
 
 _MIG = {'mode': 'mig', 'profiles': ['2g.10gb']}
-_VGPU = {'mode': 'vgpu', 'vgpu_types': ['A100-10C']}
-_MIXED = {'mode': 'vgpu', 'vgpu_types': ['A100-10C', 'A100-20C'],
+_VGPU = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C']}
+_MIXED = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C', 'A100X-20C'],
           'mixed_sizes': True, 'vgpu_scheduler': 'equal-share'}
 _NOVAS = {'nova_vfio_handles': False}
 
@@ -99,9 +99,9 @@ class FixedTest(kill_case.KillCase):
     gpu_options = _NOVAS
     scenarios = kill_case.chosen(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':
-                                'A100-2-10C:2'}}),
+                                'A100X-2-10C:2'}}),
         ('time slices', {'mig': False, 'options': {
-            'mode': 'vgpu', 'fixed_vgpus': 'A100-10C:3'}}))
+            'mode': 'vgpu', 'fixed_vgpus': 'A100X-10C:3'}}))
 
     def setUp(self):
         super().setUp()

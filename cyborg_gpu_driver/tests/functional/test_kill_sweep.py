@@ -27,9 +27,9 @@ class BindTest(kill_case.KillCase):
         ('slices on mdev', {'options': {
             'mode': 'mig', 'profiles': ['2g.10gb']}}),
         ('time slices on mdev', {'mig': False, 'options': {
-            'mode': 'vgpu', 'vgpu_types': ['A100-10C']}}),
+            'mode': 'vgpu', 'vgpu_types': ['A100X-10C']}}),
         ('mixed sizes on mdev', {'mig': False, 'options': {
-            'mode': 'vgpu', 'vgpu_types': ['A100-10C', 'A100-20C'],
+            'mode': 'vgpu', 'vgpu_types': ['A100X-10C', 'A100X-20C'],
             'mixed_sizes': True}}),
         ('on the GPU itself', {'model': 't4', 'mig': False, 'options': {
             'mode': 'vgpu', 'vgpu_types': ['T4-4C']}}),

@@ -93,13 +93,13 @@ class SlicedTest(PrepareCase):
     def test_a_slice_in_use_keeps_the_mode(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         placements = self.placements()
-        self.govern(mode='vgpu', vgpu_types=['A100D-8C'])
+        self.govern(mode='vgpu', vgpu_types=['A100DX-8C'])
         self.assertEqual((True, 20), self.is_now())
         self.assertEqual(placements, self.placements())
         self.cloud.unbind(server)
         self.report()
         self.assertEqual((False, 20), self.is_now())
-        self.assertEqual({'A100D-8C'}, self.labels())
+        self.assertEqual({'A100DX-8C'}, self.labels())
 
     def test_what_a_reboot_took_is_there_before_the_report(self):
         world = simulator.Machine.load(self.machine, self.hardware_path)

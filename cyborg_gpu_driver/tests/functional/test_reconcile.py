@@ -310,14 +310,14 @@ class HandleTest(ReconcileCase):
                 'resource_provider_generation': provider['generation']})
 
     def test_a_vgpu_of_another_type(self):
-        other = 'nvidia-711'
+        other = 'nvidia-623'
         (function, _), = self.mdevs().values()
         with self.world.operation(write=True):
-            self.world.gpu(self.gpu).state.vgpus[0].type_id = 711
+            self.world.gpu(self.gpu).state.vgpus[0].type_id = 623
         self.assert_named_once(self.reports(), self.handle, other)
         rows, _ = self.doctor('--repair', code=1)
         self.assertIn('other-type', rows)
-        self.assertEqual({self.handle: (function, 711)}, self.mdevs())
+        self.assertEqual({self.handle: (function, 623)}, self.mdevs())
 
     def test_what_is_made_by_hand_is_left_alone(self):
         with self.world.operation():

@@ -363,7 +363,7 @@ class VgpuTest(agent_case.AgentCase):
         privileged.create_gpu_instance(gpu, 19, 6, 1)
         function = privileged.machine().sysfs.link_name(
             'bus', 'pci', 'devices', gpu, 'virtfn0')
-        privileged_vgpu.create_mdev(function, 'nvidia-474', _UUID)
+        privileged_vgpu.create_mdev(function, 'nvidia-463', _UUID)
         self.machine.start_guest(_UUID)
         self.refused('clean', 'clear_gpu_partitions', errors.CleaningError,
                      f'GPU {gpu}: vGPU {_UUID} stays: a virtual machine')

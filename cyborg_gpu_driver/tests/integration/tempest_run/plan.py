@@ -49,7 +49,7 @@ DEVICES = {
     'slice': Device('CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_GPU_KIND_MIG', 'MDEV', 4,
                     '10de:20b2'),
     'vgpu': Device('CUSTOM_NVIDIA_A100_8C', 'CUSTOM_GPU_KIND_VGPU', 'MDEV', 2,
-                   '10de:20b0'),
+                   '10de:20f1'),
 }
 
 POLICIES = {'legacy': False, 'new': True}

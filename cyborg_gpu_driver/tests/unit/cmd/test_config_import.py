@@ -30,10 +30,10 @@ device_addresses = 0000:af:00.0
 '''
 _A100 = '''
 [gpu_devices]
-enabled_vgpu_types = nvidia-710, nvidia-711
-[vgpu_nvidia-710]
+enabled_vgpu_types = nvidia-622, nvidia-623
+[vgpu_nvidia-622]
 device_addresses = 0000:07:00.4, 0000:07:00.5, 0000:0f:00.4
-[vgpu_nvidia-711]
+[vgpu_nvidia-623]
 device_addresses = 0000:07:00.6
 '''
 
@@ -106,9 +106,9 @@ class PoliciesTest(ImportCase):
         made, _ = self.imported('dgx-a100-80', _A100)
         self.assertEqual(
             [('mig-1', 'mig', ['0000:07:00.0'], ['1g.10gb', '2g.20gb'],
-              ['A100D-1-10C', 'A100D-2-20C']),
+              ['A100DX-1-10C', 'A100DX-2-20C']),
              ('mig-2', 'mig', ['0000:0f:00.0'], ['1g.10gb'],
-              ['A100D-1-10C']),
+              ['A100DX-1-10C']),
              ('whole', 'passthrough', [], [], [])], self.values(made))
         self.assertEqual(
             [('0000:07:00.0', 'CUSTOM_NVIDIA_1G_10GB', 7),
@@ -119,8 +119,8 @@ class PoliciesTest(ImportCase):
     def test_both_services_on_one_host(self):
         made, lines = self.imported('mixed', '''
             [gpu_devices]
-            enabled_vgpu_types = nvidia-715
-            [vgpu_nvidia-715]
+            enabled_vgpu_types = nvidia-705
+            [vgpu_nvidia-705]
             device_addresses = 0000:41:01.0
             ''', '''
             [devices]
@@ -132,7 +132,7 @@ class PoliciesTest(ImportCase):
         self.assertEqual(
             [('vgpu-1', 'vgpu', ['0000:3b:00.0'], [], ['T4-1Q']),
              ('mig-1', 'mig', ['0000:41:00.0'], ['1g.10gb+me'],
-              ['A100D-1-10CME']),
+              ['A100DX-1-10CME']),
              ('whole', 'passthrough', [], [], [])], self.values(made))
         self.assertEqual(
             [('0000:3b:00.0', 'CUSTOM_NVIDIA_T4_1Q', 4),
@@ -162,10 +162,10 @@ class PoliciesTest(ImportCase):
     def test_a_type_of_which_an_instance_holds_several(self):
         made, _ = self.imported('rtxpro6000x8', '''
             [devices]
-            enabled_mdev_types = nvidia-1464, nvidia-1466
-            [mdev_nvidia-1464]
+            enabled_mdev_types = nvidia-1555, nvidia-1561
+            [mdev_nvidia-1555]
             device_addresses = {}
-            [mdev_nvidia-1466]
+            [mdev_nvidia-1561]
             device_addresses = {}
             '''.format(*self.addresses('rtxpro6000x8')))
         self.assertEqual(
@@ -190,8 +190,8 @@ class PoliciesTest(ImportCase):
             ''', 'host.yaml')
         made, lines = self.imported(host, f'''
             [gpu_devices]
-            enabled_vgpu_types = nvidia-695
-            [vgpu_nvidia-695]
+            enabled_vgpu_types = nvidia-615
+            [vgpu_nvidia-615]
             device_addresses = {address}
             ''')
         self.assertEqual(['0000:41:00.0'],
@@ -292,10 +292,10 @@ class DifferencesTest(ImportCase):
     def test_two_types_of_one_profile(self):
         _, lines = self.imported('rtxpro6000x8', '''
             [gpu_devices]
-            enabled_vgpu_types = nvidia-1473, nvidia-1466
-            [vgpu_nvidia-1466]
+            enabled_vgpu_types = nvidia-1562, nvidia-1561
+            [vgpu_nvidia-1561]
             device_addresses = 0000:16:00.4
-            [vgpu_nvidia-1473]
+            [vgpu_nvidia-1562]
             device_addresses = 0000:16:00.5
             ''')
         self.said(lines, '0000:16:00.0: DC-1-24Q is not offered',
@@ -320,10 +320,10 @@ class RefusalTest(ImportCase):
                      'has the type nvidia-231')
 
     def test_time_sliced_and_mig_backed_on_one_gpu(self):
-        self.refused('dgx-a100-80', _A100.replace('nvidia-711',
-                                                  'nvidia-695'),
-                     '[vgpu_nvidia-695] device_addresses = 0000:07:00.6',
-                     'A100D-1-10C')
+        self.refused('dgx-a100-80', _A100.replace('nvidia-623',
+                                                  'nvidia-615'),
+                     '[vgpu_nvidia-615] device_addresses = 0000:07:00.6',
+                     'A100DX-1-10C')
 
     def test_the_files_of_another_host(self):
         self.refused('hgx-h100', _T4, 'on this machine')

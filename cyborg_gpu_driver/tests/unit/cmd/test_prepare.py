@@ -76,7 +76,7 @@ class PrepareTest(base.CommandCase):
         self.assertEqual(['turn MIG mode on', 'enable virtual functions'],
                          row['steps'][:2])
         self.assertEqual(6, len(row['steps']))
-        self.assertEqual([1466, 1466], self.vgpus())
+        self.assertEqual([1561, 1561], self.vgpus())
         self.assertEqual({GPU: {'address': GPU, 'steps': [], 'reason': None,
                                 'result': 'ready'}}, self.prepare('0'))
 
@@ -104,9 +104,9 @@ class PrepareTest(base.CommandCase):
     def test_restore_does_it_too_and_says_so(self):
         output, errors = self.run_on_host('layout', 'restore')
         self.assertIn(f'{GPU}: turn MIG mode on\n', errors)
-        self.assertIn(f'{GPU}: make DC-1-24Q on 0000:16:00.4\n', errors)
+        self.assertIn(f'{GPU}: make DC-1-24Q on 0000:16:00.2\n', errors)
         self.assertIn(f'{GPU}  changed\n0000:27:00.0  unchanged\n', output)
-        self.assertEqual([1466, 1466], self.vgpus())
+        self.assertEqual([1561, 1561], self.vgpus())
         output, _ = self.run_on_host('layout', 'restore', '-o', 'json')
         self.assertEqual({'unchanged'}, {row['status'] for row
                                          in json.loads(output)})

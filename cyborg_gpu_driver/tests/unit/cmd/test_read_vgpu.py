@@ -157,9 +157,9 @@ class CreatableTest(VgpuCase):
         self.world.reset_gpu(_A100)
         self.world.sriov_manage(_A100)
         first, second, *_ = self._functions()
-        self.assertIn(700, first['creatable_types'])
+        self.assertIn(620, first['creatable_types'])
         self.write(str(uuid.uuid4()), first['address'],
-                   'mdev_supported_types', 'nvidia-700', 'create')
+                   'mdev_supported_types', 'nvidia-620', 'create')
         first, second, *_ = self._functions()
-        self.assertEqual(([], [700]), (first['creatable_types'],
+        self.assertEqual(([], [620]), (first['creatable_types'],
                                        second['creatable_types']))

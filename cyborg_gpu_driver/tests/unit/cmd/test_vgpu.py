@@ -192,9 +192,9 @@ class InstanceTest(VgpuCase):
         with self.machine.operation():
             function = self.machine.gpu(gpu).vf_addresses[0]
         cut, *_ = privileged.create_gpu_instance(gpu, 19, 6, 1)
-        privileged_vgpu.create_mdev(function, 'nvidia-474', _UUIDS[0])
+        privileged_vgpu.create_mdev(function, 'nvidia-463', _UUIDS[0])
         (row,) = self.listed()
-        self.assertEqual(('A100-1-5C', '?'),
+        self.assertEqual(('A100X-1-5C', '?'),
                          (row['type'], row['gpu_instance']))
         self.machine.start_guest(_UUIDS[0])
         (row,) = self.listed()
@@ -217,10 +217,10 @@ class VendorVfioTest(VgpuCase):
         with self.machine.operation():
             functions = self.machine.gpu(self.gpu).vf_addresses[:2]
         for function in functions:
-            privileged_vgpu.set_vgpu_type(function, 1133)
+            privileged_vgpu.set_vgpu_type(function, 9111)
         fixed_journal.FixedJournal(self.records).put(
             model.PciAddress.parse(self.gpu), fixed_journal.Record(
-                {model.PciAddress.parse(functions[0]): 'nvidia-1133'}))
+                {model.PciAddress.parse(functions[0]): 'nvidia-9111'}))
         self.assertEqual(
             [(functions[0], 'fixed', 'no'), (functions[1], 'none', '?')],
             [(row['name'], row['owner'], row['orphan'])

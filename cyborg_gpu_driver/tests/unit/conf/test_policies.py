@@ -67,7 +67,7 @@ class PoliciesTest(base.BaseTestCase):
             match_numa_node = 1
             match_model = *A100*
             mode = vgpu
-            vgpu_types = A100D-8C
+            vgpu_types = A100DX-8C
             [gpu_policy:rest]
             mode = off
             ''')

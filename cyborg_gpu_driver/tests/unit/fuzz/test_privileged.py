@@ -41,7 +41,7 @@ _GOOD = {
     'address': ('0000:07:00.0', '0000:0f:00.0', '0000:07:00.4'),
     'parent': ('0000:07:00.4', '0000:07:00.5'),
     'function': ('0000:07:00.4', '0000:07:00.0'),
-    'mdev_type': ('nvidia-474', 'nvidia-476', 'nvidia-999999999'),
+    'mdev_type': ('nvidia-622', 'nvidia-624', 'nvidia-999999999'),
     'uuid': (_HANDLE,), 'vgpu': (_HANDLE, '0000:07:00.4'),
     'driver': ('nvidia', 'vfio-pci'),
     'enable': (True, False), 'policy': ('best-effort', 'fixed-share'),

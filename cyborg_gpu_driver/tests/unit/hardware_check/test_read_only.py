@@ -25,7 +25,7 @@ from cyborg_gpu_driver.hardware_check import document
 from cyborg_gpu_driver.simulator import symbols
 from cyborg_gpu_driver.tests.unit.hardware_check import base
 
-_L40S_24Q = 1165
+_L40S_24Q = 1155
 
 
 class TestReadOnly(base.TestCase):

@@ -110,9 +110,9 @@ class PlacementTest(VgpuCase):
         self.use('mixed')
         ampere = self.addresses[1]
         self.assertEqual((40, (0, 40)), self._placements(ampere,
-                                                         'A100D-40C'))
+                                                         'A100DX-40C'))
         self.assertEqual((16, (0, 24, 40, 64)),
-                         self._placements(ampere, 'A100D-16C'))
+                         self._placements(ampere, 'A100DX-16C'))
 
     def test_what_is_free(self):
         self.mix()

@@ -63,8 +63,8 @@ class TypeTest(VgpuCase):
                 ('rtxpro6000x8', 'DC-1-2Q', 12),
                 ('rtxpro6000x8', 'DC-1-8Q', 3),
                 ('rtxpro6000x8', 'DC-1-24Q', 1),
-                ('dgx-a100-80', 'A100D-1-10C', 1),
-                ('dgx-a100-80', 'A100D-8C', None),
+                ('dgx-a100-80', 'A100DX-1-10C', 1),
+                ('dgx-a100-80', 'A100DX-8C', None),
                 ('l40sx4', 'L40S-8Q', None)):
             self.use(machine)
             self.assertEqual(expected, self.type(type_name).per_instance,
@@ -86,7 +86,7 @@ class TypeTest(VgpuCase):
 
     def test_no_placements_in_mig_mode_or_without_virtual_functions(self):
         self.use('dgx-a100-80')
-        self.assertEqual((None, ()), self._placed('A100D-8C'))
+        self.assertEqual((None, ()), self._placed('A100DX-8C'))
         self.use('t4x4')
         self.assertEqual((None, ()), self._placed('T4-4Q'))
 

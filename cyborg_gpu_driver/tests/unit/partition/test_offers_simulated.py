@@ -82,8 +82,8 @@ class TestOffers(SimulatedCase):
         found = offers.offers(gpu, policy.Policy(
             'p', policy.Mode.MIG,
             vgpu_types=tuple(entry.name for entry in types)))
-        # Of the 43, two series fill each of three profiles.
-        self.assertEqual((43, 43 - 6 + 3), (len(types), len(found)))
+        # Of the 42, three series fill each of three profiles.
+        self.assertEqual((42, 42 - 9 + 3), (len(types), len(found)))
         for name in (names.label, names.resource_class):
             self.assertEqual(len(found), len(set(map(name, found))))
 

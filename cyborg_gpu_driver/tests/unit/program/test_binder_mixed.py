@@ -105,7 +105,7 @@ class MixedTests:
 
 class MdevTest(MixedTests, MixedCase):
 
-    only = {'model': 'a100-80', 'vfs': 'all', 'framework': 'mdev'}
+    only = {'model': 'a100-80-pcie', 'vfs': 'all', 'framework': 'mdev'}
     name = 2
 
 

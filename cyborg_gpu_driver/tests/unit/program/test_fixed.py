@@ -28,7 +28,7 @@ from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.tests.unit.program import ready_case
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
-_12Q, _24Q, _6Q = 1163, 1165, 1161
+_12Q, _24Q, _6Q = 1153, 1155, 1151
 
 
 class FixedCase(ready_case.ReadyCase):
@@ -65,11 +65,11 @@ class TimeSlicedTest(FixedCase):
         self.ready(fixed_vgpus=(('L40S-12Q', 2),))
         self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
         self.ready(fixed_vgpus=(('L40S-12C', 1), ('L40S-12Q', 2)))
-        self.assertEqual({0: _12Q, 1: _12Q, 2: 1170}, self.vgpus())
+        self.assertEqual({0: _12Q, 1: _12Q, 2: 1180}, self.vgpus())
         self.reboot()
         self.assertEqual({}, self.vgpus())
         self.ready()
-        self.assertEqual({0: _12Q, 1: _12Q, 2: 1170}, self.vgpus())
+        self.assertEqual({0: _12Q, 1: _12Q, 2: 1180}, self.vgpus())
 
     def test_no_type_is_left_for_which_there_is_no_room(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 5),))
@@ -135,7 +135,7 @@ class SlicedTest(FixedCase):
     def test_instances_before_types(self):
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
         self.assertEqual('', self.made.reason)
-        self.assertEqual([1464] * 4 + [1466],
+        self.assertEqual([1555] * 4 + [1561],
                          [self.vgpus()[index] for index in range(5)])
         self.assertEqual(3, len(self.cuts()))
         self.assertEqual(
@@ -156,7 +156,7 @@ class SlicedTest(FixedCase):
         stranger = privileged.create_gpu_instance(str(self.address), 47, 0,
                                                   3)
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 1),))
-        self.assertEqual({0: 1464}, self.vgpus())
+        self.assertEqual({0: 1555}, self.vgpus())
         self.assertEqual(2, len(self.cuts()))
         self.ready('mig')
         self.assertEqual({}, self.vgpus())
@@ -202,12 +202,12 @@ class SlicedTest(FixedCase):
         self.govern('mig')
         self.prepare()
         error = self.assertRaises(exception.SysfsError, self.set_type, 0,
-                                  1464)
+                                  1555)
         self.assertEqual(errno.EIO, error.errno)
         privileged.create_gpu_instance(str(self.address), 47, 0, 3)
-        self.set_type(0, 1464)
+        self.set_type(0, 1555)
         error = self.assertRaises(exception.SysfsError, self.set_type, 1,
-                                  1466)
+                                  1561)
         self.assertEqual(errno.EIO, error.errno)
 
     def test_another_mode(self):
@@ -385,11 +385,11 @@ class FaultsTest(FixedCase):
 
     def test_process_that_ends_between_record_and_making(self):
         record = fixed_journal.Record(
-            {self.gpu().vfs[7].address: 'nvidia-1466'},
+            {self.gpu().vfs[7].address: 'nvidia-1561'},
             frozenset({(47, model.Placement(0, 3))}))
         fixed_journal.FixedJournal(self.state_path).put(self.address, record)
         self.succeeds()
-        self.assertEqual(1466, self.vgpus()[7])
+        self.assertEqual(1561, self.vgpus()[7])
 
 
 class JournalTest(ready_case.ReadyCase):

@@ -83,7 +83,7 @@ class VfioTest(VgpuTests, VgpuCase):
     machine = 'a100x4-vfio'
     gpu = '0000:b1:00.0'
     function = '0000:b1:00.5'
-    types = ('nvidia-699', 'nvidia-700')
+    types = ('nvidia-696', 'nvidia-697')
     vfio = True
 
     def test_a_function_that_is_gone_has_no_vgpu(self):
@@ -93,7 +93,7 @@ class VfioTest(VgpuTests, VgpuCase):
         self.tools.remove_vgpu(gone, self.live.gpu(self.address))
 
     def test_another_type_is_not_cleared(self):
-        privileged_vgpu.set_vgpu_type(self.function, 700)
+        privileged_vgpu.set_vgpu_type(self.function, 697)
         before = self.truth()
         self.tools.remove_vgpu(self.entry, self.live.gpu(self.address))
         self.assertEqual(before, self.truth())

@@ -33,7 +33,7 @@ class VfioTest(binder_case.BinderCase):
         gpu = self.live.gpu(self.address)
         self.assertIsNotNone(gpu.vfs[1].creatable_types)
         instance = model.GpuInstance(model.Placement(0, 3), 47, 3)
-        vgpu = model.Vgpu(gpu.vfs[0].address, 'nvidia-1464', instance_id=3)
+        vgpu = model.Vgpu(gpu.vfs[0].address, 'nvidia-1555', instance_id=3)
         self.live.record(self.address, made=(instance, vgpu))
         changed = self.live.gpu(self.address)
         self.assertEqual((instance,), changed.mig.instances)
@@ -56,7 +56,7 @@ class VfioTest(binder_case.BinderCase):
         (instance,) = gpu.mig.instances
         self.journal.put(journal.Entry(
             handle=str(uuid.UUID(int=1)), gpu=self.address,
-            function=gpu.vfs[0].address, mdev_type='nvidia-1464',
+            function=gpu.vfs[0].address, mdev_type='nvidia-1555',
             profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
             placement=instance.placement,
             instance_id=instance.instance_id))

@@ -229,7 +229,7 @@ class InstanceTest(OrphanCase):
 
     host = 'dgx-a100-40'
     gpu = '0000:07:00.0'
-    kind = 'A100-1-5C'
+    kind = 'A100X-1-5C'
 
     def setUp(self):
         super().setUp()

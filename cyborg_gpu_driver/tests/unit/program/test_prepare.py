@@ -50,7 +50,7 @@ class StepsTest(ready_case.ReadyCase):
         self.govern('passthrough')
         self.assertEqual(['DISABLE_FUNCTIONS', 'DISABLE_MIG'], self.steps())
         self.assertEqual((False, 0), self.is_now())
-        self.govern('vgpu', vgpu_types=('A100D-8C',))
+        self.govern('vgpu', vgpu_types=('A100DX-8C',))
         self.assertEqual(['ENABLE_FUNCTIONS'], self.steps())
         self.assertEqual((False, 20), self.is_now())
 
@@ -147,7 +147,7 @@ class InUseTest(ready_case.ReadyCase):
         self.steps()
         self.platform.sysfs.write(
             _UUID, 'class', 'mdev_bus', str(self.gpu().vfs[0].address),
-            'mdev_supported_types', self.types()['A100D-8C'].mdev_type_id,
+            'mdev_supported_types', self.types()['A100DX-8C'].mdev_type_id,
             'create')
         self.govern('passthrough')
         self.waits(_UUID)

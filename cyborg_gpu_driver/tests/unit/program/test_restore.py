@@ -155,19 +155,19 @@ class MdevTest(RestoreCase):
 class TimeSlicedTest(RestoreCase):
 
     machine = 'dgx-a100-40'
-    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('A100-8C',),
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('A100X-8C',),
                            scheduler=_EQUAL)
 
     def scheduler(self):
         return self.live.gpu(self.address).scheduler.policy
 
     def test_reboot(self):
-        self.bind('A100-8C', 'A100-8C')
+        self.bind('A100X-8C', 'A100X-8C')
         self.assert_back_after_a_reboot()
         self.assertIs(_EQUAL, self.scheduler())
 
     def test_a_scheduler_that_fails_keeps_no_guest_from_its_vgpu(self):
-        self.bind('A100-8C')
+        self.bind('A100X-8C')
         before = self.on_gpu()
         self.reboot()
         self.machine.faults.fail('nvmlDeviceSetVgpuSchedulerState', 999)
@@ -176,7 +176,7 @@ class TimeSlicedTest(RestoreCase):
         self.assertEqual(before, self.on_gpu())
 
     def test_policy_that_has_changed_meanwhile(self):
-        self.bind('A100-8C')
+        self.bind('A100X-8C')
         before = self.on_gpu()
         self.policy = _MIG
         self.reboot()
@@ -189,10 +189,10 @@ class MixedSizesTest(RestoreCase):
     machine = 'dgx-a100-40'
     policy = policy.Policy(
         'p', policy.Mode.VGPU, mixed_sizes=True,
-        vgpu_types=('A100-8C', 'A100-20C', 'A100-10C'))
+        vgpu_types=('A100X-8C', 'A100X-20C', 'A100X-10C'))
 
     def test_reboot(self):
-        self.bind('A100-8C', 'A100-20C', 'A100-10C')
+        self.bind('A100X-8C', 'A100X-20C', 'A100X-10C')
         self.assert_back_after_a_reboot()
         gpu = self.live.gpu(self.address)
         self.assertTrue(gpu.mixed_sizes)
@@ -203,7 +203,7 @@ class MixedSizesTest(RestoreCase):
             self.machine.start_guest(name)
 
     def test_policy_that_has_changed_meanwhile(self):
-        self.bind('A100-8C', 'A100-20C')
+        self.bind('A100X-8C', 'A100X-20C')
         self.policy = dataclasses.replace(
             self.policy, mixed_sizes=False,
             scheduler=model.SchedulerPolicy.FIXED_SHARE)
@@ -271,7 +271,7 @@ class FixedTest(RestoreCase):
 
     def test_reboot(self):
         done = self.restore()
-        self.assertIn('make DC-1-24Q on 0000:16:01.0', done)
+        self.assertIn('make DC-1-24Q on 0000:16:00.6', done)
         self.assert_back_after_a_reboot()
 
     def test_failure_is_told(self):

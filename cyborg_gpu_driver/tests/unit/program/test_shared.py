@@ -40,7 +40,7 @@ class SharedInstancesTest(binder_case.BinderCase):
         gpu = self.live.gpu(self.address)
         return self.tools.make_instance(journal.Entry(
             handle=str(uuid.UUID(int=number)), gpu=self.address,
-            function=gpu.vfs[number].address, mdev_type='nvidia-1464',
+            function=gpu.vfs[number].address, mdev_type='nvidia-1555',
             profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
             placement=model.Placement(start, 3), vfio=True))
 

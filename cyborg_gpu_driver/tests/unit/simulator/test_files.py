@@ -38,8 +38,9 @@ class TestShippedHosts(simulator_base.MachineTestCase):
     def test_all_promised_hosts_are_there(self):
         self.assertEqual(
             ['a100x4-vfio', 'a30x4', 'dgx-a100-40', 'dgx-a100-80',
-             'hgx-h100', 'hgx-h100-vfio', 'hgx-h200', 'hgx-h200-vfio',
-             'l40sx4', 'mixed', 'rtxpro6000x8', 't4x4', 'wsl'],
+             'h100nvlx2', 'hgx-h100', 'hgx-h100-vfio', 'hgx-h200',
+             'hgx-h200-vfio', 'l40sx4', 'mixed', 'rtxpro6000x8', 't4x4',
+             'vgpu-only', 'wsl'],
             machine.names())
 
     def test_every_host_loads_and_answers(self):
@@ -54,9 +55,10 @@ class TestShippedHosts(simulator_base.MachineTestCase):
         # The fourth GPU of mixed belongs to vfio-pci.
         self.assertEqual(
             {'a100x4-vfio': 4, 'a30x4': 4, 'dgx-a100-40': 8,
-             'dgx-a100-80': 8, 'hgx-h100': 8, 'hgx-h100-vfio': 8,
-             'hgx-h200': 8, 'hgx-h200-vfio': 8, 'l40sx4': 4, 'mixed': 3,
-             'rtxpro6000x8': 8, 't4x4': 4, 'wsl': 1}, counts)
+             'dgx-a100-80': 8, 'h100nvlx2': 2, 'hgx-h100': 8,
+             'hgx-h100-vfio': 8, 'hgx-h200': 8, 'hgx-h200-vfio': 8,
+             'l40sx4': 4, 'mixed': 3, 'rtxpro6000x8': 8, 't4x4': 4,
+             'vgpu-only': 9, 'wsl': 1}, counts)
 
     def test_made_up_identities_never_change_and_never_meet(self):
         uuids = [gpu.uuid for name in machine.names()

@@ -54,7 +54,8 @@ class TestTables(base.MachineTestCase):
             model = files.load_model(name)
             for kind in model.vgpu_types:
                 starts = placements.supported(model, kind)
-                if name == 't4' or kind.profile_id is not None:
+                if (model.placement_region is None
+                        or kind.profile_id is not None):
                     self.assertEqual((), starts)
                     continue
                 size = placements.size(kind)
@@ -96,13 +97,13 @@ class MixedTestCase(base.MachineTestCase):
 
 class TestMode(MixedTestCase):
     def test_sizes_mix(self):
-        self.create_mdev(self.vf, 472)
+        self.create_mdev(self.vf, 461)
         self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix)
         self.remove_mdev()
         self.mix()
-        self.create_mdev(self.vf, 472)
-        self.assertEqual(1, self.available(self.vfs[1], 468))
-        self.assertEqual(0, self.available(self.vfs[1], 473))
+        self.create_mdev(self.vf, 461)
+        self.assertEqual(1, self.available(self.vfs[1], 457))
+        self.assertEqual(0, self.available(self.vfs[1], 462))
         self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix, 0)
 
     def test_it_goes_with_the_driver(self):
@@ -160,52 +161,52 @@ class TestMode(MixedTestCase):
 class TestPlacements(MixedTestCase):
     def test_supported_in_any_mode(self):
         self.assertEqual((4, [0, 6, 10, 16, 20, 26, 30, 36]),
-                         self.ids(SUPPORTED, 468))
-        self.assertEqual((8, [0, 12, 20, 32]), self.ids(SUPPORTED, 470))
+                         self.ids(SUPPORTED, 457))
+        self.assertEqual((8, [0, 12, 20, 32]), self.ids(SUPPORTED, 459))
 
     def test_not_for_mig_backed_types(self):
         for function in (SUPPORTED, CREATABLE):
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, function,
-                             self.device(), 474)
+                             self.device(), 463)
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, function,
                              self.device(), 1)
 
     def test_creatable_ones_follow(self):
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, CREATABLE,
-                         self.device(), 470)
+                         self.device(), 459)
         self.mix()
-        self.assertEqual((8, [0, 12, 20, 32]), self.ids(CREATABLE, 470))
-        self.create_mdev(self.vf, 468)
-        self.assertEqual((8, [12, 20, 32]), self.ids(CREATABLE, 470))
-        self.create_mdev(self.vfs[1], 472, base.OTHER_UUID)
-        self.assertEqual((8, [12]), self.ids(CREATABLE, 470))
-        self.assertEqual((40, []), self.ids(CREATABLE, 473))
+        self.assertEqual((8, [0, 12, 20, 32]), self.ids(CREATABLE, 459))
+        self.create_mdev(self.vf, 457)
+        self.assertEqual((8, [12, 20, 32]), self.ids(CREATABLE, 459))
+        self.create_mdev(self.vfs[1], 461, base.OTHER_UUID)
+        self.assertEqual((8, [12]), self.ids(CREATABLE, 459))
+        self.assertEqual((40, []), self.ids(CREATABLE, 462))
 
     def test_drivers_before_565_know_one_version(self):
         self.assertEqual('550', self.machine.host.driver_version[:3])
         for function, arguments in ((SUPPORTED, (0, 2)), (CREATABLE, (2,))):
             self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-                             function, self.device(), 470, *arguments)
+                             function, self.device(), 459, *arguments)
 
     def test_as_many_as_there_are_places(self):
         # Fewer than the ten of equal sizes.
         self.mix()
         for number in range(8):
-            self.create_mdev(self.vfs[number], 468,
+            self.create_mdev(self.vfs[number], 457,
                              f'{base.UUID[:-2]}{number:02}')
-        self.assertEqual(0, self.available(self.vfs[8], 468))
+        self.assertEqual(0, self.available(self.vfs[8], 457))
 
 
 class TestPlacementsVersion2(base.MachineTestCase):
     host = 'l40sx4'
 
     def test_it_says_how_long_the_array_is(self):
-        found = SUPPORTED(self.device(), 1170, 0, 2)
+        found = SUPPORTED(self.device(), 1180, 0, 2)
         self.assertEqual([0, 12, 24, 36], found.placementIds[:found.count])
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, SUPPORTED,
-                         self.device(), 1170, 1, 2)
+                         self.device(), 1180, 1, 2)
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, SUPPORTED,
-                         self.device(), 1170, 2, 2)
+                         self.device(), 1180, 2, 2)
 
     def test_too_short_an_array(self):
         wanted = pynvml.c_nvmlVgpuPlacementList_v2_t()
@@ -215,14 +216,14 @@ class TestPlacementsVersion2(base.MachineTestCase):
         function = pynvml.nvmlLib.nvmlDeviceGetVgpuTypeSupportedPlacements
         self.assertEqual(
             pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
-            function(self.device(), 1170, ctypes.byref(wanted)))
+            function(self.device(), 1180, ctypes.byref(wanted)))
         self.assertEqual(4, wanted.count)
 
     def test_creatable_where_one_was_made(self):
         pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.device(), 1)
-        self.sysfs.write('1171', 'bus', 'pci', 'devices', '0000:16:00.4',
+        self.sysfs.write('1181', 'bus', 'pci', 'devices', '0000:16:00.4',
                          'nvidia', 'current_vgpu_type')
-        found = CREATABLE(self.device(), 1170, 2)
+        found = CREATABLE(self.device(), 1180, 2)
         self.assertEqual([24, 36], found.placementIds[:found.count])
 
 
@@ -232,8 +233,8 @@ class TestWishes(MixedTestCase):
     def setUp(self):
         super().setUp()
         self.mix()
-        self.create_mdev(self.vf, 468)
-        self.create_mdev(self.vfs[1], 468, base.OTHER_UUID)
+        self.create_mdev(self.vf, 457)
+        self.create_mdev(self.vfs[1], 457, base.OTHER_UUID)
 
     def wish(self, uuid, text):
         self.sysfs.write(text, 'bus', 'mdev', 'devices', uuid, 'nvidia',
@@ -257,8 +258,8 @@ class TestWishes(MixedTestCase):
 
     def test_a_wish_takes_its_place_at_once(self):
         self.wish(base.UUID, 'frame_rate_limiter=0,vgpu-placement-id=36\n')
-        self.assertEqual((20, []), self.ids(CREATABLE, 472))
-        self.assertEqual((8, [12, 20]), self.ids(CREATABLE, 470))
+        self.assertEqual((20, []), self.ids(CREATABLE, 461))
+        self.assertEqual((8, [12, 20]), self.ids(CREATABLE, 459))
         self.assertEqual(36, self.placed(base.UUID))
 
     def test_a_space_takes_it_back(self):
@@ -282,7 +283,7 @@ class TestWishes(MixedTestCase):
         self.remove_mdev(base.OTHER_UUID)
         self.remove_mdev()
         self.mix(0)
-        self.create_mdev(self.vf, 468)
+        self.create_mdev(self.vf, 457)
         self.wish(base.UUID, 'vgpu-placement-id=6')
         self.assert_no_boot(errno.EINVAL, base.UUID)
         self.wish(base.UUID, ' ')
@@ -296,11 +297,11 @@ class TestWishesWithVendorVfio(base.MachineTestCase):
 
     def test_read_back(self):
         pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at('0000:b1:00.0'), 1)
-        self.sysfs.write('696', *self.place, 'current_vgpu_type')
+        self.sysfs.write('693', *self.place, 'current_vgpu_type')
         self.assertEqual('0', self.sysfs.read(*self.place, 'placement_id'))
         self.sysfs.write('vgpu-placement-id=52', *self.place, 'vgpu_params')
         self.assertEqual('52', self.sysfs.read(*self.place, 'placement_id'))
-        self.sysfs.write('700', *self.place[:3], '0000:b1:00.5', 'nvidia',
+        self.sysfs.write('697', *self.place[:3], '0000:b1:00.5', 'nvidia',
                          'current_vgpu_type')
         self.assertEqual(
             '0', self.sysfs.read(*self.place[:3], '0000:b1:00.5', 'nvidia',

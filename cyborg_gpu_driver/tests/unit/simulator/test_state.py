@@ -72,7 +72,7 @@ class TestStateFile(base.MachineTestCase):
         _, _, handle = self.create(device, 19)
         pynvml.nvmlGpuInstanceCreateComputeInstance(handle, 0)
         number, _, _ = self.create(device, 14)
-        self.create_mdev(VF, 475)
+        self.create_mdev(VF, 464)
         self.machine.start_guest(base.UUID)
         self.machine.add_process(GPU, 77, 13, 0)
         self.machine.define_mdev(base.UUID)
@@ -90,7 +90,7 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual(
             [77], [process.pid for process in
                    pynvml.nvmlDeviceGetComputeRunningProcesses(mig)])
-        self.assertEqual('nvidia-475', self.sysfs.link_name(
+        self.assertEqual('nvidia-464', self.sysfs.link_name(
             'bus', 'mdev', 'devices', base.UUID, 'mdev_type'))
         self.assertEqual(1, len(pynvml.nvmlDeviceGetActiveVgpus(device)))
         self.assertEqual(1, len(self.machine.vfio_holders(VF)))
@@ -113,7 +113,7 @@ class TestStateFile(base.MachineTestCase):
         wanted.schedulerParams.vgpuSchedData.timeslice = 4000000
         pynvml.nvmlDeviceSetVgpuSchedulerState(self.device(), wanted)
         place = ('bus', 'pci', 'devices', '0000:16:00.4', 'nvidia')
-        self.sysfs.write('1170', *place, 'current_vgpu_type')
+        self.sysfs.write('1180', *place, 'current_vgpu_type')
         self.sysfs.write('vgpu-placement-id=12', *place, 'vgpu_params')
 
         self.use(load())

@@ -111,38 +111,38 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
     def test_types_lie_on_virtual_functions(self):
         self.assertFalse(self.sysfs.exists(*DEVICES, '0000:07:00.0',
                                            'mdev_supported_types'))
-        self.assertIn('nvidia-474', self.sysfs.listdir(
+        self.assertIn('nvidia-463', self.sysfs.listdir(
             *DEVICES, self.vf, 'mdev_supported_types'))
         parents = self.sysfs.listdir('class', 'mdev_bus')
         self.assertEqual(8 * 16, len(parents))
         self.assertNotIn('0000:07:00.0', parents)
 
     def test_available_only_with_an_instance(self):
-        self.assertEqual(0, self.available(self.vf, 474))
-        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 474)
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 463)
         self.create(self.device(), 19)
-        self.assertEqual(1, self.available(self.vf, 474))
-        self.assertEqual(0, self.available(self.vf, 475))
-        self.assertEqual(0, self.available('0000:0f:00.4', 474))
+        self.assertEqual(1, self.available(self.vf, 463))
+        self.assertEqual(0, self.available(self.vf, 464))
+        self.assertEqual(0, self.available('0000:0f:00.4', 463))
 
     def test_time_sliced_types_are_not_for_mig_mode(self):
-        self.assertEqual(0, self.available(self.vf, 468))
+        self.assertEqual(0, self.available(self.vf, 457))
 
     def test_one_vgpu_a_function_and_one_an_instance(self):
         device = self.device()
         self.create(device, 19)
         self.create(device, 19)
-        self.create_mdev(self.vf, 474)
-        self.assertEqual(0, self.available(self.vf, 474))
-        self.assertEqual(1, self.available(self.other_vf, 474))
-        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 474,
+        self.create_mdev(self.vf, 463)
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assertEqual(1, self.available(self.other_vf, 463))
+        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 463,
                           base.OTHER_UUID)
-        self.create_mdev(self.other_vf, 474, base.OTHER_UUID)
-        self.assertEqual(0, self.available('0000:07:00.6', 474))
+        self.create_mdev(self.other_vf, 463, base.OTHER_UUID)
+        self.assertEqual(0, self.available('0000:07:00.6', 463))
 
     def test_an_mdev_holds_an_instance_until_it_goes(self):
         _, _, instance = self.create(self.device(), 19)
-        self.create_mdev(self.vf, 474)
+        self.create_mdev(self.vf, 463)
         self.assert_code(pynvml.NVML_ERROR_IN_USE,
                          pynvml.nvmlGpuInstanceDestroy, instance)
         self.remove_mdev()
@@ -152,7 +152,7 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
         device = self.device()
         _, _, first = self.create(device, 19, 0, 1)
         _, _, second = self.create(device, 19, 6, 1)
-        self.create_mdev(self.vf, 474)
+        self.create_mdev(self.vf, 463)
         pynvml.nvmlGpuInstanceDestroy(second)
         self.assert_code(pynvml.NVML_ERROR_IN_USE,
                          pynvml.nvmlGpuInstanceDestroy, first)
@@ -160,16 +160,16 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
     def test_a_process_keeps_vgpus_out(self):
         number, _, _ = self.create(self.device(), 19)
         self.machine.add_process('0000:07:00.0', 5, number)
-        self.assertEqual(0, self.available(self.vf, 474))
+        self.assertEqual(0, self.available(self.vf, 463))
 
     def test_guests_show_in_nvml(self):
         device = self.device()
         number, _, _ = self.create(device, 19)
-        self.create_mdev(self.vf, 474)
+        self.create_mdev(self.vf, 463)
         self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(device))
         self.machine.start_guest(base.UUID)
         vgpu, = pynvml.nvmlDeviceGetActiveVgpus(device)
-        self.assertEqual(474, pynvml.nvmlVgpuInstanceGetType(vgpu))
+        self.assertEqual(463, pynvml.nvmlVgpuInstanceGetType(vgpu))
         self.assertEqual(base.UUID,
                          pynvml.nvmlVgpuInstanceGetMdevUUID(vgpu))
         self.assertEqual(number,
@@ -191,13 +191,13 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
 
     def test_time_sliced_up_to_the_gpus_maximum(self):
         self.time_sliced()
-        self.assertEqual(0, self.available(self.vf, 474))
-        self.assertEqual(1, self.available(self.vf, 472))
-        self.create_mdev(self.vf, 472)
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assertEqual(1, self.available(self.vf, 461))
+        self.create_mdev(self.vf, 461)
         # Another framebuffer does not go beside it.
-        self.assertEqual(0, self.available(self.other_vf, 468))
-        self.create_mdev(self.other_vf, 472, base.OTHER_UUID)
-        self.assertEqual(0, self.available('0000:07:00.6', 472))
+        self.assertEqual(0, self.available(self.other_vf, 457))
+        self.create_mdev(self.other_vf, 461, base.OTHER_UUID)
+        self.assertEqual(0, self.available('0000:07:00.6', 461))
 
 
 class TestVendorVfio(base.MachineTestCase):
@@ -399,33 +399,33 @@ class TestTypesInNvml(base.MachineTestCase):
             for kind in kinds}
         none = 0xffffffff
         self.assertEqual({
-            'NVIDIA A100-4C': (468, none, 10, 4096),
-            'NVIDIA A100-5C': (469, none, 8, 5120),
-            'NVIDIA A100-8C': (470, none, 5, 8192),
-            'NVIDIA A100-10C': (471, none, 4, 10240),
-            'NVIDIA A100-20C': (472, none, 2, 20480),
-            'NVIDIA A100-40C': (473, none, 1, 40960),
-            'NVIDIA A100-1-5C': (474, 19, 7, 5120),
-            'NVIDIA A100-2-10C': (475, 14, 3, 10240),
-            'NVIDIA A100-3-20C': (476, 9, 2, 20480),
-            'NVIDIA A100-4-20C': (477, 5, 1, 20480),
-            'NVIDIA A100-7-40C': (478, 0, 1, 40960),
-            'NVIDIA A100-1-5CME': (706, 20, 1, 5120)}, described)
+            'NVIDIA A100X-4C': (457, none, 10, 4096),
+            'NVIDIA A100X-5C': (458, none, 8, 5120),
+            'NVIDIA A100X-8C': (459, none, 5, 8192),
+            'NVIDIA A100X-10C': (460, none, 4, 10240),
+            'NVIDIA A100X-20C': (461, none, 2, 20480),
+            'NVIDIA A100X-40C': (462, none, 1, 40960),
+            'NVIDIA A100X-1-5C': (463, 19, 7, 5120),
+            'NVIDIA A100X-2-10C': (464, 14, 3, 10240),
+            'NVIDIA A100X-3-20C': (465, 9, 2, 20480),
+            'NVIDIA A100X-4-20C': (466, 5, 1, 20480),
+            'NVIDIA A100X-7-40C': (467, 0, 1, 40960),
+            'NVIDIA A100X-1-5CME': (704, 20, 1, 5120)}, described)
 
     def test_class_and_licence(self):
-        self.assertEqual('Compute', pynvml.nvmlVgpuTypeGetClass(474))
-        self.assertIn('Compute-Server', pynvml.nvmlVgpuTypeGetLicense(474))
+        self.assertEqual('Compute', pynvml.nvmlVgpuTypeGetClass(463))
+        self.assertIn('Compute-Server', pynvml.nvmlVgpuTypeGetLicense(463))
 
     def test_creatable_follows_the_instances(self):
         device = self.device()
         self.assertEqual([], pynvml.nvmlDeviceGetCreatableVgpus(device))
         self.create(device, 9)
-        self.assertEqual([476], pynvml.nvmlDeviceGetCreatableVgpus(device))
+        self.assertEqual([465], pynvml.nvmlDeviceGetCreatableVgpus(device))
 
     def test_how_many_an_instance_holds(self):
         get = pynvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance
-        self.assertEqual(1, get(474))
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, 468)
+        self.assertEqual(1, get(463))
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, 457)
 
     def test_unknown_type(self):
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
