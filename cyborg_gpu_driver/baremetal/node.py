@@ -18,7 +18,7 @@ trait                         meaning
 CUSTOM_NVIDIA_2330            PCI device id of a GPU
 CUSTOM_GPU_MODEL_...          NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_HOPPER        architecture
-CUSTOM_GPU_MEMORY_80GB        NVML's total of a GPU, to the nearest GiB
+CUSTOM_GPU_MEMORY_80GB        memory of a GPU, as people write it
 CUSTOM_GPU_COUNT_8            GPUs of the node, of whatever kind
 CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
 CUSTOM_GPU_SICK_XID_79        what ails one of them

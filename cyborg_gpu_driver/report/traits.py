@@ -18,7 +18,7 @@ trait                              meaning
 ================================== =======================================
 OWNER_CYBORG                       the provider is Cyborg's
 CUSTOM_NVIDIA_20B2                 PCI device id, as Cyborg's own driver
-CUSTOM_NVIDIA_20B2_A100D_1_10C     and its vGPU type, likewise
+CUSTOM_NVIDIA_20B2_A100DX_1_10C    and its vGPU type, likewise
 CUSTOM_NVIDIA_20B2_1G_10GB         and its GPU instance profile
 CUSTOM_GPU_KIND_MIG                how it is shared: PASSTHROUGH, VGPU, MIG
 CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
@@ -30,8 +30,8 @@ CUSTOM_GPU_SICK_XID_79             what ails it (:mod:`.sickness`)
 
 What is not known gives no trait. Memory of a slice or vGPU is the figure in
 its type's or profile's name, which is what people know it by (NVML's own
-is a little less: 3g.40gb has 39.25 GiB). Memory of a whole GPU is NVML's
-total, rounded to the nearest GiB; with ECC a "16 GB" T4 has 15.
+is a little less: 3g.40gb has 39.25 GiB). Memory of a whole GPU is the number
+that people write as well: see :func:`of_whole`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names
 
 _MIB_PER_GIB = 1024
+_ECC_SIZES = (8, 16, 20, 24, 32, 48)
+"""GB of boards that keep their ECC bits in the memory itself (GDDR)."""
 _TYPE_MEMORY = re.compile(
     r'-(?P<gb>\d+)[ABCQ](?:ME|NOME|MEALL|GFX)?', re.ASCII)
 _PROFILE_MEMORY = re.compile(r'\.(?P<gb>\d+)gb', re.ASCII)
@@ -64,7 +66,7 @@ def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
 
 def of_board(gpu: model.Gpu) -> tuple[str, ...]:
     """The traits that say what a whole GPU is, whoever uses it how."""
-    memory = _rounded(gpu.memory_mib)
+    memory = of_whole(gpu.memory_mib)
     return (names.custom(names.VENDOR, gpu.device_id), *_kind(gpu),
             *([names.custom('GPU', 'MEMORY', memory)] if memory else []))
 
@@ -123,7 +125,7 @@ def _vgpu_type(gpu: model.Gpu, type_id: str | None
 
 
 def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
-    """The vGPU type that a server gets: ``A100D-1-10C``, None if none.
+    """The vGPU type that a server gets: ``A100DX-1-10C``, None if none.
 
     NVML's list comes first, then sysfs's, then (for a time-sliced vGPU,
     where the profile is the type) the offer itself.
@@ -142,7 +144,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     GB here is GiB, as in NVIDIA's own names.
     """
     if offer.mode is policy.Mode.PASSTHROUGH:
-        return _rounded(gpu.memory_mib)
+        return of_whole(gpu.memory_mib)
     type_name = vgpu_type_name(gpu, offer)
     named = _TYPE_MEMORY.search(type_name or '')
     # A type called 0B or 0Q has half a GiB: only its framebuffer tells.
@@ -153,6 +155,26 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
         return _rounded(found.framebuffer_mib)
     named = _PROFILE_MEMORY.search(offer.profile)
     return f'{int(named["gb"])}GB' if named else None
+
+
+def of_whole(mib: int | None) -> str | None:
+    """A board's memory as people write it: ``48GB``; None if unknown.
+
+    NVIDIA's own names have NVML's total, rounded up to whole GiB: 143771 MiB
+    of an H200 are the 141 of ``7g.141gb`` (go-nvlib, mig_profile.go). A
+    board whose ECC bits lie in its memory shows a sixteenth less, and older
+    drivers up to two percent less still: 46068 MiB of an A40 with 48 GB,
+    15360 or 15109 MiB of a T4 with 16 GB (listings of nvidia-smi).
+
+    :param mib: NVML's total memory, in MiB.
+    """
+    if not mib or mib < _MIB_PER_GIB:
+        return _rounded(mib)
+    for size in _ECC_SIZES:
+        left = size * _MIB_PER_GIB * 15 // 16
+        if left * 98 <= mib * 100 <= left * 100:
+            return f'{size}GB'
+    return f'{-(-mib // _MIB_PER_GIB)}GB'
 
 
 def _rounded(mib: int | None) -> str | None:

@@ -58,7 +58,7 @@ class InspectionTest(inspection_case.InspectionCase):
         self.inspect()
         self.assertEqual({
             'CUSTOM_NVIDIA_1EB8', 'CUSTOM_GPU_MODEL_TESLA_T4',
-            'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_15GB',
+            'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
             'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_HEALTHY'}, self.others)
         self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
 

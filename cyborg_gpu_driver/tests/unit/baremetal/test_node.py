@@ -80,7 +80,7 @@ class TraitsTest(NodeCase):
             'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_ARCH_AMPERE',
             'CUSTOM_NVIDIA_1EB8', 'CUSTOM_NVIDIA_20B2',
             'CUSTOM_NVIDIA_2235', 'CUSTOM_NVIDIA_2330',
-            'CUSTOM_GPU_MEMORY_15GB', 'CUSTOM_GPU_MEMORY_80GB',
+            'CUSTOM_GPU_MEMORY_16GB', 'CUSTOM_GPU_MEMORY_80GB',
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MODEL_TESLA_T4',
             'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, others)
         self.assertEqual(19, len(layouts))
@@ -284,7 +284,7 @@ class LayoutTraitsTest(NodeCase):
         self.assertEqual(mine | {'CUSTOM_GPU_SICK_ECC'}, set(wanted.traits))
         self.assertEqual(
             {'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_TESLA_T4',
-             'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_15GB',
+             'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
              'CUSTOM_NVIDIA_1EB8'}, set(wanted.left_out))
 
 

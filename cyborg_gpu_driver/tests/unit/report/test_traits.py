@@ -22,6 +22,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.partition import test_offer_mig
 from cyborg_gpu_driver.tests.unit.report import samples
 
@@ -79,7 +80,7 @@ class TestTraits(base.BaseTestCase):
         self.assertEqual((
             'CUSTOM_GPU_ARCH_AMPERE',
             'CUSTOM_GPU_KIND_PASSTHROUGH',
-            'CUSTOM_GPU_MEMORY_45GB',
+            'CUSTOM_GPU_MEMORY_48GB',
             'CUSTOM_GPU_MODEL_A40',
             'CUSTOM_GPU_NUMA_0',
             'CUSTOM_NVIDIA_2235',
@@ -117,6 +118,13 @@ class TestTraits(base.BaseTestCase):
             self.assertRegex(trait, r'\A(CUSTOM_[A-Z0-9_]+|OWNER_CYBORG)\Z')
 
 
+MEMORY = {'a10': 24, 'a100-40-pcie': 40, 'a100-80-pcie': 80, 'a16': 16,
+          'a30': 24, 'a40': 48, 'b200': 180, 'b300': 269, 'h100-nvl': 94,
+          'h200-nvl': 141, 'l4': 24, 'l40s': 48, 'rtx-a6000': 48,
+          'rtx-pro-6000': 96, 't4': 16, 'v100': 32}
+"""GB that NVIDIA's product pages or MIG profiles give a GPU."""
+
+
 class TestMemoryClass(base.BaseTestCase):
 
     def of_type(self, name, framebuffer_mib):
@@ -142,7 +150,28 @@ class TestMemoryClass(base.BaseTestCase):
             gpu, samples.a100_offers()[0]))
 
     def test_whole(self):
-        for mib, expected in ((81920, '80GB'), (81559, '80GB'),
-                              (15360, '15GB'), (512, '512MB'), (None, None)):
-            self.assertEqual(expected, traits.memory_class(
-                samples.whole(memory_mib=mib), samples.whole_offer()))
+        # What nvidia-smi shows of each, with ECC and without, and of older
+        # drivers.
+        for expected, sizes in (
+                ('512MB', (512,)), (None, (None,)), ('8GB', (7611, 8192)),
+                ('11GB', (11264,)),
+                ('16GB', (15360, 15109, 15356, 15105, 16160, 16384)),
+                ('20GB', (19190, 20470)),
+                ('24GB', (22731, 23028, 23034, 24564, 24576)),
+                ('32GB', (30712, 32510, 32768, 32760)),
+                ('40GB', (40536, 40960)),
+                ('48GB', (45556, 46068, 48601, 49140)),
+                ('80GB', (81559, 81920)), ('94GB', (95830,)),
+                ('96GB', (97871, 97887)), ('141GB', (143771,)),
+                ('180GB', (183359,)), ('269GB', (275040,))):
+            for mib in sizes:
+                self.assertEqual(expected, traits.memory_class(
+                    samples.whole(memory_mib=mib), samples.whole_offer()),
+                    mib)
+
+    def test_every_simulated_board(self):
+        for name in files.model_names():
+            board = files.load_model(name)
+            written = MEMORY.get(name) or re.search(r'\d+$', name)[0]
+            self.assertEqual(f'{written}GB', traits.of_whole(
+                board.memory_mib), name)
