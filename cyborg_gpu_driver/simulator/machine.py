@@ -158,7 +158,10 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
             self.calls.clear()
 
     def reset_gpu(self, address: str) -> None:
-        """Reset a GPU, as ``nvidia-smi --gpu-reset``.
+        """Let a GPU have been reset, as if nobody had it open.
+
+        What nvidia-smi does is :meth:`smi_reset`; this is a short cut for
+        tests.
 
         A pending MIG mode becomes current; instances and handles are gone.
 

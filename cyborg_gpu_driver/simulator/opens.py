@@ -125,9 +125,7 @@ class Opens:
         if self._directory is None:
             return None
         try:
-            descriptor = os.open(
-                self._path(gpu), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC,
-                0o644)
+            descriptor = _open_or_make(self._path(gpu))
         except OSError as error:
             raise exception.SimulationError(
                 name=error.filename, reason=error.strerror) from error
@@ -141,6 +139,16 @@ class Opens:
             with contextlib.suppress(OSError):
                 os.unlink(self._path(gpu))
         gpu.state.node += 1
+
+
+def _open_or_make(path):
+    # With O_CREAT Linux opens no file of another user in a directory with
+    # the sticky bit, not even for root (fs.protected_regular).
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
 
 
 def _close(process, opened):

@@ -287,6 +287,8 @@ class TestSharedOpens(OpensTestCase):
             self.device()
         child = self.fork(session)
         self.assertEqual([child], self.pids(_FIRST))
+        self.device()
+        self.assertEqual({child, os.getpid()}, set(self.pids(_FIRST)))
 
     def test_a_reboot_closes_what_others_have(self):
         self.start()
