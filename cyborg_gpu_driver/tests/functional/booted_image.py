@@ -36,6 +36,7 @@ _WANTS = 'etc/systemd/system/multi-user.target.wants'
 _LINKS = ('bin', 'sbin', 'lib', 'lib64')
 _DEVICES = ('/dev/null', '/dev/urandom')
 _HARDWARE = 'var/lib/hardware.json'
+_STATE = '/var/lib/cyborg/gpu'
 
 # The last two mounts of each directory are what ProtectSystem=full is.
 _ENTER = """
@@ -96,7 +97,8 @@ class Image:
         self.write('etc/passwd', 'root:x:0:0:root:/root:/bin/sh\n')
         self.write('etc/cyborg/cyborg.conf',
                    f'[gpu]\nsimulate = {machine}\n'
-                   f'simulate_state = /{_HARDWARE}\n')
+                   f'simulate_state = /{_HARDWARE}\n'
+                   f'state_path = {_STATE}\n')
 
     def path(self, path: str) -> str:
         """A path of the image, as it is outside."""
