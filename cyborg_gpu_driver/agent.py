@@ -38,6 +38,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.program import errands
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
@@ -94,8 +95,11 @@ class Agent:
         self._keeper = reserved.ReservedKeeper(placement)
         self._withdrawal = withdrawal.Withdrawal(
             self._state_path, self._keeper.in_use)
+        # The events' thread waits for no lock: whoever holds a GPU's may
+        # wait for that thread, and other GPUs have errors too.
+        self._errands = errands.Errands(self._sickened)
         self._health = health.HealthKeeper(
-            machine, self._state_path, self._sickened,
+            machine, self._state_path, self._errands.ask,
             conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
         self._watcher = events.Watcher(machine.nvml, self._health.event)
         self._watches = conf.gpu.health_events
@@ -211,7 +215,7 @@ class Agent:
         return self._health.check(host)
 
     def _sickened(self, address):
-        """Promise nothing more on a GPU; called by the events' thread."""
+        """Promise nothing more on a GPU; in a thread of that GPU."""
         with locks.gpu(self._state_path, address):
             self._publish(address)
 

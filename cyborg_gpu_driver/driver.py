@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 
 from cyborg.accelerator.drivers.gpu import base
 from cyborg.common import placement_client
@@ -61,6 +63,7 @@ class GPUDriver(base.GPUDriver):
         self._agent = None
         self._process = None
         self._failure = ''
+        atexit.register(_stop, weakref.ref(self))
         self._mdev_problem = seam.mismatch()
         if not self._mdev_problem:
             seam.install(self.bind, self.unbind)
@@ -91,6 +94,18 @@ class GPUDriver(base.GPUDriver):
         except Exception:
             LOG.exception('Nor is it known what was reported before.')
             return []
+
+    def stop(self) -> None:
+        """End what goes on in this process between two reports.
+
+        cyborg-agent tells its drivers nothing when it ends; so this is also
+        called at the exit of the interpreter. A call after it starts anew.
+        """
+        with self._mutex:
+            running = self._agent if self._process == os.getpid() else None
+            self._agent = None
+        if running is not None:
+            running.stop()
 
     def _say_failure(self, error):
         reason = exception.steady(error)
@@ -167,6 +182,13 @@ class GPUDriver(base.GPUDriver):
         """
         return (_IN_TREE in self._conf.agent.enabled_drivers
                 and not running.owns(function))
+
+
+def _stop(reference):
+    """Stop a driver at the exit of the interpreter, if it still exists."""
+    driver = reference()
+    if driver is not None:
+        driver.stop()
 
 
 def _check_placement(group):

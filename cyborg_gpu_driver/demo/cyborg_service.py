@@ -143,9 +143,17 @@ class CyborgService:
             server.stop()
         for server in self._servers:
             server.wait()
+        self._stop_drivers()
         rpc.cleanup()
         self._database.detach()
         cfg.CONF.reset()
+
+    def _stop_drivers(self):
+        """End the threads of our drivers, as the end of the agent would."""
+        if self.agent is not None:
+            for driver in self.agent._rt.acc_drivers:
+                if hasattr(driver, 'stop'):
+                    driver.stop()
 
     def _serve(self, topic, manager):
         # As cyborg.common.rpc.get_server() does, whose threads were

@@ -58,6 +58,9 @@ _WAIT_MS = 1000
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 _LET_GO_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+"""How long :meth:`Watcher.stop` waits for a thread that may be stuck in NVML.
+The thread keeps no process alive."""
 
 Callback = Callable[[health_facts.Event], object]
 
@@ -86,6 +89,7 @@ class Watcher:
         self._look = False
         self._pauses = 0
         self._stopping = False
+        self._said: set[str] = set()
 
     def watch(self, addresses: Iterable[model.PciAddress]) -> None:
         """Hear of these GPUs from now on, and of no others.
@@ -134,7 +138,7 @@ class Watcher:
             thread = self._thread
         self._wake.set()
         if thread is not None:
-            thread.join()
+            thread.join(_STOP_SECONDS)
 
     def _run(self):
         delay = _FIRST_DELAY
@@ -154,14 +158,31 @@ class Watcher:
                     continue
                 self._tell(self._wait())
                 delay = _FIRST_DELAY
-            except exception.NvmlError as error:
-                LOG.debug('Waiting for events of the GPUs: %s', error)
-                self._set.close()
+            except Exception as error:
+                self._say_failure(error)
+                self._close()
                 with self._mutex:
                     self._look = True
                 self._wake.wait(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
-        self._set.close()
+        self._close()
+
+    def _say_failure(self, error):
+        """Log what ended the wait; what nobody expects, once."""
+        if isinstance(error, exception.NvmlError):
+            LOG.debug('Waiting for events of the GPUs: %s', error)
+            return
+        text = f'{type(error).__name__}: {exception.steady(error)}'
+        if text not in self._said:
+            self._said.add(text)
+            LOG.error('Errors of the GPUs are not heard of as they happen; '
+                      'trying again: %s', text, exc_info=error)
+
+    def _close(self):
+        try:
+            self._set.close()
+        except Exception as error:
+            self._say_failure(error)
 
     def _wait(self):
         if not deadline.on_green_threads():

@@ -190,6 +190,6 @@ class MigCalls:
             profile_id=info.profileId, instance_id=info.id)
 
 
-def pointer(handle: Any) -> int | None:
+def pointer(handle: Any) -> int:
     """What a handle points to, which tells handles apart."""
-    return ctypes.cast(handle, ctypes.c_void_p).value
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

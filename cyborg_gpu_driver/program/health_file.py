@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import re
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +29,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import locks
 
 LOG = logging.getLogger(__name__)
 
@@ -60,30 +59,15 @@ class HealthFile:
     """
 
     def __init__(self, state_path: str):
-        self._directory = state_path
+        self._state_path = state_path
         self.path = os.path.join(state_path, 'health.json')
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager:
         """Keep others from changing the file, in this process or another.
 
-        The directory itself is locked: that needs no file which a command
-        of root's would have to hand over to the agent.
-
-        :raises JournalError: if the directory cannot be used.
+        :raises JournalError: if that cannot be had, or not in time.
         """
-        try:
-            durable.make_directory(self._directory)
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise exception.JournalError(
-                path=self._directory,
-                reason=f'cannot be used: {error}') from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        return locks.health(self._state_path)
 
     def read(self) -> dict[model.PciAddress, Record]:
         """The records; none without a file.

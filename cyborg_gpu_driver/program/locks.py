@@ -13,6 +13,7 @@
 """Locks across threads and processes, one a GPU."""
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from oslo_concurrency import lockutils
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+
+_HEALTH_SECONDS = 5
 
 
 def gpu(state_path: str, address: model.PciAddress
@@ -48,21 +51,47 @@ def fixed(state_path: str) -> contextlib.AbstractContextManager:
     return _lock(state_path, 'fixed')
 
 
+def health(state_path: str) -> contextlib.AbstractContextManager:
+    """Hold the record of sick GPUs for one read and write of it.
+
+    Whoever waits for it for some seconds goes on without: a report must not
+    wait for a command that somebody has stopped.
+
+    :raises JournalError: on entry, if another process keeps it.
+    """
+    return _lock(state_path, 'health', _HEALTH_SECONDS)
+
+
 @contextlib.contextmanager
-def _lock(state_path, name) -> Iterator[None]:
+def _lock(state_path, name, seconds=None) -> Iterator[None]:
     directory = os.path.join(state_path, 'locks')
     name = f'cyborg-gpu-{name}'
     _prepare(directory, name)
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(lockutils.lock(name, external=True,
-                                              lock_path=directory))
+            held.enter_context(
+                lockutils.lock(name, external=True, lock_path=directory)
+                if seconds is None else _in_time(directory, name, seconds))
         except (OSError, threading.ThreadError) as error:
             raise exception.JournalError(
                 path=os.path.join(directory, name),
                 reason=f'cannot be locked: {error}; check that [gpu] '
                 'state_path can be written') from error
         yield
+
+
+@contextlib.contextmanager
+def _in_time(directory, name, seconds):
+    """As lockutils.lock(), which waits for other processes for ever."""
+    with lockutils.internal_lock(name):
+        lock = lockutils.external_lock(name, lock_path=directory)
+        if not lock.acquire(timeout=seconds):
+            raise OSError(errno.ETIMEDOUT, 'another process has held it for '
+                          f'{seconds} s')
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def _prepare(directory, name):

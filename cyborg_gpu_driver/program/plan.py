@@ -82,6 +82,9 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
             if offer.problem:
                 raise refusal(asked, offer.problem)
             return offer
+    if gpu.problems and not gpu.visible_to_nvml:
+        raise refusal(asked, f'the GPU at {gpu.address} cannot be read: '
+                      + '; '.join(gpu.problems))
     types = sorted({offer.vgpu_type_id for offer in available
                     if offer.vgpu_type_id})
     raise refusal(asked, 'no handle was reported with that function and '

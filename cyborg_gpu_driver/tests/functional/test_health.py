@@ -12,9 +12,12 @@
 
 """A GPU that falls sick under the released Cyborg and Placement."""
 
+import queue
 import threading
 
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -22,6 +25,7 @@ GPU = '0000:07:00.0'
 OTHER = '0000:0f:00.0'
 FATAL = 79
 """The XID of a GPU that has fallen off the bus."""
+_THREAD = 'cyborg-gpu-events'
 APPLICATION = 31
 """The XID of a program that touched memory which is not its own."""
 
@@ -95,20 +99,19 @@ class EventTest(gpu_cloud.GpuTestCase):
 
     overrides = {'gpu': {'policies': 'slices', 'health_events': True},
                  'gpu_policy:slices': {'mode': 'mig',
-                                       'match_address': GPU,
+                                       'match_address': f'{GPU},{OTHER}',
                                        'profiles': '3g.40gb'}}
 
     def setUp(self):
         super().setUp()
         agent = self.driver._running()
-        self.addCleanup(agent.stop)
         # Whoever waits for the write: the keeper's own is what is seen.
-        self.written = threading.Event()
+        self.written = queue.Queue()
         publish = agent._publish
 
         def publish_and_tell(address):
             publish(address)
-            self.written.set()
+            self.written.put(str(address))
 
         agent._publish = publish_and_tell
 
@@ -117,6 +120,31 @@ class EventTest(gpu_cloud.GpuTestCase):
         profile = self.profile('CUSTOM_NVIDIA_3G_40GB')
         world.raise_xid(GPU, APPLICATION)
         world.raise_xid(GPU, FATAL)
-        self.assertTrue(self.written.wait(30), 'no event was heard of')
+        self.assertEqual(GPU, self.written.get(timeout=30))
         self.assertEqual({'3g.40gb': (2, 2)}, self.reserved())
+        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(OTHER))
+        world.raise_xid(OTHER, FATAL)
+        self.assertEqual(OTHER, self.written.get(timeout=30))
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, profile)
+
+    def test_a_gpu_whose_lock_is_held_deafens_no_other(self):
+        world = simulator.Machine.load(self.machine, self.hardware_path)
+        with locks.gpu(self.state_path, model.PciAddress.parse(GPU)):
+            world.raise_xid(GPU, FATAL)
+            world.raise_xid(OTHER, FATAL)
+            self.assertEqual(OTHER, self.written.get(timeout=30))
+            self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(OTHER))
+            # Who holds the lock may want the GPUs to be let go of.
+            with self.driver._running()._watcher.paused():
+                self.assertEqual({}, self.driver._running()
+                                 ._watcher._set.members)
+        self.assertEqual(GPU, self.written.get(timeout=30))
+        self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(GPU))
+
+    def test_the_end_of_the_agent_ends_its_threads(self):
+        self.assertIn(_THREAD, self.threads())
+        self.cloud.cloud.stop()
+        self.assertNotIn(_THREAD, self.threads())
+
+    def threads(self):
+        return [thread.name for thread in threading.enumerate()]

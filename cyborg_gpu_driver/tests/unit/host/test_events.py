@@ -16,6 +16,7 @@
 import queue
 import threading
 
+import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
@@ -239,6 +240,43 @@ class WatcherTest(base.SimulatedTestCase):
         self.watcher.watch(self.addresses)
         tries.get(timeout=_SECONDS)
         self.assertRaises(queue.Empty, tries.get, timeout=0.3)
+
+    def test_no_error_ends_it(self):
+        """Whatever breaks, it is said once, and errors are heard again."""
+        failed = threading.Semaphore(0)
+
+        def fail(_):
+            failed.release()
+            raise ValueError('not expected')
+
+        self.watch()
+        self.machine.faults.delay('nvmlEventSetWait_v2', 0, fail)
+        for _ in range(3):
+            self.assertTrue(failed.acquire(timeout=_SECONDS))
+            self.watcher.watch(self.addresses)
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
+        self.assertEqual(1, len(self.log.about('not expected')))
+
+    def test_a_stop_does_not_wait_for_what_hangs(self):
+        self.useFixture(fixtures.MockPatchObject(
+            events, '_STOP_SECONDS', 0.1))
+        self.watch()
+        hangs, release = threading.Event(), threading.Event()
+        self.addCleanup(release.set)
+
+        def hang(_):
+            hangs.set()
+            release.wait()
+
+        self.machine.faults.delay('nvmlEventSetWait_v2', 0, hang)
+        self.assertTrue(hangs.wait(_SECONDS))
+        self.watcher.stop()
+        self.machine.faults.clear()
+        release.set()
+        self.watcher._thread.join(_SECONDS)
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
 
     def test_it_is_started_again_after_a_stop(self):
         self.watch()

@@ -13,8 +13,9 @@
 
 """The file of sick GPUs gives back what it got, or says what is wrong."""
 
-import fcntl
 import os
+import subprocess
+import sys
 
 import fixtures
 from oslotest import base
@@ -24,6 +25,17 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health_file
+from cyborg_gpu_driver.program import locks
+
+_HOLD = """
+import fcntl, os, sys
+directory = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(directory, fcntl.LOCK_EX)
+stream = open(sys.argv[2], 'a')
+fcntl.lockf(stream, fcntl.LOCK_EX)
+print('held', flush=True)
+sys.stdin.read()
+"""
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -74,8 +86,33 @@ class HealthFileTest(base.BaseTestCase):
 
     def test_who_holds_it_holds_it_alone(self):
         with self.file.held():
-            descriptor = os.open(self.directory, os.O_RDONLY)
-            self.addCleanup(os.close, descriptor)
-            self.assertRaises(BlockingIOError, fcntl.flock, descriptor,
-                              fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.assertIn('BlockingIOError', self.lock_apart())
+        self.assertEqual('', self.lock_apart())
+
+    def test_nobody_is_waited_for_for_ever(self):
+        """Not for who may read the directory, nor for a stopped command."""
+        with self.file.held():
+            pass
+        self.useFixture(fixtures.MockPatchObject(
+            locks, '_HEALTH_SECONDS', 0.1))
+        held = subprocess.Popen(
+            [sys.executable, '-c', _HOLD, self.directory, self.lock_path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(held.communicate)
+        self.assertEqual('held\n', held.stdout.readline())
+        error = self.assertRaises(exception.JournalError,
+                                  self.file.held().__enter__)
+        self.assertIn('another process has held it for 0.1 s', str(error))
+
+    @property
+    def lock_path(self):
+        return os.path.join(self.directory, 'locks', 'cyborg-gpu-health')
+
+    def lock_apart(self):
+        """What another process says on stderr that locks the file."""
+        return subprocess.run(
+            [sys.executable, '-c', 'import fcntl, sys\n'
+             "stream = open(sys.argv[1], 'a')\n"
+             'fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)',
+             self.lock_path], capture_output=True, text=True,
+            check=False).stderr

@@ -1,0 +1,180 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A GPU whose NVML calls never return, under the released services."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+GPU = '0000:07:00.0'
+OTHER = '0000:0f:00.0'
+_TIMEOUT = 2
+_A_MINUTE = 60
+"""More than anything takes that does not hang, on a slow machine."""
+
+_AGENT = """
+import sys
+import cyborg.cmd
+from cyborg.common import service
+from cyborg_gpu_driver import driver
+service.prepare_service(['cyborg-agent', '--config-file', sys.argv[1]])
+print('drivers:', len(driver.GPUDriver().discover()), flush=True)
+"""
+
+_COMMAND = """
+import sys
+from cyborg_gpu_driver.cmd import main
+print('reading', flush=True)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+class HungGpuTest(gpu_cloud.GpuTestCase):
+
+    overrides = {'gpu': {'policies': 'slices', 'nvml_timeout': _TIMEOUT,
+                         'health_clean_checks': 1},
+                 'gpu_policy:slices': {'mode': 'mig',
+                                       'match_address': f'{GPU},{OTHER}',
+                                       'profiles': '3g.40gb'}}
+
+    def hang(self):
+        """Let no call about the first GPU return, in any process."""
+        self.world = simulator.Machine.load(self.machine, self.hardware_path)
+        self.world.hang_gpu(GPU)
+        self.addCleanup(self.answer)
+
+    def answer(self):
+        """Let the GPU answer; come back when this process has noticed."""
+        self.world.hang_gpu(GPU, False)
+        worker = deadline._workers.get(model.PciAddress.parse(GPU))
+        if worker is not None and worker.stuck:
+            call = worker._late[0]
+            self.assertTrue(call.wait(_A_MINUTE))
+            call.ended.release()
+
+    def timed(self, act, *arguments):
+        """Do something, which must not hang."""
+        began = time.monotonic()
+        found = act(*arguments)
+        self.assertLess(time.monotonic() - began, _A_MINUTE)
+        return found
+
+    def everything_reserved(self, gpu):
+        return all(total == reserved for total, reserved
+                   in self.reserved(gpu).values())
+
+    def asked(self, gpu):
+        """What Cyborg's agent says to bind slices of a GPU, one each."""
+        agent = self.driver._running()
+        (offer,) = agent._host.offers(agent._host.gpu(
+            model.PciAddress.parse(gpu)))
+        carriers = [function for function, _ in self.mdevs(gpu).values()]
+        return [(str(function), offer.vgpu_type_id, str(uuid.uuid4()))
+                for function in offer.parents
+                if str(function) not in carriers]
+
+    def test_reports_and_binds_elsewhere_go_on(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        (asked, *_), other = self.asked(GPU), self.asked(OTHER)
+        self.hang()
+        self.timed(self.report)
+        self.assertTrue(self.everything_reserved(GPU))
+        self.assertEqual(2, len(self.cloud.cyborg.devices()))
+        self.assertTrue(self.driver._running()._is_sick(
+            model.PciAddress.parse(GPU)))
+        # As many as fit on the GPU that answers, and one that is refused:
+        # that GPU is read again then, and no other.
+        made = len(self.mdevs(OTHER))
+        for each in other[:2 - made]:
+            self.timed(self.driver.bind, *each)
+        self.assertEqual(2, len(self.mdevs(OTHER)))
+        self.assertRaises(exception.GpuDriverError, self.timed,
+                          self.driver.bind, *other[0][:2],
+                          str(uuid.uuid4()))
+        error = self.assertRaises(exception.BindRefused, self.timed,
+                                  self.driver.bind, *asked)
+        self.assertIn('does not answer', str(error))
+        before = self.hardware(GPU)
+        for each in other[:2 - made]:
+            self.timed(self.driver.unbind, *each)
+        self.assertEqual(made, len(self.mdevs(OTHER)))
+        self.timed(self.report)
+        self.assertEqual(before, self.hardware(GPU))
+        self.answer()
+        for _ in range(3):
+            self.report()
+        self.assertFalse(self.everything_reserved(GPU))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_what_is_given_back_meanwhile_goes_later(self):
+        asked = self.asked(GPU)[0]
+        self.driver.bind(*asked)
+        self.hang()
+        self.timed(self.driver.unbind, *asked)
+        self.assertEqual(['unbinding'], [entry['phase'] for entry
+                                         in self.journal()])
+        self.timed(self.report)
+        self.answer()
+        for _ in range(3):
+            self.report()
+        self.assertEqual([], self.journal())
+        self.assertEqual(([], {}), (self.placements(GPU), self.mdevs(GPU)))
+
+    def test_the_privileged_part(self):
+        """In the privileged daemon, if that is another process."""
+        self.hang()
+        self.assertRaises(
+            exception.NvmlNotAnswering, self.timed,
+            privileged.create_gpu_instance, GPU, 9, 0, 4)
+        made, *_ = self.timed(privileged.create_gpu_instance, OTHER, 9, 0, 4)
+        self.timed(privileged.destroy_gpu_instance, OTHER, made)
+
+    def test_an_agent_ends(self):
+        self.hang()
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', _AGENT,
+             self.cloud.cloud.config_path], capture_output=True, text=True,
+            check=False, timeout=_A_MINUTE)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertTrue(done.stdout.endswith('\ndrivers: 2\n'), done.stdout)
+        self.assertNotIn('Traceback', done.stderr)
+
+    def test_a_command_ends_when_it_is_interrupted(self):
+        self.hang()
+        with open(self.cloud.cloud.config_path, encoding='utf-8') as stream:
+            patient = stream.read().replace(
+                f'nvml_timeout = {_TIMEOUT}', 'nvml_timeout = 3600')
+        self.assertIn('3600', patient)
+        path = os.path.join(self.state_path, 'patient.conf')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(patient)
+        command = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', _COMMAND, '--config-file',
+             path, 'gpu', 'list'], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        self.addCleanup(command.kill)
+        self.assertEqual('reading\n', command.stdout.readline())
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=_A_MINUTE)
+        self.assertNotEqual(0, command.returncode)
