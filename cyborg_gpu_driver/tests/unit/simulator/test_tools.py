@@ -62,7 +62,7 @@ class TestSriovManage(ToolsTestCase):
 
     def test_in_use(self):
         self.create(self.at(self.gpu), 19)
-        self.create_mdev('0000:41:00.4', 710)
+        self.create_mdev('0000:41:00.4', 622)
         self.machine.add_process(self.other, 1)
         for address, enable in ((self.gpu, False), (self.other, True)):
             self.assertEqual(
