@@ -87,6 +87,7 @@ class Agent:
         machine = platform.from_conf(conf)
         if machine.is_root():
             privileged.run_here(machine)
+        self._nvml = machine.nvml
         host_reader = reader.HostReader(machine)
         self._journal = journal.Journal(self._state_path)
         self._host = live.LiveHost(host_reader, settings,
@@ -123,7 +124,7 @@ class Agent:
                                   self._watcher.paused)
         self._preparer = prepare.Preparer(
             machine, taker, self._state_path, settings,
-            claims.Claims(placement, hostname).of)
+            claims.Claims(placement, hostname).of, unfit=self._unfit)
         self._fixed = fixed.FixedVgpus(machine, taker, self._state_path,
                                        settings)
 
@@ -162,13 +163,14 @@ class Agent:
         if self._reset:
             # Well by that, unless it says something else now.
             self._reset.clear()
-            verdicts = self._examine(self._host.refresh())
+            verdicts = self._examine(self._make_ready(self._host.refresh()))
         self._enforce(decided)
         return sickness.marked(decided.devices, verdicts, self._is_used)
 
     def stop(self) -> None:
-        """End what goes on between two reports."""
+        """End what goes on between two reports, and close NVML."""
         self._watcher.stop()
+        self._nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
         """Stubs of all GPUs that there are or were reported.
@@ -208,11 +210,26 @@ class Agent:
         return device if device.deployables else None
 
     def _examine(self, host):
-        """How every GPU is; from now on its errors are heard of."""
+        """How every GPU is; from now on its errors are heard of.
+
+        Those of a GPU that is offered whole are not: who hears of them has
+        the GPU open, and keeps libvirt from taking it.
+        """
         if self._watches:
             self._watcher.watch(gpu.address for gpu in host.gpus
-                                if gpu.visible_to_nvml)
+                                if gpu.visible_to_nvml
+                                and not self._is_whole(gpu))
         return self._health.check(host)
+
+    def _is_whole(self, gpu):
+        governing = self._settings.policy_for(gpu)
+        return (governing is not None
+                and governing.mode is policy.Mode.PASSTHROUGH)
+
+    def _unfit(self, address):
+        """Why a GPU must not be given to a server now; or ``''``."""
+        verdict = self._health.sick(address)
+        return '; '.join(verdict.reasons) if verdict else ''
 
     def _sickened(self, address):
         """Promise nothing more on a GPU; in a thread of that GPU."""

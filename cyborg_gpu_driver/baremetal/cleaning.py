@@ -53,8 +53,7 @@ class Cleaner:
         """
         return ramdisk_module.each(
             self._ramdisk.ours().gpus,
-            lambda gpu: self._ramdisk.resetter.reset(gpu.address,
-                                                     lambda: None))
+            lambda gpu: self._ramdisk.resetter.reset(gpu, lambda: None))
 
     def clear(self, properties: Mapping[str, Any]) -> Evidence:
         """Take off every GPU what cuts it up, in the driver's order.

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 
 from cliff import columns as cliff_columns
 from cliff import lister
@@ -115,10 +116,13 @@ def type_name(gpu: model.Gpu, type_id: str) -> str:
 
 
 def health(gpu: model.Gpu) -> str:
-    """``ok``, ``unknown`` where NVML cannot see it, or what is wrong."""
+    """``ok``, ``unknown`` where NVML never saw it, or what is wrong.
+
+    A GPU that is ready for a server was well when NVML was asked last.
+    """
     if gpu.problems:
         return '; '.join(gpu.problems)
-    return 'ok' if gpu.visible_to_nvml else 'unknown'
+    return 'ok' if gpu.visible_to_nvml or gpu.told_at else 'unknown'
 
 
 def _facts(gpu, mode):
@@ -130,6 +134,9 @@ def _facts(gpu, mode):
         yield name, columns.Optional(getattr(gpu, name))
     yield 'mode', mode
     yield 'visible_to_nvml', gpu.visible_to_nvml
+    yield 'told_at', columns.Optional(
+        gpu.told_at and datetime.datetime.fromtimestamp(
+            gpu.told_at, datetime.timezone.utc).isoformat(timespec='seconds'))
     yield 'processes', gpu.processes
     yield 'sriov_numvfs', gpu.sriov_numvfs
     yield 'sriov_totalvfs', gpu.sriov_totalvfs

@@ -100,7 +100,8 @@ class Machine:
         return offers.offers(gpu, governing,
                              plan.held(gpu, self.entries(gpu)),
                              self.settings.vfio_handles,
-                             self.settings.managed_handles)
+                             self.settings.managed_handles,
+                             self.settings.passthrough_driver)
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""

@@ -18,6 +18,7 @@ import os
 
 from oslo_config import cfg
 
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 
@@ -44,9 +45,24 @@ GPU_OPTS = [
         'prepare', default=True,
         help='Make GPUs ready for what their policy says when the agent '
              'starts and whenever they are idle: MIG mode, virtual '
-             'functions, mixed-size mode, vGPU scheduler, fixed vGPUs. '
-             'False leaves all that to the operator. Without policies '
-             'nothing is made ready.'),
+             'functions, mixed-size mode, vGPU scheduler, fixed vGPUs, and '
+             'vfio-pci for a GPU that is offered whole. False leaves all '
+             'that to the operator. Without policies only vfio-pci is '
+             'bound.'),
+    cfg.StrOpt(
+        'passthrough_driver', default=drivers.VFIO_PCI,
+        choices=[
+            (drivers.VFIO_PCI,
+             'a GPU is bound to vfio-pci before it is offered'),
+            (drivers.NVIDIA,
+             'a GPU that is bound to nvidia is offered as it is, and '
+             'libvirt binds it to vfio-pci when a server starts')],
+        help='Which kernel driver an idle GPU has while it is offered whole. '
+             'A GPU that the operator bound to vfio-pci is offered in '
+             'either case. Choose nvidia only where no monitor (DCGM, '
+             'nvidia-persistenced) has GPUs open: the nvidia driver '
+             'does not let go of a GPU that a process has open, and the '
+             'start of the server then hangs.'),
     cfg.BoolOpt(
         'nova_vfio_handles', default=False,
         help='Whether nova-compute on this host is started as '

@@ -22,6 +22,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 
@@ -54,6 +55,8 @@ class Settings:
     manages its function; the driver finds that out."""
     prepare: bool = True
     """``[gpu] prepare``."""
+    passthrough_driver: str = drivers.VFIO_PCI
+    """``[gpu] passthrough_driver``."""
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names this GPU."""
@@ -88,7 +91,8 @@ def read(conf: cfg.ConfigOpts) -> Settings:
     return Settings(
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
-        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare)
+        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare,
+        passthrough_driver=conf.gpu.passthrough_driver)
 
 
 def _ignored(devices):

@@ -16,37 +16,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import readiness
 
 
-def offers(gpu: model.Gpu, policy: policies.Policy
-           ) -> Iterator[offer.Offer]:
+def offers(gpu: model.Gpu, policy: policies.Policy,
+           driver: str | None = None) -> Iterator[offer.Offer]:
     """The whole GPU: never one that is carved up.
 
-    A GPU on which processes of this machine run is an offer, but none that
-    can be had now: they will end some time, and its handle must stay.
+    A GPU that libvirt cannot take, or on which processes of this machine
+    run, is an offer, but none that can be had now: that ends some time, and
+    its handle must stay.
+
+    :param driver: ``[gpu] passthrough_driver``; None asks for none, for what
+        a GPU could offer.
     """
-    problem = _carved_up(gpu)
-    busy = (f'{gpu.processes} process(es) of this machine use it'
-            if gpu.processes and not problem else '')
+    problem = readiness.carved_up(gpu)
+    busy = '' if problem else _busy(gpu, driver)
     yield offer.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=offer.WHOLE, total=1, creatable=0 if problem or busy else 1,
         parents=(gpu.address,), problem=problem, busy=busy)
 
 
-def _carved_up(gpu):
-    if not gpu.in_pci_sysfs:
-        return 'not on the PCI bus of this machine (WSL 2)'
-    if gpu.physfn is not None:
-        return f'a virtual function of {gpu.physfn}'
-    if gpu.mig is not None and gpu.mig.enabled:
-        return 'carved up: MIG mode is on'
-    if gpu.vgpus:
-        return f'carved up: {len(gpu.vgpus)} vGPU(s) on it'
-    if gpu.vfs or gpu.sriov_numvfs:
-        return (f'carved up: {len(gpu.vfs) or gpu.sriov_numvfs} virtual '
-                'function(s) enabled')
-    return ''
+def _busy(gpu, driver):
+    if gpu.processes:
+        return f'{gpu.processes} process(es) of this machine use it'
+    if driver is None or drivers.is_vfio(gpu.driver):
+        return ''
+    if driver == drivers.NVIDIA:
+        return ('' if gpu.released or gpu.driver != drivers.NVIDIA
+                else 'NVML was not asked about it and closed yet')
+    return (f'bound to {gpu.driver}; it is offered once it is bound to '
+            'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')

@@ -32,7 +32,8 @@ WHOLE = offer.WHOLE
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), vfio_handles: bool = False,
-           managed_handles: bool = False) -> tuple[Offer, ...]:
+           managed_handles: bool = False,
+           passthrough_driver: str | None = None) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
     Whatever the policy asks for and the GPU cannot give is there too, with
@@ -44,9 +45,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         bound to virtual functions of vendor VFIO.
     :param managed_handles: whether Nova leaves it to a handle who manages
         its function, so that fixed vGPUs are Cyborg's to hand out.
+    :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
+        a GPU could offer, whatever its driver is now.
     """
     if policy.mode is policies.Mode.PASSTHROUGH:
-        return tuple(offer_whole.offers(gpu, policy))
+        return tuple(offer_whole.offers(gpu, policy, passthrough_driver))
     if (managed_handles and not vfio_handles
             and gpu.framework is model.Framework.VENDOR_VFIO
             and policy.mode is not policies.Mode.OFF):

@@ -12,11 +12,11 @@
 
 """What a policy needs of a GPU, and the steps that bring it there. Pure.
 
-The order is the one that works: MIG mode, then virtual functions, then
-mixed-size mode and the scheduler. Enabling or disabling virtual functions
-(``sriov-manage``) wipes GPU instances and puts mixed-size mode and the
-scheduler back to the driver's own; the MIG mode cannot change while there
-are virtual functions ("In use by another client").
+The order is the one that works: NVIDIA's driver, MIG mode, virtual functions,
+then mixed-size mode and the scheduler, or the driver for guests. Enabling or
+disabling virtual functions (``sriov-manage``) wipes GPU instances and puts
+mixed-size mode and the scheduler back to the driver's own; the MIG mode
+cannot change while there are virtual functions ("In use by another client").
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy as policies
 
 
 class Step(enum.Enum):
     """One step towards what a policy needs; the value is for people."""
+    BIND_NVIDIA = 'bind it to nvidia'
+    REOPEN = 'open it in NVML again'
     DISABLE_FUNCTIONS = 'disable virtual functions'
     ENABLE_MIG = 'turn MIG mode on'
     DISABLE_MIG = 'turn MIG mode off'
@@ -37,6 +40,13 @@ class Step(enum.Enum):
     MIXED_ON = 'turn mixed-size mode on'
     MIXED_OFF = 'turn mixed-size mode off'
     SCHEDULER = 'set the vGPU scheduler'
+    BIND_VFIO = 'bind it to vfio-pci'
+    RELEASE = 'close it in NVML'
+
+
+HARMLESS = frozenset({Step.BIND_VFIO, Step.RELEASE})
+"""Steps that take nothing from a server that has the GPU and is shut off: it
+needs them to start again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,23 +61,65 @@ class Wants:
     """Mixed-size mode."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
     """Policy and time slice in ns; a time slice of None is any."""
+    driver: str | None = None
+    """``nvidia``, or ``vfio-pci`` for any driver that serves guests."""
+    released: bool = False
+    """Whether it is to be offered while it is bound to nvidia: then no
+    process of this library may have it open."""
 
 
-def wants(gpu: model.Gpu, policy: policies.Policy) -> Wants:
+def wants(gpu: model.Gpu, policy: policies.Policy,
+          passthrough_driver: str = drivers.VFIO_PCI) -> Wants:
     """What ``policy`` needs of ``gpu``.
 
-    Nothing of a GPU that NVML does not see: what cannot be read cannot be
-    changed safely. In MIG mode NVML does not tell whether a GPU can mix
-    sizes; it is taken for able until MIG mode is off.
+    Of a GPU that NVML does not see only its driver is wanted: what cannot be
+    read cannot be changed safely. A GPU goes back to nvidia only if this
+    library took it from there. In MIG mode NVML does not tell whether a GPU
+    can mix sizes; it is taken for able until MIG mode is off.
+
+    :param passthrough_driver: ``[gpu] passthrough_driver``.
     """
-    if not gpu.visible_to_nvml or gpu.physfn is not None:
+    if gpu.physfn is not None or not gpu.in_pci_sysfs:
         return Wants()
+    if policy.mode is policies.Mode.PASSTHROUGH:
+        return _passthrough(gpu, passthrough_driver)
+    if policy.mode is policies.Mode.OFF:
+        return Wants()
+    if not gpu.visible_to_nvml:
+        return Wants(driver=gpu.bound_from)
     return _WANTS[policy.mode](gpu, policy)
+
+
+def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
+    """What is wanted where nothing but the driver may be changed."""
+    return Wants() if carved_up(gpu) else Wants(
+        driver=wanted.driver, released=wanted.released)
+
+
+def carved_up(gpu: model.Gpu) -> str:
+    """Why a GPU is no whole one now; empty if it is."""
+    if not gpu.in_pci_sysfs:
+        return 'not on the PCI bus of this machine (WSL 2)'
+    if gpu.physfn is not None:
+        return f'a virtual function of {gpu.physfn}'
+    if gpu.mig is not None and gpu.mig.enabled:
+        return 'carved up: MIG mode is on'
+    if gpu.vgpus:
+        return f'carved up: {len(gpu.vgpus)} vGPU(s) on it'
+    if gpu.vfs or gpu.sriov_numvfs:
+        return (f'carved up: {len(gpu.vfs) or gpu.sriov_numvfs} virtual '
+                'function(s) enabled')
+    return ''
 
 
 def steps(gpu: model.Gpu, wanted: Wants) -> tuple[Step, ...]:
     """The steps from ``gpu`` as it is to what is wanted, in their order."""
     found = []
+    if gpu.released and not wanted.released:
+        # All else can be told only once NVML may be asked again.
+        return (Step.REOPEN,)
+    if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
+        return (Step.BIND_NVIDIA,)
     there = bool(gpu.vfs or gpu.sriov_numvfs)
     vfs = there if wanted.vfs is None else wanted.vfs
     sliced = gpu.mig is not None and gpu.mig.enabled
@@ -86,15 +138,27 @@ def steps(gpu: model.Gpu, wanted: Wants) -> tuple[Step, ...]:
     if wanted.scheduler is not None and (
             reset or not _schedules(gpu.scheduler, *wanted.scheduler)):
         found.append(Step.SCHEDULER)
+    if (wanted.driver == drivers.VFIO_PCI
+            and not drivers.is_vfio(gpu.driver)):
+        found.append(Step.BIND_VFIO)
+    if wanted.released and not gpu.released:
+        found.append(Step.RELEASE)
     return tuple(found)
 
 
-def _off(_gpu, _policy):
-    return Wants()
-
-
-def _passthrough(gpu, _policy):
-    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False))
+def _passthrough(gpu, driver):
+    if gpu.driver != drivers.NVIDIA:
+        # One without a driver is not in use. Another driver than NVIDIA's
+        # may drive a console: that is the operator's business.
+        return Wants(driver=drivers.VFIO_PCI) if gpu.driver is None and (
+            driver == drivers.VFIO_PCI) else Wants()
+    if gpu.released:
+        # Read as it was released: neither MIG mode nor functions.
+        return Wants(driver=driver, released=driver == drivers.NVIDIA)
+    if not gpu.visible_to_nvml:
+        return Wants()
+    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False), driver=driver,
+                 released=driver == drivers.NVIDIA)
 
 
 def _vgpu(gpu, policy):
@@ -115,8 +179,6 @@ def _sliced(gpu, _policy):
 
 
 _WANTS = {
-    policies.Mode.OFF: _off,
-    policies.Mode.PASSTHROUGH: _passthrough,
     policies.Mode.VGPU: _vgpu,
     policies.Mode.MIG: _sliced,
 }

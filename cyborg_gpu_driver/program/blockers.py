@@ -111,15 +111,22 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
 
     :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
     """
+    if not gpu.visible_to_nvml:
+        return _held(gpu.address)
     found = [_process(process)
              for process in usage.processes(machine, gpu.address)]
     found.extend(f'a guest with a {guest.type_id}'
                  for guest in usage.guests(machine, gpu))
     return tuple(found) or tuple(
-        f'{function.address} is held by process {pid} '
+        words for function in gpu.vfs for words in _held(function.address))
+
+
+def _held(function):
+    """Who has the VFIO device of a function open, for people."""
+    return tuple(
+        f'{function} is held by process {pid} '
         f'({open_files.process_name(pid)})'
-        for function in gpu.vfs
-        for pid in privileged_vgpu.vfio_holders(str(function.address)))
+        for pid in privileged_vgpu.vfio_holders(str(function)))
 
 
 def of_reset(machine: platform.Platform, gpu: model.Gpu) -> tuple[str, ...]:

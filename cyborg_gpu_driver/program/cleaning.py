@@ -201,7 +201,7 @@ class Cleaner:
             raise exception.GpuInUse(
                 gpu=gpu.address, reason='somebody has just changed its '
                 'provider in Placement')
-        evidence = self._resetter.reset(gpu.address, lambda: self._keep(
+        evidence = self._resetter.reset(gpu, lambda: self._keep(
             gpu.address, dataclasses.replace(known, state=_State.CLEANING)))
         self._audit.record(gpu.address, 'cleaned', _who(known), evidence)
         return cleaning.Known(_State.FREE, generation=closed.generation,

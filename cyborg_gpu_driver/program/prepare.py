@@ -30,6 +30,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
@@ -41,6 +42,7 @@ from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.program import whole
 
 LOG = logging.getLogger(__name__)
 
@@ -140,17 +142,24 @@ def _remove_functions(machine, gpu, _wants):
     privileged_gpu.disable_virtual_functions(str(gpu.address))
 
 
+def _bind_nvidia(machine, gpu, _wants):
+    whole.bind(machine, gpu.address, drivers.NVIDIA)
+
+
 def _mix_sizes(enable, _machine, gpu, _wants):
     privileged_gpu.set_mixed_sizes(str(gpu.address), enable)
 
 
 def _schedule(_machine, gpu, wanted):
-    policy, time_slice = wanted.scheduler
-    _check_scheduler(gpu.scheduler, policy, time_slice)
-    privileged_gpu.set_scheduler(str(gpu.address), policy.value, time_slice)
+    scheduler, time_slice = wanted.scheduler
+    _check_scheduler(gpu.scheduler, scheduler, time_slice)
+    privileged_gpu.set_scheduler(str(gpu.address), scheduler.value,
+                                 time_slice)
 
 
 _ACTIONS = {
+    readiness.Step.BIND_NVIDIA: _bind_nvidia,
+    readiness.Step.REOPEN: whole.reopen,
     readiness.Step.DISABLE_FUNCTIONS: _remove_functions,
     readiness.Step.ENABLE_MIG: functools.partial(_switch_mig, True),
     readiness.Step.DISABLE_MIG: functools.partial(_switch_mig, False),
@@ -158,6 +167,8 @@ _ACTIONS = {
     readiness.Step.MIXED_ON: functools.partial(_mix_sizes, True),
     readiness.Step.MIXED_OFF: functools.partial(_mix_sizes, False),
     readiness.Step.SCHEDULER: _schedule,
+    readiness.Step.BIND_VFIO: whole.hand_over,
+    readiness.Step.RELEASE: whole.release,
 }
 
 
@@ -169,23 +180,28 @@ class Preparer:
     :param claims: why a GPU may have servers that leave no trace on this
         machine; empty if it has none.
     :param clock: seconds that only grow.
+    :param unfit: why a GPU must not be given to a server now; empty if it
+        is well.
     """
 
     def __init__(self, machine: platform.Platform, taker: StepTaker,
                  state_path: str, settings: policies.Settings,
                  claims: Callable[[model.PciAddress], str],
-                 clock: Callable[[], float] = time.monotonic):
+                 clock: Callable[[], float] = time.monotonic,
+                 unfit: Callable[[model.PciAddress], str]
+                 = lambda address: ''):
         self._machine = machine
         self._taker = taker
         self._state_path = state_path
         self._settings = settings
         self._claims = claims
+        self._unfit = unfit
         self._binds = journal.Journal(state_path)
         self._changes = change_journal.ChangeJournal(state_path)
         self._patience = patience.Patience(LOG, clock)
 
     def wants(self, gpu: model.Gpu) -> readiness.Wants:
-        """What the operator's policy needs of a GPU; nothing without."""
+        """What a GPU needs; see :func:`wants`."""
         return wants(self._settings, gpu)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
@@ -224,8 +240,14 @@ class Preparer:
         """Why the steps cannot be taken now, for people; or ``''``."""
         if gpu.problems:
             return '; '.join(gpu.problems)
+        unfit = self._unfit(gpu.address)
+        if readiness.Step.BIND_VFIO in steps and unfit:
+            return (f'it is sick ({unfit}); it stays with its driver, which '
+                    'tells when it is well')
         try:
-            if _HARMLESS.issuperset(steps):
+            if readiness.HARMLESS.issuperset(steps):
+                found = whole.blockers_of(self._machine, gpu, steps)
+            elif _HARMLESS.issuperset(steps):
                 found = blockers.of_running(self._machine, gpu)
             else:
                 found = blockers.of_preparing(
@@ -243,25 +265,31 @@ class Preparer:
 def wants(settings: policies.Settings, gpu: model.Gpu) -> readiness.Wants:
     """What the operator's policy needs of a GPU.
 
-    Nothing without ``[gpu] prepare``, and nothing where the policy is not
-    the operator's own: then a GPU is offered as it was found.
+    Where the policy is not the operator's own, a GPU is offered as it was
+    found, and nothing but its driver is changed. Without ``[gpu] prepare``
+    not even that is: then a GPU is at most closed.
     """
     governing = settings.policy_for(gpu)
-    if (not settings.prepare or settings.policies is None
-            or governing is None):
+    if governing is None:
         return readiness.Wants()
-    return readiness.wants(gpu, governing)
+    wanted = readiness.wants(gpu, governing, settings.passthrough_driver)
+    if settings.prepare and settings.policies is not None:
+        return wanted
+    wanted = readiness.driver_only(gpu, wanted)
+    if settings.prepare:
+        return wanted
+    return dataclasses.replace(wanted, driver=None)
 
 
-def _check_scheduler(now, policy, time_slice):
+def _check_scheduler(now, scheduler, time_slice):
     """Say why a scheduler cannot be set, where NVML would only refuse.
 
     :raises StepFailed: if it cannot.
     """
     if now is None:
         reason = 'its driver schedules no vGPUs'
-    elif policy not in now.supported:
-        reason = (f'it cannot do {policy.value}, only '
+    elif scheduler not in now.supported:
+        reason = (f'it cannot do {scheduler.value}, only '
                   + (', '.join(item.value for item in now.supported)
                      or 'nothing else'))
     elif (time_slice is not None

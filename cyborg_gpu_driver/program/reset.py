@@ -28,23 +28,22 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import nvml_traces
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program import whole
 
 LOG = logging.getLogger(__name__)
 
 _BUSY = frozenset({errno.EBUSY, errno.EAGAIN})
-_NVIDIA = 'nvidia'
-_VFIO = 'vfio'
-"""In the names of the drivers that give a function to a guest: vfio-pci,
-and those for single boards such as nvgrace_gpu_vfio_pci."""
 
 
 class Resetter:
@@ -68,17 +67,24 @@ class Resetter:
         return self._machine.sysfs.exists(*pci.DEVICES, str(address),
                                           'reset')
 
-    def reset(self, address: model.PciAddress,
+    def reset(self, gpu: model.Gpu,
               begin: Callable[[], None]) -> dict[str, Any]:
         """Reset a GPU and look at it. The caller holds its lock.
 
+        :param gpu: of a recent snapshot.
         :param begin: called before the GPU is touched.
         :returns: what shows that it was reset and is clean, for JSON.
         :raises GpuInUse: if somebody uses it; it was not reset.
         :raises StepFailed: if it cannot be reset, or is not clean.
         :raises NvmlError, SysfsError, UsageUnknown: as the machine answers.
         """
+        address = gpu.address
+        self._check_possible(address)
+        self._open(gpu, begin)
         before = self._check_idle(address)
+        if before.uuid is not None and gpu.uuid not in (None, before.uuid):
+            raise exception.StepFailed(
+                reason=f'NVML shows {before.uuid} where {gpu.uuid} was')
         begin()
         began = time.monotonic()
         self._write(address)
@@ -87,24 +93,43 @@ class Resetter:
         reason = cleaning.remains(before, after)
         if reason:
             raise exception.StepFailed(reason=reason)
+        if pci_health.read(self._machine.sysfs, address).reachable is False:
+            raise exception.StepFailed(
+                reason='its PCI configuration space cannot be read after '
+                'the reset')
         return {'method': self._machine.sysfs.read_optional(
                     *pci.DEVICES, str(address), 'reset_method'),
                 'seconds': seconds, 'before': dataclasses.asdict(before),
                 'after': dataclasses.asdict(after)}
 
-    def _check_idle(self, address):
-        """The traces of a GPU that can be reset, and that nobody uses."""
+    def _open(self, gpu, begin):
+        """Let NVML see a GPU that this library took from nvidia.
+
+        One that the operator bound to vfio-pci stays there: the nvidia
+        driver may not be meant to have it at all.
+        """
+        if gpu.bound_from == drivers.NVIDIA:
+            begin()
+            with self._quiet():
+                whole.bind(self._machine, gpu.address, drivers.NVIDIA)
+        elif gpu.released:
+            whole.reopen(self._machine, gpu)
+
+    def _check_possible(self, address):
         if not self.can_reset(address):
             raise exception.StepFailed(
                 reason='the kernel has no way to reset it (no file "reset" '
                 'in sysfs); [gpu] clean_whole_gpus = false offers it all '
                 'the same')
+
+    def _check_idle(self, address):
+        """The traces of a GPU that nobody uses."""
         traces = self._traces(address)
         if traces.processes:
             raise exception.GpuInUse(
                 gpu=address, reason=f'{traces.processes} process(es) of '
                 'this machine use it')
-        if _is_vfio(traces.driver):
+        if drivers.is_vfio(traces.driver):
             holders = privileged_vgpu.vfio_holders(str(address))
             if holders:
                 raise exception.GpuInUse(
@@ -117,7 +142,8 @@ class Resetter:
         LOG.info('Resetting GPU %s for its next tenant', address)
         try:
             with self._quiet():
-                privileged.reset_gpu(str(address))
+                self._machine.nvml.reset()
+                privileged_driver.reset(str(address))
         except exception.SysfsError as error:
             if error.errno in _BUSY:
                 raise exception.GpuInUse(
@@ -144,9 +170,9 @@ class Resetter:
         :raises NvmlError, SysfsError: if it cannot be looked at.
         """
         driver = pci.PciBus(self._machine.sysfs).driver(address)
-        if driver is None or _is_vfio(driver):
+        if driver is None or drivers.is_vfio(driver):
             return cleaning.Traces(driver)
-        if driver != _NVIDIA:
+        if driver != drivers.NVIDIA:
             raise exception.StepFailed(
                 reason=f'it is bound to {driver}, of which it is not known '
                 'who uses it')
@@ -158,7 +184,3 @@ class Resetter:
             processes=len(nvml_process.processes(nvml, device)),
             memory_used_mib=used, memory_mib=total,
             ecc_uncorrected=nvml_traces.uncorrected_errors(nvml, device))
-
-
-def _is_vfio(driver):
-    return driver is not None and _VFIO in driver

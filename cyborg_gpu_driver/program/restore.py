@@ -237,7 +237,8 @@ def _needed(wants: readiness.Wants, gpu: model.Gpu,
             entries: Iterable[journal.Entry]) -> readiness.Wants:
     """What a GPU needs for all that is to be restored on it.
 
-    What is bound comes first, then what is laid out, then the policy.
+    What is bound comes first, then what is laid out, then the policy. Its
+    driver is for the agent to choose, who knows of servers.
 
     :param wants: the policy's.
     """
@@ -256,7 +257,7 @@ def _needed(wants: readiness.Wants, gpu: model.Gpu,
             and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
         scheduler = None
     return readiness.Wants(_needed_mig(wants.mig, gpu, saved, entries), vfs,
-                           mixed, scheduler)
+                           mixed, scheduler, released=gpu.released)
 
 
 def _needed_mig(wanted, gpu, saved, entries):

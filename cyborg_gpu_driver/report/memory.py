@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import fields
+from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names
@@ -78,7 +79,8 @@ def untrusted(gpu: model.Gpu, known: Remembered | None,
     """
     if gpu.problems:
         return '; '.join(gpu.problems)
-    if gpu.visible_to_nvml or gpu.driver != 'nvidia':
+    if (gpu.visible_to_nvml or gpu.released
+            or gpu.driver != drivers.NVIDIA):
         return ''
     if library_missing and (known is None or 'uuid' not in known.facts):
         return ''

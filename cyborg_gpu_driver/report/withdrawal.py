@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 _KIND = 'cyborg-gpu report'
 _VERSION = 1
 _LEFT = 'GPU %(gpu)s is left as Cyborg has it: %(reason)s'
-_WAITING = 'GPU %(gpu)s is not reported before it is idle: %(reason)s'
+_WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,7 @@ def needs_fabric_manager(gpu: gpu_module.Gpu) -> bool:
 def done(gpu: gpu_module.Gpu) -> None:
     """Be as a reset leaves the GPU."""
     gpu.clear()
+    gpu.state.resets += 1
     gpu.state.mig = gpu.state.pending
 
 

@@ -151,6 +151,7 @@ class Gpu:
     """Whether no call about it returns."""
     epoch: int = 0
     """Counts resets and unbinds: handles of an earlier one are dead."""
+    resets: int = 0
     override: str | None = None
     """What is written to ``driver_override``."""
     removing: bool = False

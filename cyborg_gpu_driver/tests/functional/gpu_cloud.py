@@ -102,7 +102,17 @@ class GpuTestCase(base.TestCase):
         for option, value in options.items():
             conf.set_override(option, value, group=group)
             self.addCleanup(conf.clear_override, option, group=group)
+        self.end_agent()
         type(self.driver).__init__(self.driver)
+
+    def end_agent(self):
+        """End the agent, as if its process had; the next call starts one.
+
+        What this process has open in NVML would keep a GPU from its server.
+        """
+        if self.driver._agent is not None:
+            self.driver._agent.stop()
+        self.driver._agent = None
 
     @contextlib.contextmanager
     def no_placement(self):

@@ -97,7 +97,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
                 self.assertEqual(os.geteuid(), os.stat(path).st_uid, path)
 
     def restart(self):
-        self.driver._agent = None
+        self.end_agent()
 
     def use_and_return(self):
         """A server comes and goes, and leaves nothing."""

@@ -240,6 +240,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def restart_agent(self):
         """Start the agent again, as a new process reads its files."""
         cfg.CONF.reload_config_files()
+        self.end_agent()
         type(self.driver).__init__(self.driver)
 
     def configure(self, number):

@@ -62,7 +62,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 
     def test_nvml_is_away_when_the_agent_starts(self):
         self.world().unload_library()
-        self.driver._agent = None
+        self.end_agent()
         self.assert_nothing_lost()
 
     def test_a_gpu_falls_off_the_bus(self):
@@ -133,7 +133,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.cloud.report()
         before = self.cloud.placement.snapshot()
         self.cloud.report()
-        self.driver._agent = None
+        self.end_agent()
         self.cloud.report()
         self.assertEqual(before, self.cloud.placement.snapshot())
         self.assertEqual(self.devices, self.cyborgs_devices())

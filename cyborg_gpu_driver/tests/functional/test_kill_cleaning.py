@@ -52,7 +52,7 @@ class CleaningTest(kill_case.KillCase):
             self._give_back()
             self._report()
             self.assertEqual((0, 0), self._inventory())
-            self.assertEqual(1, self.gpu().epoch)
+            self.assertEqual(1, self.gpu().resets)
 
         self.sweep(self._taken, self._report, check)
         self.say('a tenant of a whole GPU is seen')
@@ -131,7 +131,7 @@ class CleaningTest(kill_case.KillCase):
         return item['reserved'], used
 
     def _resets(self):
-        return (self.gpu().epoch if os.path.exists(self.hardware) else 0)
+        return (self.gpu().resets if os.path.exists(self.hardware) else 0)
 
     def _known(self):
         with open(os.path.join(self.state_path, 'cleaning.json'),

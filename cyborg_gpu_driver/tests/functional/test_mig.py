@@ -109,10 +109,10 @@ class BindTest(OneGpuCase):
     def test_an_agent_started_again_knows_what_is_bound(self):
         server = self.cloud.bind(self.profile(_class('3g.40gb')))
         bound = self.everything()
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual(bound, self.everything())
-        self.driver._agent = None
+        self.end_agent()
         self.cloud.unbind(server)
         self.assertEqual(self.untouched, self.everything())
 
@@ -140,7 +140,7 @@ class BindTest(OneGpuCase):
         self.restore()
         self.assertEqual(placements, self.placements())
         self.assertEqual(mdevs, self.mdevs())
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual(bound['placement'], self.cloud.placement.snapshot())
         for server in servers:

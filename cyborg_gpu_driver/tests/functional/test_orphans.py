@@ -87,7 +87,7 @@ class MdevTest(OrphanCase):
     def forget(self):
         """Lose the journal."""
         os.unlink(os.path.join(self.state_path, 'journal.json'))
-        self.driver._agent = None
+        self.end_agent()
 
     def test_a_servers_is_none_and_one_made_by_hand_is(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))

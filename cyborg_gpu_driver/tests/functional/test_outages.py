@@ -125,7 +125,7 @@ class FullDiskTest(DiskCase):
 
     def test_a_report_that_cannot_be_remembered(self):
         os.unlink(os.path.join(self.state_path, 'reported.json'))
-        self.driver._agent = None
+        self.end_agent()
         with self.disk.full():
             self.assert_said_once('reported.json')
         self.cloud.report()
@@ -142,7 +142,7 @@ class ReadOnlyTest(DiskCase):
         self.assert_all_right()
 
     def test_the_agent_starts(self):
-        self.driver._agent = None
+        self.end_agent()
         with self.disk.read_only():
             self.assert_said_once('could not be compared',
                                   'cannot be written to')
@@ -177,7 +177,7 @@ class UnreadableTest(outages.OutageCase):
         self.assert_all_right()
 
     def test_what_was_reported(self):
-        self.driver._agent = None
+        self.end_agent()
         with self.unreadable('reported.json'):
             self.assert_said_once('Nothing can be reported')
             self.assertEqual(self.both, self.everything())

@@ -77,7 +77,7 @@ class PlacementTest(PlacementCase):
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
 
     def test_away_when_the_agent_starts(self):
-        self.driver._agent = None
+        self.end_agent()
         with self.door.shut():
             self.assert_said_once('cannot be written to')
             self.cloud.unbind(self.going)
@@ -238,7 +238,7 @@ class CloudTest(outages.OutageCase):
         here = self.useFixture(keystone.KeystoneFixture(answer))
         self.door = self.useFixture(outages.Door(here.auth_url))
         here.write_clouds(here=f'{self.door.url}/v3')
-        self.driver._agent = None
+        self.end_agent()
         self.lines()
         self.cloud.report()
         self.assertEqual([], self.lines())
@@ -259,7 +259,7 @@ class CloudTest(outages.OutageCase):
         self.assert_all_right()
 
     def test_keystone_is_away_when_the_agent_starts(self):
-        self.driver._agent = None
+        self.end_agent()
         with self.door.shut():
             self.check()
         self.cloud.unbind(self.going)

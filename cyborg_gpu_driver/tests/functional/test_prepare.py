@@ -35,7 +35,7 @@ class PrepareCase(gpu_cloud.GpuTestCase):
             self.addCleanup(self.driver._conf.clear_override, name,
                             group='gpu_policy:one')
         self.driver._settings = policies.read(self.driver._conf)
-        self.driver._agent = None
+        self.end_agent()
         self.report()
 
     def is_now(self):
@@ -105,7 +105,7 @@ class SlicedTest(PrepareCase):
         world = simulator.Machine.load(self.machine, self.hardware_path)
         before = self.reserved()
         world.reboot()
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual((True, 20), self.is_now())
         self.assertEqual(before, self.reserved())

@@ -211,7 +211,7 @@ class HandleTest(ReconcileCase):
     def test_what_cyborg_forgot_stays_while_cyborg_does_not_answer(self):
         self.lose_request(self.server)
         self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
-        self.driver._agent = None
+        self.end_agent()
         lines = self.reports()
         self.assert_named_once(lines, '0 allocated in Placement, 1 bound')
         self.assert_named_once(lines, '1 differences')
@@ -368,7 +368,7 @@ class LostJournalTest(ReconcileCase):
     def lose(self, content):
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write(content)
-        self.driver._agent = None
+        self.end_agent()
 
     def come_back(self):
         self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
@@ -441,7 +441,7 @@ class LostVfioJournalTest(ReconcileCase):
         with open(os.path.join(self.state_path, 'journal.json'), 'w',
                   encoding='utf-8') as stream:
             stream.write('{')
-        self.driver._agent = None
+        self.end_agent()
         self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
         # Which instances were there before cannot be known.
         self.assertEqual([dict(bound, foreign_ids=[])], self.journal())

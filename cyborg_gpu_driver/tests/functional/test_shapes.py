@@ -204,7 +204,7 @@ class RebootTest(ShapeCase):
                    for _ in range(min(3, self.sums[smallest]))]
         bound, vgpus = self.everything(), self._vgpus()
         places = self.placements()
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual(bound, self.everything())
         simulator.Machine.load(self.machine, self.hardware_path).reboot()
@@ -212,7 +212,7 @@ class RebootTest(ShapeCase):
         self.restore()
         self.assertEqual(vgpus, self._vgpus())
         self.assertEqual(places, self.placements())
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual(bound['placement'], self.cloud.placement.snapshot())
         for server in servers:

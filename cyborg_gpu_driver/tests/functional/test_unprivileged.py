@@ -20,6 +20,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import test_whole
 from cyborg_gpu_driver.tests.functional import unprivileged
 
 _TESTS = 'cyborg_gpu_driver.tests.functional.'
@@ -55,7 +56,7 @@ class UnprivilegedTest(base.BaseTestCase):
              machine, *(_TESTS + name for name in names)],
             env={**os.environ, 'TMPDIR': self.own, 'OS_LOG_CAPTURE': '1'},
             capture_output=True, text=True, check=False,
-            timeout=10 * _A_MINUTE)
+            timeout=60 * _A_MINUTE)
         self.assertEqual(0, done.returncode, done.stderr)
 
     def test_nothing_goes_past_the_daemon(self):
@@ -88,6 +89,11 @@ class UnprivilegedTest(base.BaseTestCase):
 
     def test_beside_root(self):
         self.run_tests('dgx-a100-80', 'root_beside.BesideTest')
+
+    def test_whole_gpus(self):
+        machine = os.path.join(self.directory, test_whole.FILE)
+        test_whole.write_host(machine, 'nvidia')
+        self.run_tests(machine, 'test_whole.RoundsTest')
 
     def test_a_whole_gpu_is_reset(self):
         self.run_tests(

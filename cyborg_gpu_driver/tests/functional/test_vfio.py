@@ -54,7 +54,7 @@ class BindTest(VfioCase):
         self.assertEqual({'3g.40gb': (2, 0), '7g.80gb': (1, 1)},
                          self.reserved())
         bound = self.everything()
-        self.driver._agent = None
+        self.end_agent()
         self.report()
         self.assertEqual(bound, self.everything())
         self.cloud.unbind(server)

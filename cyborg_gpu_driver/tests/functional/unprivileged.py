@@ -39,6 +39,7 @@ from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import root_beside
+from cyborg_gpu_driver.tests.functional import test_whole
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 
@@ -89,7 +90,8 @@ def main(directory: str, machine: str, *names: str) -> bool:
     cfg.CONF(['--config-file', options])
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()
-    root_beside.BesideTest.root = root_beside.Root(directory, machine)
+    root = root_beside.Root(directory, machine)
+    root_beside.BesideTest.root = test_whole.WholeCase.root = root
     nobody.give(own)
     nobody.become()
     gpu_cloud.GpuTestCase.hardware_directory = directory

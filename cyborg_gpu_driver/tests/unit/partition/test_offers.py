@@ -118,6 +118,26 @@ class TestPassthrough(base.BaseTestCase):
         self.assertEqual((0, ''), (offer.creatable, offer.busy))
         self.assertIn('carved up', offer.problem)
 
+    def test_libvirt_must_be_able_to_take_it(self):
+        for driver, fields, said in (
+                ('vfio-pci', {}, 'bound to nvidia; '),
+                ('vfio-pci', {'driver': 'nouveau'}, 'bound to nouveau; '),
+                ('vfio-pci', {'driver': None}, 'not bound to vfio-pci'),
+                ('vfio-pci', {'driver': 'vfio-pci'}, ''),
+                ('vfio-pci', {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
+                ('vfio-pci', {'released': True}, 'bound to nvidia; '),
+                ('nvidia', {}, 'NVML was not asked about it and closed'),
+                ('nvidia', {'released': True}, ''),
+                ('nvidia', {'driver': 'vfio-pci'}, ''),
+                ('nvidia', {'driver': None}, ''),
+                (None, {}, '')):
+            offer, = offers.offers(
+                boards.gpu((), **{'mig': None, **fields}), WHOLE,
+                passthrough_driver=driver)
+            self.assertTrue(offer.busy.startswith(said), offer.busy)
+            self.assertEqual((bool(said), '', int(not said)), (
+                bool(offer.busy), offer.problem, offer.creatable))
+
     def test_off(self):
         self.assertEqual((), offers.offers(
             a100(), policy.Policy('none', policy.Mode.OFF)))

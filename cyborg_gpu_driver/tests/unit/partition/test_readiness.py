@@ -46,8 +46,25 @@ def steps(gpu, governing):
     return readiness.steps(gpu, readiness.wants(gpu, governing))
 
 
+def handed_over(**fields):
+    """A GPU that this library bound to vfio-pci."""
+    return a100(**{'driver': 'vfio-pci', 'visible_to_nvml': False,
+                   'mig': None, 'mixed_sizes': None, 'scheduler': None,
+                   'bound_from': 'nvidia', 'told_at': 1.0, **fields})
+
+
+def released(**fields):
+    return handed_over(**{'driver': 'nvidia', 'bound_from': None,
+                          'released': True, **fields})
+
+
 def taken(gpu, step, wanted):
     """The GPU as a step leaves it on real hardware."""
+    if step is Step.BIND_VFIO:
+        assert not gpu.vfs, 'refused: virtual functions are enabled'
+        return handed_over()
+    if step is Step.BIND_NVIDIA:
+        return a100()
     if step in (Step.ENABLE_MIG, Step.DISABLE_MIG):
         assert not gpu.vfs, 'refused: virtual functions are enabled'
         enabled = step is Step.ENABLE_MIG
@@ -67,7 +84,8 @@ class TestWants(base.BaseTestCase):
     def test_each_mode(self):
         for gpu, governing, expected in (
                 (a100(), rules('off'), ()),
-                (a100(), rules('passthrough'), (False, False)),
+                (a100(), rules('passthrough'),
+                 (False, False, None, None, 'vfio-pci')),
                 (a100(), rules('mig'), (True, True)),
                 (a100(), rules('vgpu'), (False, True, False)),
                 (a100(), rules('vgpu', mixed_sizes=True),
@@ -80,12 +98,18 @@ class TestWants(base.BaseTestCase):
                 (a100(), rules('vgpu', scheduler=BEST),
                  (False, True, False, (BEST, None))),
                 (t4(), rules('vgpu'), ()), (t4(), rules('mig'), ()),
-                (t4(), rules('passthrough'), ()),
+                (t4(), rules('passthrough'),
+                 (None, None, None, None, 'vfio-pci')),
                 # It cannot mix sizes, so it is not asked to.
                 (a100(mixed_sizes=None), rules('vgpu', mixed_sizes=True),
                  (False, True))):
             self.assertEqual(readiness.Wants(*expected),
                              readiness.wants(gpu, governing), governing)
+
+    def test_under_wsl_nothing_is_wanted(self):
+        for mode in policy.Mode:
+            self.assertEqual(readiness.Wants(), readiness.wants(
+                a100(in_pci_sysfs=False), rules(mode.value)))
 
     def test_what_nvml_does_not_see_is_left_alone(self):
         for fields in ({'visible_to_nvml': False},
@@ -112,9 +136,10 @@ class TestSteps(base.BaseTestCase):
                 (a100(True), rules('mig'), (Step.ENABLE_FUNCTIONS,)),
                 (a100(True, 16), rules('mig'), ()),
                 (a100(True, 16), rules('passthrough'),
-                 (Step.DISABLE_FUNCTIONS, Step.DISABLE_MIG)),
+                 (Step.DISABLE_FUNCTIONS, Step.DISABLE_MIG,
+                  Step.BIND_VFIO)),
                 (a100(vfs=16), rules('passthrough'),
-                 (Step.DISABLE_FUNCTIONS,)),
+                 (Step.DISABLE_FUNCTIONS, Step.BIND_VFIO)),
                 (a100(True, 16), mixed,
                  (Step.DISABLE_FUNCTIONS, Step.DISABLE_MIG,
                   Step.ENABLE_FUNCTIONS, Step.MIXED_ON, Step.SCHEDULER)),
@@ -158,7 +183,7 @@ class TestSteps(base.BaseTestCase):
     def test_the_end_is_reached_from_anywhere(self):
         starts = [a100(enabled, vfs) for enabled in (False, True)
                   for vfs in (0, 16)]
-        starts.append(a100(vfs=16, mixed_sizes=True))
+        starts += [a100(vfs=16, mixed_sizes=True), handed_over()]
         ends = [rules('mig'), rules('passthrough'), rules('vgpu'),
                 rules('vgpu', mixed_sizes=True, scheduler=BEST),
                 rules('vgpu', scheduler=FIXED, time_slice=3)]
@@ -168,6 +193,68 @@ class TestSteps(base.BaseTestCase):
             while left := steps(gpu, governing):
                 gpu = taken(gpu, left[0], readiness.wants(gpu, governing))
                 done.append(left[0])
+            if planned == (Step.BIND_NVIDIA,):
+                # What more is needed NVML tells only then.
+                self.assertEqual(Step.BIND_NVIDIA, done[0])
+                continue
             # Beforehand it is not known what scheduler a reset brings.
             self.assertIn(planned, (tuple(done), (*done, Step.SCHEDULER)),
                           governing)
+
+
+class TestDriver(base.BaseTestCase):
+
+    def wants(self, gpu, mode='passthrough', driver='vfio-pci'):
+        return readiness.wants(gpu, rules(mode), driver)
+
+    def steps(self, *arguments):
+        return readiness.steps(arguments[0], self.wants(*arguments))
+
+    def test_a_whole_gpu_is_bound_once(self):
+        self.assertEqual((Step.BIND_VFIO,), self.steps(a100()))
+        self.assertEqual((), self.steps(handed_over()))
+
+    def test_one_that_the_operator_bound_stays_in_every_mode(self):
+        for driver in ('vfio-pci', 'nvgrace_gpu_vfio_pci'):
+            gpu = handed_over(driver=driver, bound_from=None)
+            for mode in ('passthrough', 'mig', 'off'):
+                self.assertEqual((), self.steps(gpu, mode))
+
+    def test_one_that_we_bound_goes_back_for_another_mode(self):
+        for mode in ('mig', 'vgpu'):
+            self.assertEqual((Step.BIND_NVIDIA,),
+                             self.steps(handed_over(), mode))
+        self.assertEqual((), self.steps(handed_over(), 'off'))
+
+    def test_without_a_driver_it_is_bound(self):
+        gpu = handed_over(driver=None, bound_from=None)
+        self.assertEqual((Step.BIND_VFIO,), self.steps(gpu))
+        self.assertEqual((), self.steps(gpu, 'passthrough', 'nvidia'))
+
+    def test_another_driver_is_left_alone(self):
+        gpu = handed_over(driver='nouveau', bound_from=None)
+        for mode in ('passthrough', 'mig'):
+            self.assertEqual((), self.steps(gpu, mode))
+
+    def test_what_nvml_cannot_read_is_left_alone(self):
+        self.assertEqual((), self.steps(a100(visible_to_nvml=False)))
+
+    def test_a_gpu_that_stays_on_nvidia_is_closed(self):
+        self.assertEqual((Step.RELEASE,),
+                         self.steps(a100(), 'passthrough', 'nvidia'))
+        self.assertEqual((), self.steps(released(), 'passthrough', 'nvidia'))
+        # A guest has it, or the operator bound it.
+        self.assertEqual((), self.steps(handed_over(), 'passthrough',
+                                        'nvidia'))
+
+    def test_it_is_opened_again_for_anything_else(self):
+        for arguments in (('mig',), ('vgpu',), ('passthrough', 'vfio-pci')):
+            self.assertEqual((Step.REOPEN,),
+                             self.steps(released(), *arguments))
+
+    def test_what_nothing_else_may_be_changed_of(self):
+        for gpu, expected in (
+                (a100(), (Step.BIND_VFIO,)), (t4(), (Step.BIND_VFIO,)),
+                (a100(True), ()), (a100(vfs=4), ()), (handed_over(), ())):
+            self.assertEqual(expected, readiness.steps(
+                gpu, readiness.driver_only(gpu, self.wants(gpu))))

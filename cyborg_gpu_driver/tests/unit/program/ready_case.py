@@ -14,10 +14,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
@@ -51,7 +54,9 @@ class ReadyCase(base.BaseTestCase):
                 gpu.state.vfs = 0
                 gpu.state.mig = gpu.state.pending = False
         self.address = model.PciAddress.parse(self.machine.gpus[0].address)
-        self.platform = platform.open_platform(self.machine)
+        self.platform = dataclasses.replace(
+            platform.open_platform(self.machine),
+            records=gpu_record.Records(self.state_path))
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
         self.reader = reader.HostReader(self.platform)

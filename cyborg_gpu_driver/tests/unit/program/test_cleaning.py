@@ -140,7 +140,7 @@ class CleaningCase(base.BaseTestCase):
     def resets(self):
         """How often the GPU was reset, as the simulator knows it."""
         with self.machine.operation():
-            return self.machine.gpu(self.address).state.epoch
+            return self.machine.gpu(self.address).state.resets
 
     def whats(self):
         return [record.what for record
@@ -264,15 +264,16 @@ class TenantsTest(CleaningCase):
 
 class ObstacleTest(CleaningCase):
 
-    def test_processes_and_a_busy_kernel_are_waited_for(self):
+    def test_processes_and_holders_are_waited_for(self):
         self.use_up()
         self.machine.add_process(str(self.address), 4711)
         for _ in range(3):
             self.assertTrue(self.look())
         self.machine.remove_process(4711)
-        self.machine.faults.fail_write(_RESET, errno.EBUSY)
+        self.machine.add_holder(str(self.address), 4712, 'nv-hostengine')
         self.assertTrue(self.look())
         self.assertEqual(0, self.resets())
+        self.machine.remove_holder(4712)
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
         self.assertEqual(['given', 'returned', 'not-cleaned', 'not-cleaned',
@@ -316,7 +317,8 @@ class ObstacleTest(CleaningCase):
         self.machine.set_health(str(self.address), uncorrected=2)
         self.use_up()
         # A reset that the kernel believes in and the GPU does not.
-        self.machine.gpu(str(self.address)).clear = lambda: None
+        gpu = self.machine.gpu(str(self.address))
+        gpu.clear = gpu.driver_leaves = lambda: None
         self.assertTrue(self.look())
         self.assertIs(_STATE.STUCK, self.state())
         self.assertIn('memory errors', self.evidence()['reason'])

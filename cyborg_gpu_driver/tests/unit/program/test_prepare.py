@@ -48,10 +48,11 @@ class StepsTest(ready_case.ReadyCase):
                           'ENABLE_FUNCTIONS'], self.steps())
         self.assertEqual((True, 20), self.is_now())
         self.govern('passthrough')
-        self.assertEqual(['DISABLE_FUNCTIONS', 'DISABLE_MIG'], self.steps())
+        self.assertEqual(['DISABLE_FUNCTIONS', 'DISABLE_MIG', 'BIND_VFIO'],
+                         self.steps())
         self.assertEqual((False, 0), self.is_now())
         self.govern('vgpu', vgpu_types=('A100DX-8C',))
-        self.assertEqual(['ENABLE_FUNCTIONS'], self.steps())
+        self.assertEqual(['BIND_NVIDIA', 'ENABLE_FUNCTIONS'], self.steps())
         self.assertEqual((False, 20), self.is_now())
 
     def test_mixed_sizes_and_scheduler_come_after_the_functions(self):
@@ -85,7 +86,7 @@ class StepsTest(ready_case.ReadyCase):
         with_policy = policies.Settings(policies=(
             policy.Policy('p', policy.Mode.MIG),))
         for settings in (
-                policies.Settings(),
+                policies.Settings(prepare=False),
                 policies.Settings(policies=with_policy.policies,
                                   prepare=False),
                 policies.Settings(policies=with_policy.policies,

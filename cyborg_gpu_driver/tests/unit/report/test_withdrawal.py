@@ -245,7 +245,7 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertEqual({}, devices)
             self.assertEqual((), decision.trusted)
         self.assertEqual(1, log.output.count(
-            'is not reported before it is idle: 3 processes'))
+            'is not reported yet: 3 processes'))
         self.assertEqual((), self.withdrawal.held())
         self.assertEqual({_ADDRESS}, set(self.report(
             _GPU, make=self.whole())))

@@ -1,0 +1,365 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whole GPUs are closed and on vfio-pci before anybody can ask for one.
+
+What is held, and what an unbind had to wait for, is the simulated kernel's
+to tell, which counts opens of each device node for each process.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+
+import fixtures
+from testtools import content
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+T4 = '0000:3b:00.0'
+A40 = '0000:41:00.0'
+AUDIO = '0000:41:00.1'
+A100 = '0000:c1:00.0'
+FILE = 'whole.yaml'
+_HOST = """
+driver_version: '550.144.02'
+cuda_version: 12040
+gpus:
+  - {{model: t4, address: '{T4}', driver: {driver}}}
+  - {{model: a40, address: '{A40}', driver: {driver}, framework: mdev}}
+  - {{model: a100-80, address: '{A100}', driver: {driver}, framework: mdev}}
+functions:
+  - address: '{AUDIO}'
+    vendor: 10de
+    device: 1aef
+    class: '040300'
+    driver: {audio}
+"""
+_ROUNDS = int(os.environ.get('CYBORG_GPU_WHOLE_ROUNDS', '25'))
+"""How often something happens to whole GPUs in the random test."""
+
+
+class WholeCase(gpu_cloud.GpuTestCase):
+    """Three GPUs, of which one has a function for audio."""
+
+    root = None
+    """What root does, where this process is not root's."""
+    driver_at_boot = 'nvidia'
+    passthrough_driver = 'vfio-pci'
+    gpu = A40
+
+    def setUp(self):
+        self.log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver', level=logging.INFO, nuke_handlers=False))
+        place = self.hardware_directory or self.useFixture(
+            fixtures.TempDir()).path
+        self.machine = os.path.join(place, FILE)
+        if not os.path.exists(self.machine):
+            write_host(self.machine, self.driver_at_boot)
+        self.overrides = {'gpu': {
+            'passthrough_driver': self.passthrough_driver,
+            **self.overrides.get('gpu', {})},
+            **{group: options for group, options in self.overrides.items()
+               if group != 'gpu'}}
+        super().setUp()
+        self.whole = self.profile('PGPU')
+
+    @property
+    def world(self):
+        """The simulated machine, for what happens to it from outside."""
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
+    def happen(self, act, *arguments):
+        """Let something happen to the machine, as root may."""
+        if self.root is not None:
+            self.root.world(act, *arguments)
+        else:
+            getattr(self.world, act)(*arguments)
+
+    def driver_of(self, address):
+        return self.world.drivers.of(address)
+
+    def inventory(self, address):
+        """Total and reserved; None if the GPU is not offered."""
+        return self.reserved(address).get('passthrough')
+
+    def offered(self):
+        """GPUs that somebody could get now."""
+        return {address for address in (T4, A40, A100)
+                if self.inventory(address) == (1, 0)}
+
+    def traits(self, address):
+        provider = self.cloud.provider(self.name('passthrough', address))
+        return set(self.cloud.placement.traits(provider['uuid']))
+
+    def boot(self):
+        """Create a server and start its guest.
+
+        :returns: the server and the address of its GPU.
+        """
+        server = self.cloud.bind(self.whole)
+        (arq,) = server.arqs
+        info = arq['attach_handle_info']
+        address = (f"{info['domain']}:{info['bus']}:{info['device']}"
+                   f".{info['function']}")
+        self.happen('attach_whole', address)
+        return server, address
+
+    def delete(self, server, address):
+        self.happen('detach_whole', address)
+        self.cloud.unbind(server)
+
+    def assert_unharmed(self):
+        """Nobody had to wait for a holder, and nothing was broken."""
+        world = self.world
+        self.assertEqual(((), ()), (world.blocked_unbinds, world.damage))
+
+    def assert_nobody_holds(self, *addresses):
+        for address in addresses:
+            self.assertEqual([], list(self.world.holders(address)), address)
+
+
+def write_host(path, driver):
+    """A machine's file; its audio function has the driver of the GPU."""
+    with open(path, 'w', encoding='utf-8') as stream:
+        stream.write(_HOST.format(
+            T4=T4, A40=A40, A100=A100, AUDIO=AUDIO, driver=driver,
+            audio='snd_hda_intel' if driver == 'nvidia' else driver))
+    os.chmod(path, 0o644)
+
+
+class HandOverTest(WholeCase):
+
+    def test_offered_on_vfio_pci_and_held_by_nobody(self):
+        self.assertEqual({T4, A40, A100}, self.offered())
+        for address in (T4, A40, A100, AUDIO):
+            self.assertEqual('vfio-pci', self.driver_of(address))
+        self.assert_nobody_holds(T4, A40, A100)
+        self.assert_unharmed()
+
+    def test_traits_are_those_of_the_board(self):
+        self.assertLess({
+            'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_ARCH_AMPERE',
+            'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_NVIDIA_20B2'},
+            self.traits(A100))
+        before = self.untouched
+        self.end_agent()
+        self.report()
+        self.assertEqual(before, self.everything())
+
+    def test_a_server_and_the_next(self):
+        for _ in range(2):
+            server, address = self.boot()
+            self.report()
+            self.assertEqual((1, 1), self.inventory(address))
+            self.delete(server, address)
+            self.assertNotIn(address, self.offered())
+            self.report()
+            self.assertEqual({T4, A40, A100}, self.offered())
+            self.assertEqual('vfio-pci', self.driver_of(address))
+            self.assert_nobody_holds(T4, A40, A100)
+        self.assert_unharmed()
+
+    def test_a_server_starts_again_after_the_agent(self):
+        server, address = self.boot()
+        self.happen('detach_whole', address)
+        self.end_agent()
+        self.report()
+        self.assertEqual('vfio-pci', self.driver_of(address))
+        self.happen('attach_whole', address)
+        self.delete(server, address)
+        self.assert_unharmed()
+
+    def test_what_fell_off_the_bus_is_not_promised(self):
+        self.world.lose_gpu(T4)
+        self.report()
+        self.assertEqual((1, 1), self.inventory(T4))
+        self.assertIn('CUSTOM_GPU_SICK_PCI_UNREACHABLE', self.traits(T4))
+        self.assertEqual({A40, A100}, self.offered())
+
+    def test_a_command_beside_the_agent(self):
+        command = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', self.cloud.cloud.config_path, 'gpu', 'list',
+             '-f', 'value', '-c', 'model', '-c', 'health'],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(
+            ['Tesla T4 ok', 'NVIDIA A40 ok', 'NVIDIA A100-SXM4-80GB ok'],
+            command.stdout.splitlines(), command.stderr)
+
+
+class HeldTest(WholeCase):
+
+    def start(self, **overrides):
+        self.hardware_directory = self.useFixture(fixtures.TempDir()).path
+        simulator.Machine.load(self.machine, os.path.join(
+            self.hardware_directory, 'hardware.json')).add_holder(
+                T4, 4711, 'nv-hostengine')
+        super().start(**overrides)
+
+    def test_it_stays_as_it_is_and_is_not_offered(self):
+        self.assertEqual({A40, A100}, self.offered())
+        self.assertIsNone(self.inventory(T4))
+        self.assertEqual('nvidia', self.driver_of(T4))
+        self.assertIn('process 4711 (nv-hostengine)', self.log.output)
+        self.assert_unharmed()
+        self.world.remove_holder(4711)
+        self.end_agent()
+        self.report()
+        self.assertEqual({T4, A40, A100}, self.offered())
+        self.assert_unharmed()
+
+
+class PolicyTest(WholeCase):
+
+    overrides = {'gpu': {'policies': 'one'},
+                 'gpu_policy:one': {'mode': 'passthrough',
+                                    'match_model': '*A100*'}}
+    gpu = A100
+
+    def test_to_slices_and_back(self):
+        self.assertEqual({A100}, self.offered())
+        self.change_policy('one', mode='mig', profiles=['3g.40gb'])
+        self.report()
+        self.assertEqual('nvidia', self.driver_of(A100))
+        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved())
+        self.change_policy('one', mode='passthrough', profiles=[])
+        self.report()
+        self.assertEqual({A100}, self.offered())
+        self.assertEqual('vfio-pci', self.driver_of(A100))
+        self.assert_nobody_holds(A100)
+        self.assert_unharmed()
+
+    def test_not_under_a_server(self):
+        server, address = self.boot()
+        self.change_policy('one', mode='mig', profiles=['3g.40gb'])
+        self.report()
+        self.assertEqual('vfio-pci', self.driver_of(A100))
+        self.delete(server, address)
+        self.report()
+        self.assertEqual('nvidia', self.driver_of(A100))
+        self.assert_unharmed()
+
+
+class OperatorsTest(WholeCase):
+    """GPUs that were bound to vfio-pci at boot."""
+
+    driver_at_boot = 'vfio-pci'
+
+    def test_they_never_have_another_driver(self):
+        self.assertEqual({T4, A40, A100}, self.offered())
+        server, address = self.boot()
+        self.report()
+        self.delete(server, address)
+        self.report()
+        self.assertEqual({T4, A40, A100}, self.offered())
+        self.assertIn(f'GPU {address} was reset', self.log.output)
+        self.assertNotIn('driver nvidia', self.log.output)
+        self.assertEqual('vfio-pci', self.driver_of(address))
+        self.assert_unharmed()
+
+
+class OperatorsAloneTest(WholeCase):
+
+    overrides = {'gpu': {'prepare': False}}
+
+    def test_nothing_is_bound(self):
+        self.assertEqual(set(), self.offered())
+        for address in (T4, A40, A100):
+            self.assertEqual('nvidia', self.driver_of(address))
+        self.assertIn('bound to nvidia; it is offered once', self.log.output)
+
+
+class StayTest(WholeCase):
+    """``passthrough_driver = nvidia``: libvirt binds the GPU."""
+
+    passthrough_driver = 'nvidia'
+
+    def test_offered_on_nvidia_and_held_by_nobody(self):
+        self.assertEqual({T4, A40, A100}, self.offered())
+        for address in (T4, A40, A100):
+            self.assertEqual('nvidia', self.driver_of(address))
+        self.assert_nobody_holds(T4, A40, A100)
+        self.assertIn('CUSTOM_GPU_MEMORY_80GB', self.traits(A100))
+
+    def test_libvirt_takes_it_and_it_comes_back(self):
+        for _ in range(2):
+            server, address = self.boot()
+            self.report()
+            self.delete(server, address)
+            self.report()
+            self.assertEqual({T4, A40, A100}, self.offered())
+            self.assertEqual('nvidia', self.driver_of(address))
+            self.assert_nobody_holds(T4, A40, A100)
+        self.assert_unharmed()
+
+    def test_another_start_of_the_agent_opens_none(self):
+        self.end_agent()
+        self.report()
+        self.assert_nobody_holds(T4, A40, A100)
+        self.assertEqual({T4, A40, A100}, self.offered())
+
+
+class RoundsTest(WholeCase):
+    """Whatever happens in whatever order, no GPU is lost or waited for."""
+
+    overrides = {'gpu': {'health_events': True}}
+
+    def test_random_rounds(self):
+        seed = random.randrange(1 << 32)
+        self.addDetail('seed', content.text_content(str(seed)))
+        self.chance = random.Random(seed)
+        self.servers = {}
+        self.addCleanup(self.end_agent)
+        began = time.monotonic()
+        for _number in range(_ROUNDS):
+            self.chance.choice((
+                self.create, self.create, self.remove, self.remove,
+                self.cloud.report, self.cloud.report, self.end_agent,
+                self.start_again))()
+            self.assert_unharmed()
+        for address in list(self.servers):
+            self.delete(self.servers.pop(address), address)
+        self.report()
+        self.report()
+        self.assertEqual({T4, A40, A100}, self.offered())
+        self.assert_nobody_holds(T4, A40, A100)
+        self.assert_unharmed()
+        for address in (T4, A40, A100):
+            self.assertEqual('vfio-pci', self.driver_of(address))
+        print(f'{_ROUNDS} rounds, seed {seed}, '
+              f'{time.monotonic() - began:.0f} s', file=sys.stderr)
+
+    def create(self):
+        with contextlib.suppress(nova_part.NoCandidates):
+            server, address = self.boot()
+            self.servers[address] = server
+
+    def remove(self):
+        if self.servers:
+            address = self.chance.choice(sorted(self.servers))
+            self.delete(self.servers.pop(address), address)
+
+    def start_again(self):
+        """Stop a guest and start it, as its user may."""
+        if self.servers:
+            address = self.chance.choice(sorted(self.servers))
+            self.happen('detach_whole', address)
+            if self.chance.random() < 0.5:
+                self.cloud.report()
+            self.happen('attach_whole', address)
