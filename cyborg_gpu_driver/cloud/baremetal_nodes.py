@@ -141,9 +141,9 @@ def _misfit(found, entry):
     if highest >= len(found.gpus):
         return (f'it has no GPU {highest}, only 0 to {len(found.gpus) - 1}')
     try:
-        for index, gpu in enumerate(found.gpus):
-            if gpu.visible_to_nvml:
-                entry.for_gpu(index, gpu)
+        wanted = [entry.for_gpu(index, gpu)
+                  for index, gpu in enumerate(found.gpus)
+                  if gpu.visible_to_nvml]
     except exception.LayoutError as error:
         return f'{error.kwargs["problem"]}: {error.kwargs["expected"]}'
     if any(section.devices.include(index, gpu) and not gpu.visible_to_nvml
@@ -152,4 +152,7 @@ def _misfit(found, entry):
         return ('what its GPUs can be cut into is not known ('
                 f'{found.nvml_problem or "NVML did not see all of them"}); '
                 '--board BOARD takes it for granted')
+    if any(item is not None and item.without_mig for item in wanted):
+        return 'none of its GPUs that are to be cut has MIG: ' + ', '.join(
+            sorted({gpu.model or gpu.device_id for gpu in found.gpus}))
     return 'it has no GPU of such a board'

@@ -93,8 +93,8 @@ class JudgeTest(base.BaseTestCase):
     def test_the_board_has_no_such_profile(self):
         for machine, text in (
                 ('hgx-h200', "'1g.10gb'.*H200.* has 1g.18gb"),
-                ('t4x4', 'T4 has no MIG'),
-                ('mixed', 'T4 has no MIG')):
+                ('t4x4', 'none of its GPUs .* has MIG: Tesla T4'),
+                ('mixed', 'what its GPUs can be cut into is not known')):
             self.assertRegex(self.verdict(self.node(machine)),
                              f'^cannot take it: .*{text}.*; it has the '
                              f'trait {_TRAIT} all the same')
