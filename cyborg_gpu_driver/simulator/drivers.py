@@ -56,13 +56,17 @@ class Drivers:
 
     def override(self, address: str) -> str:
         """What ``driver_override`` of a function reads."""
-        return self._state(address).override or '(null)'
+        found = None if address in self._vfs else self._state(address).override
+        return found or '(null)'
 
     def set_override(self, address: str, text: str) -> None:
         """Let a function match one driver alone; an empty line, any.
 
-        :raises OSError: EINVAL for a text that is too long.
+        :raises OSError: EINVAL for a text that is too long; EOPNOTSUPP for
+            a virtual function, whose driver never changes here.
         """
+        if address in self._vfs:
+            _fail(errno.EOPNOTSUPP)
         if len(text) > _LONGEST:
             _fail(errno.EINVAL)
         self._state(address).override = text.removesuffix('\n') or None

@@ -68,6 +68,9 @@ class TestFunctions(base.MachineTestCase):
         self.assertEqual(A100, self.sysfs.link_name(*DEVICES, VF,
                                                     'physfn'))
         self.assertEqual('0x20b2', self.read(VF, 'device'))
+        self.assertEqual('(null)', self.read(VF, 'driver_override'))
+        self.assert_errno(errno.EOPNOTSUPP, self.sysfs.write, 'vfio-pci',
+                          *DEVICES, VF, 'driver_override')
         self.assertFalse(self.sysfs.exists(*DEVICES, A100, 'virtfn20'))
         self.assertFalse(self.sysfs.exists(*DEVICES, A100, 'physfn'))
 
