@@ -42,10 +42,10 @@ class ConfigNovaTest(base.CommandCase):
     def config(self, *arguments, fixed='L40S-12Q:2', host='l40sx4',
                more='', code=0):
         text = (FIXED.format(fixed) + '[gpu]\n'
-                f'state_path = {self.directory}\n{more}')
+                f'simulate = {host}\nstate_path = {self.directory}\n{more}')
         return self.run_program(
             '--config-file', self.configure(text, self.directory),
-            '--simulate', host, 'nova', 'config', *arguments, code=code)
+            'nova', 'config', *arguments, code=code)
 
     def test_lines(self):
         output, errors = self.config()
