@@ -115,7 +115,8 @@ class NodesTest(profile_case.ProfileCase):
         self.assertEqual(
             ('update', 'can take it; not now: it is manageable; it lacks the '
              f'trait {self.trait}', 'done'), told[can])
-        self.assertRegex(told[cannot][1], '^cannot take it: none of .* has MIG: Tesla T4')
+        self.assertRegex(told[cannot][1],
+                         '^cannot take it: none of .* has MIG: Tesla T4')
         self.assertEqual(
             ('', 'cannot take it: it has not been inspected', ''),
             told[blank])
