@@ -27,6 +27,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud import devices
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import events
@@ -51,6 +52,7 @@ from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import sickness
@@ -99,6 +101,8 @@ class Agent:
         # The events' thread waits for no lock: whoever holds a GPU's may
         # wait for that thread, and other GPUs have errors too.
         self._errands = errands.Errands(self._sickened)
+        self._disabled = disabled.Disabled(
+            self._state_path, devices.Watch(conf, hostname).read)
         self._health = health.HealthKeeper(
             machine, self._state_path, self._errands.ask,
             conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
@@ -116,6 +120,7 @@ class Agent:
             self._binder.recover, self._publish,
             usages=drift.Drift(placement, hostname,
                                withheld=self._is_sick,
+                               disabled=self._disabled,
                                draining=lambda provider:
                                provider in self._draining).read,
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
@@ -147,6 +152,7 @@ class Agent:
     def report(self) -> tuple[values.ReportedDevice, ...]:
         """Everything to tell Cyborg, with ``reserved`` put right before."""
         lost = self._journal.check()
+        self._disabled.update()
         self._binder.recover()
         self._host.refresh()
         self._reconciler.look(lost)
@@ -158,7 +164,7 @@ class Agent:
             host, self._build, self._settings.ignores,
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
-             if verdict.sick})
+             if verdict.sick} | self._disabled.known)
         self._clean(decided)
         if self._reset:
             # Well by that, unless it says something else now.
@@ -263,7 +269,8 @@ class Agent:
         offers = self._host.offers(self._host.gpu(address))
         return [inventory for inventory in capacity.inventories(
             offers, owned, self._hostname,
-            self._is_sick(address) or self._cleaner.withholds(offers))
+            self._is_sick(address) or self._cleaner.withholds(offers),
+            address in self._disabled)
             if inventory.provider not in self._draining]
 
     def _publish(self, address):

@@ -20,10 +20,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from keystoneauth1 import exceptions as identity_exceptions
+from keystoneauth1 import loading
 from keystoneauth1.identity import base as identity
 from openstack import config
 from openstack import connection
 from openstack import exceptions
+from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 
@@ -68,6 +70,29 @@ class Cloud:
                 config=config.OpenStackConfig(
                     override_defaults={'api_timeout': _TIMEOUT}
                 ).get_one(cloud=name)), known)
+
+    @classmethod
+    def of_section(cls, conf: cfg.ConfigOpts, section: str) -> Cloud:
+        """The cloud that a section of a service's configuration names.
+
+        :param section: with the options of keystoneauth, such as
+            ``placement``, that the service has registered.
+        :raises CloudError: if it does not say how to log in to Keystone.
+        """
+        name = f'of [{section}]'
+        with _telling(name):
+            auth = loading.load_auth_from_conf_options(conf, section)
+            if not isinstance(auth, identity.BaseIdentityPlugin):
+                raise exception.CloudError(
+                    cloud=name, reason=f'[{section}] auth_type names no '
+                    'user of Keystone')
+            group = conf[section]
+            session = loading.load_session_from_conf_options(
+                conf, section, auth=auth,
+                timeout=group.timeout or _TIMEOUT)
+            return cls(connection.Connection(
+                session=session, region_name=group.region_name,
+                interface=group.valid_interfaces), name)
 
     def get(self, path: str, key: str, **query: str) -> list[dict[str, Any]]:
         """A list of Cyborg's, all projects' and whole.

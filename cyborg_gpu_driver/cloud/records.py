@@ -18,11 +18,8 @@ from typing import Any
 
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import devices as cloud_devices
 from cyborg_gpu_driver.cloud import facts
-
-_STATUS_VERSION = '2.3'
-"""The first that tells whether a device is enabled."""
-_DISABLED = 'maintaining'
 
 
 def profiles(cloud: connection.Cloud
@@ -41,11 +38,13 @@ def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
 
     :raises CloudError: if Cyborg does not tell.
     """
-    answer: Any = cloud.ask('accelerator', '/devices', _STATUS_VERSION)
+    answer: Any = cloud.ask('accelerator', '/devices',
+                            cloud_devices.STATUS_VERSION)
     with answers.understanding(cloud, 'Cyborg', 'a device'):
         return tuple(facts.Device(
             item['uuid'], item['hostname'], item['model'],
-            item.get('status') != _DISABLED) for item in answer['devices'])
+            item.get('status') != cloud_devices.DISABLED)
+            for item in answer['devices'])
 
 
 def deployables(cloud: connection.Cloud) -> dict[str, int]:

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import reserved
 
@@ -103,6 +104,7 @@ class _Practice:
                                    self._settings, self._journal.entries)
         self._health = health.HealthKeeper(self._machine,
                                            gpu_conf.state_path(conf))
+        self._disabled = disabled.remembered(conf.gpu.state_path)
         self._placement = self._open_placement()
         handler = binder.Binder(
             self._host, hardware.Hardware(self._machine), self._journal,
@@ -163,7 +165,8 @@ class _Practice:
     @functools.cached_property
     def _drift(self):
         return drift.Drift(lambda: self._placement, self._hostname,
-                           history=False, withheld=self._is_sick)
+                           history=False, withheld=self._is_sick,
+                           disabled=self._disabled)
 
     @functools.cached_property
     def _keeper(self):
@@ -179,7 +182,7 @@ class _Practice:
         wanted = capacity.inventories(
             self._host.offers(self._host.gpu(address)),
             journal.owned(self._journal.entries(address)), self._hostname,
-            self._is_sick(address))
+            self._is_sick(address), address in self._disabled)
         try:
             self._keeper.enforce(wanted, self._keeper.generations(
                 [inventory.provider for inventory in wanted]))

@@ -109,7 +109,8 @@ GPU_OPTS = [
         help='Cloud of clouds.yaml, with an administrator, whose accelerator '
              'requests are compared with what is bound on this host. Unset: '
              'they are not asked for, and nothing is removed for the lack '
-             'of one.'),
+             'of one. It also tells which devices are disabled; unset, '
+             'Cyborg is asked for them as the user of [placement].'),
     cfg.IntOpt(
         'orphan_grace', default=300, min=0,
         help='Seconds that a bound handle has to be without an accelerator '

@@ -177,7 +177,9 @@ def _model(name: str | None, device_id: str | None) -> str:
 
 
 def _std_board_info(gpu: model.Gpu) -> str:
+    # The address tells which GPU a device of Cyborg's API is.
     return _json({
+        'address': str(gpu.address),
         'controller': _CONTROLLERS.get(gpu.class_code, gpu.class_code),
         'product_id': gpu.device_id})
 

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.report import reserved
 
 def inventories(offers: Iterable[partition_offers.Offer],
                 owned: Mapping[str, int], hostname: str,
-                withheld: bool = False
+                withheld: bool = False, disabled: bool = False
                 ) -> tuple[reserved.Inventory, ...]:
     """The inventories of one GPU, with the ``reserved`` that is ours.
 
@@ -37,12 +37,16 @@ def inventories(offers: Iterable[partition_offers.Offer],
     :param hostname: as the providers are named by.
     :param withheld: nothing may be promised on this GPU now, whatever it
         could make.
+    :param disabled: an operator has disabled it in Cyborg. All is reserved,
+        as Cyborg itself does then, whatever is bound: what a server gives
+        back must not be promised for a moment either.
     """
     return tuple(
         reserved.Inventory(
             provider=names.provider_uuid(
                 names.provider_name(hostname, offer)),
             resource_class=names.resource_class(offer), total=offer.total,
-            reserved=build.reserved(offer.total, owned.get(offer.profile, 0),
-                                    0 if withheld else offer.creatable))
+            reserved=offer.total if disabled else build.reserved(
+                offer.total, owned.get(offer.profile, 0),
+                0 if withheld else offer.creatable))
         for offer in offers if build.reportable(offer))

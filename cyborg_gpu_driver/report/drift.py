@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -56,18 +57,21 @@ class Drift:
     :param withheld: whether nothing may be promised on a GPU now.
     :param draining: whether a provider (UUID) is to be withdrawn; it is left
         out, as all of it is reserved.
+    :param disabled: GPUs that an operator has disabled in Cyborg.
     """
 
     def __init__(self, client: Callable[[], Any], hostname: str,
                  history: bool = True,
                  withheld: Callable[[model.PciAddress], bool]
                  = lambda address: False,
-                 draining: Callable[[str], bool] = lambda provider: False):
+                 draining: Callable[[str], bool] = lambda provider: False,
+                 disabled: Container[model.PciAddress] = ()):
         self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
         self._history = history
         self._withheld = withheld
         self._draining = draining
+        self._disabled = disabled
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = ''
@@ -110,7 +114,7 @@ class Drift:
                 and not offer.as_made
                 for inventory in capacity.inventories(
                     (offer,), owned, self._hostname,
-                    self._withheld(address))
+                    self._withheld(address), address in self._disabled)
                 if not self._draining(inventory.provider)]
 
     def _usage(self, offer, inventory):

@@ -59,17 +59,23 @@ class ReservedKeeper:
         self._tree = provider_tree.ProviderTree(client)
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
+        self._closed: set[str] = set()
+        """Providers that somebody else may have closed, which the next
+        report opens unless it knows better."""
         self._own: collections.Counter[str] = collections.Counter()
         """How often each provider was written."""
 
     def write(self, wanted: Iterable[Inventory]) -> None:
         """Write what differs from what was last seen; for a bind.
 
+        What somebody else has closed is left so: only a report knows whether
+        an operator has disabled the device.
+
         :raises Exception: what the client raises.
         """
         for inventory in wanted:
             if self._reserved(inventory) != inventory.reserved:
-                self._put(inventory)
+                self._put(inventory, False)
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
         """See :meth:`.provider_tree.ProviderTree.generations`."""
@@ -80,7 +86,10 @@ class ReservedKeeper:
         """Write what differs from what Placement has; for each report.
 
         Only providers that have changed since they were last seen are
-        read. Somebody else's write to ``reserved`` is put right.
+        read. Somebody else's write to ``reserved`` is put right, but one
+        that closes a provider only by the second report that finds it:
+        Cyborg does that when an operator disables the device, and the first
+        report may have asked Cyborg just before.
 
         :param generations: what :meth:`generations` returned just now.
         :raises Exception: what the client raises.
@@ -92,7 +101,7 @@ class ReservedKeeper:
                 self._written.pop(inventory.provider, None)
             elif self._written.get(inventory.provider) != (
                     inventory.reserved, generation):
-                self._put(inventory)
+                self._put(inventory, True)
 
     def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.
@@ -141,10 +150,12 @@ class ReservedKeeper:
     def _reserved(self, inventory):
         return self._written.get(inventory.provider, (None, None))[0]
 
-    def _put(self, inventory):
+    def _put(self, inventory, reporting):
         """Read one and write it if it differs.
 
         An absent provider or inventory is left absent.
+
+        :param reporting: False for a bind.
         """
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
@@ -157,6 +168,9 @@ class ReservedKeeper:
             if body['reserved'] == inventory.reserved:
                 self._written[inventory.provider] = (
                     inventory.reserved, generation)
+                self._closed.discard(inventory.provider)
+                return
+            if self._leaves_closed(inventory, body, reporting):
                 return
             response = self._store(inventory.provider, url, body,
                                    inventory.reserved)
@@ -178,6 +192,28 @@ class ReservedKeeper:
                    'class': inventory.resource_class,
                    'provider': inventory.provider,
                    'code': response.status_code, 'text': response.text})
+
+    def _leaves_closed(self, inventory, body, reporting):
+        """Whether a provider is left as somebody else has closed it.
+
+        Where it was closed before, only its generation tells.
+        """
+        provider = inventory.provider
+        if body['reserved'] != body['total']:
+            self._closed.discard(provider)
+            return False
+        if provider in self._closed:
+            if reporting:
+                self._closed.discard(provider)
+            return not reporting
+        seen = self._written.get(provider)
+        if (seen == (body['reserved'], body['resource_provider_generation'])
+                or seen is None and reporting):
+            # Nobody but us, or not since we have asked Cyborg first.
+            return False
+        self._closed.add(provider)
+        self._written.pop(provider, None)
+        return True
 
     def _store(self, provider, url, body, reserved):
         """Write an inventory that was just read; the answer."""

@@ -143,11 +143,27 @@ class Minicloud:
 
     def enable_drivers(self, host: str, *drivers: str) -> None:
         """Have a host's agent load drivers from its next start on."""
+        self.configure(host, 'agent', enabled_drivers=', '.join(drivers))
+
+    def configure(self, host: str, group: str, **options: str | None
+                  ) -> str | None:
+        """Set options of a host's agent, from its next start on.
+
+        :param options: the value of each; None takes it away.
+        :returns: what the last of them was.
+        """
         path = self._agent_conf(host)
         parser = _read_ini(path)
-        parser['agent']['enabled_drivers'] = ', '.join(drivers)
+        before = None
+        for name, value in options.items():
+            before = parser.get(group, name, fallback=None)
+            if value is None:
+                parser.remove_option(group, name)
+            else:
+                parser.set(group, name, value)
         with path.open('w', encoding='utf-8') as stream:
             parser.write(stream)
+        return before
 
     def process(self, service: str) -> int:
         """Number of a service's process, which is that of its group."""

@@ -49,7 +49,8 @@ class TestBuild(base.BaseTestCase):
         self.assertEqual('NVIDIA GPU 2235', device.model)
         self.assertFalse(device.stub)
         self.assertEqual(
-            {'controller': 'VGA compatible controller',
+            {'address': '0000:d8:00.0',
+             'controller': 'VGA compatible controller',
              'product_id': '2235'}, json.loads(device.std_board_info))
         deployable, = device.deployables
         self.assertEqual('PGPU', deployable.resource_class)

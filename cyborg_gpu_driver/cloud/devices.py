@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which of a host's GPUs an operator has disabled in Cyborg.
+
+``openstack accelerator device disable`` gives the device the status
+``maintaining`` and reserves all of one inventory in Placement. Cyborg takes
+for it the deployable whose database id is the device's
+(cyborg/api/controllers/v2/devices.py, the same in Cyborg 14 to 17), which may
+be another device's. So only the status tells which device is meant, and only
+Cyborg's API tells the status: the conductor has no call for it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import answers
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.host import model
+
+LOG = logging.getLogger(__name__)
+
+STATUS_VERSION = '2.3'
+"""The first microversion that tells whether a device is enabled."""
+DISABLED = 'maintaining'
+_SECTION = 'placement'
+_ACCELERATOR = 'accelerator'
+
+
+class Watch:
+    """Asks again and again which GPUs of one host are disabled.
+
+    :param conf: with ``[gpu] os_cloud``, the cloud to ask. Without it Cyborg
+        is asked as the user that ``[placement]`` names.
+    :param host: the compute node as Cyborg names it.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, host: str):
+        self._conf = conf
+        self._host = host
+        self._cloud: connection.Cloud | None = None
+        self._said = ''
+
+    def read(self) -> frozenset[model.PciAddress] | None:
+        """The GPUs that are disabled now.
+
+        :returns: None if that is not known, which is said once.
+        """
+        try:
+            if self._cloud is None:
+                self._cloud = _connect(self._conf)
+            found = disabled(self._cloud, self._host)
+        except Exception as error:
+            # What is reported of the GPUs must not depend on it.
+            reason = exception.steady(error)
+            if reason != self._said:
+                self._said = reason
+                LOG.warning(
+                    'Cyborg does not tell which devices are disabled: %s. '
+                    'What was known of them stays so. The user of [gpu] '
+                    'os_cloud, or of [placement] without it, needs the role '
+                    'admin.', reason)
+            return None
+        self._said = ''
+        return found
+
+
+def disabled(cloud: connection.Cloud, host: str
+             ) -> frozenset[model.PciAddress]:
+    """The GPUs of a host that are disabled in Cyborg.
+
+    :param host: the compute node as Cyborg names it.
+    :raises CloudError: if Cyborg does not tell.
+    """
+    answer = cloud.ask(_ACCELERATOR, '/devices', STATUS_VERSION,
+                       hostname=host)
+    with answers.understanding(cloud, 'Cyborg', 'a device'):
+        return frozenset(
+            address for device in answer['devices']
+            if device['status'] == DISABLED and device['hostname'] == host
+            for address in _address(device))
+
+
+def _address(device):
+    """The GPU of a device; nothing for a device of another driver's."""
+    try:
+        return [model.PciAddress.parse(
+            json.loads(device['std_board_info'])['address'])]
+    except (KeyError, TypeError, ValueError, exception.GpuDriverError):
+        return []
+
+
+def _connect(conf):
+    if conf.gpu.os_cloud:
+        return connection.Cloud.named(conf.gpu.os_cloud)
+    return connection.Cloud.of_section(conf, _SECTION)
