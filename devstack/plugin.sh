@@ -36,6 +36,9 @@ case "$1/${2:-}" in
         if is_service_enabled cyborg-api; then
             configure_cyborg_gpu_api
         fi
+        if is_service_enabled placement-api; then
+            configure_cyborg_gpu_placement
+        fi
         if is_service_enabled cyborg-agent; then
             echo_summary "Configuring cyborg_gpu_driver"
             configure_cyborg_gpu_agent

@@ -159,8 +159,10 @@ def _allocation(consumer, node, tree, bound, known):
             Kind.ALLOCATION_ELSEWHERE, consumer, where,
             f'server {server.name} is on {server.host}, and has '
             f'{node.title} on {tree.name}',
-            'nova-manage placement audit; where the server was evacuated, '
-            'start nova-compute on the old host', consumer)
+            'where the server was evacuated, start nova-compute on the old '
+            'host; where it is in REBUILD/rebuilding, start cyborg-agent and '
+            'nova-compute there and delete the server; else nova-manage '
+            'placement audit', consumer)
     elif server.host and (consumer, node.uuid) not in bound:
         yield Orphan(
             Kind.ALLOCATION_WITHOUT_REQUEST, consumer, where,

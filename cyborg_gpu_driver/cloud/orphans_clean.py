@@ -87,9 +87,9 @@ def _remove_request(cloud, orphan):
     _check_gone(cloud, orphan)
     if not cloud.has_role(_SERVICE):
         raise _kept(orphan, (
-            'Cyborg lets services alone delete what a server has had; use '
-            f'the credentials of a user with the roles admin and {_SERVICE},'
-            " such as Nova's"))
+            'Cyborg lets services alone delete what a server has had. This '
+            f'user lacks the role {_SERVICE}; use one with the roles admin '
+            f'and {_SERVICE}'))
     cloud.change('accelerator', 'DELETE',
                  f'/accelerator_requests?arqs={arq.uuid}', as_service=True)
 

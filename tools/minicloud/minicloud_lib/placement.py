@@ -42,4 +42,8 @@ def _configure(settings):
          # With more, Placement 16 gives out more than there is: what a try
          # that lost a race has inserted is still there in the next one
          # (_set_allocations), which takes it for an older excess of its own.
-         'placement': {'allocation_conflict_retry_count': 1}}))
+         #
+         # Nova tries only the first candidate of a host. Without chance,
+         # requests at the same time all try the same GPU.
+         'placement': {'allocation_conflict_retry_count': 1,
+                       'randomize_allocation_candidates': True}}))

@@ -111,6 +111,22 @@ class PhasesTest(case.PluginTest):
                          after(record, 'post-config'))
         self.assertEqual(4, len(after(record, 'extra')))
 
+    def test_placement_names_candidates_by_chance(self):
+        path = self.work / 'etc' / 'placement.conf'
+        for services, count in (('cyborg-api', 0),
+                                ('placement-api', 2),
+                                ('cyborg-api,placement-api', 2)):
+            record = self.stack('post-config', settings=case.SIMULATED,
+                                services=services)
+            self.assertEqual(
+                [('iniset', 'etc/placement.conf', 'placement', *option)
+                 for option in (('randomize_allocation_candidates', 'True'),
+                                ('allocation_conflict_retry_count', '1'))
+                 ][:count],
+                [call for call in record if 'placement' in call])
+        self.unstack('unstack', settings=case.SIMULATED)
+        self.assertNotIn('=', path.read_text(encoding='utf-8'))
+
     def test_a_compute_node_makes_nothing_in_the_cloud(self):
         record = self.stack(settings=case.SIMULATED,
                             services='n-cpu,cyborg-agent')
