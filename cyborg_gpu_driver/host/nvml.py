@@ -181,7 +181,7 @@ class NvmlSession(nvml_mig.MigCalls):
             raise nvml_library.error(
                 name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         try:
-            if name in _OWN_THREAD:
+            if name in _OWN_THREAD and not deadline.on_green_threads():
                 return function(*args)
             owner = _owner(session, name, args)
             answer = deadline.run(owner, self._seconds(name), name, function,

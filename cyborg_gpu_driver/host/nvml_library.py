@@ -22,6 +22,7 @@ import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 
 LOG = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not have something."""
 
+_NATIVE = '_thread'
+"""The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
 _SYMBOLS = {getattr(pynvml, name): name[len(_PREFIX):]
             for name in dir(pynvml) if name.startswith(_PREFIX)}
@@ -54,6 +57,9 @@ def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
     :param load: loads a library by path, :class:`ctypes.CDLL`.
     :raises NVMLError: pynvml's own, as nvmlInit answered.
     """
+    if type(pynvml.libLoadLock).__module__ != _NATIVE:
+        # One of eventlet's, which the threads that call NVML cannot share.
+        pynvml.libLoadLock = deadline.native('threading').Lock()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

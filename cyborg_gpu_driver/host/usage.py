@@ -79,6 +79,12 @@ def guests(machine: platform.Platform, gpu: model.Gpu
     :raises NvmlError: if they cannot be read.
     """
     nvml = machine.nvml
+    # A vGPU's number does not tell which GPU a call is about.
+    with nvml.about(gpu.address):
+        return _guests(machine, nvml, gpu)
+
+
+def _guests(machine, nvml, gpu):
     found = []
     for vgpu in _optional(machine, 'nvmlDeviceGetActiveVgpus',
                           nvml.device(gpu.address), ()):

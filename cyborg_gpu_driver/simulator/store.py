@@ -15,11 +15,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import fcntl
 import json
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 
@@ -45,7 +45,9 @@ class Store:
         self._loaded = None
         self._depth = 0
         self._write = False
-        self._lock = threading.RLock()
+        # Not the one of threading, which eventlet replaces: NVML is called
+        # by threads of the operating system too.
+        self._lock = _thread.RLock()
         # A fork while another thread is inside an operation would leave
         # the child with a lock that nobody opens.
         reference = weakref.ref(self)
@@ -181,5 +183,5 @@ def _same_file(one, other):
 
 def _renew_lock(store):
     if store is not None:
-        store._lock = threading.RLock()
+        store._lock = _thread.RLock()
         store._depth = 0

@@ -21,8 +21,13 @@ import shutil
 import subprocess
 import sys
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+_OTHER = '0000:0f:00.0'
+_3G = 9
 
 
 class Root:
@@ -175,3 +180,14 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.assertEqual(before, self.journal())
         self.cloud.unbind(server)
         self.use_and_return()
+
+    def test_a_gpu_that_does_not_answer_the_daemon(self):
+        self.root.world('hang_gpu', self.gpu)
+        self.addCleanup(self.root.world, 'hang_gpu', self.gpu, False)
+        for _ in range(2):
+            error = self.assertRaises(
+                exception.NvmlNotAnswering, privileged.create_gpu_instance,
+                self.gpu, _3G, 0, 4)
+            self.assertIn(f'GPU {self.gpu} does not answer', str(error))
+        made, *_ = privileged.create_gpu_instance(_OTHER, _3G, 0, 4)
+        privileged.destroy_gpu_instance(_OTHER, made)

@@ -86,7 +86,8 @@ def main(directory: str, machine: str, *names: str) -> bool:
     options = os.path.join(own, 'helper.conf')
     with open(options, 'w', encoding='utf-8') as stream:
         stream.write(f'[gpu]\nsimulate = {machine}\n'
-                     f'simulate_state = {directory}/hardware.json\n')
+                     f'simulate_state = {directory}/hardware.json\n'
+                     'nvml_timeout = 5\n')
     cfg.CONF(['--config-file', options])
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()

@@ -48,13 +48,52 @@ print([event.xid for event in heard], longest < 0.6)
 """
 
 
+_HUNG = """
+import eventlet
+eventlet.monkey_patch()
+
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+machine = simulator.Machine.load('dgx-a100-80')
+opened = platform.open_platform(machine)
+hosts = reader.HostReader(opened)
+hosts.snapshot()
+machine.hang_gpu('0000:07:00.0')
+opened.nvml.timeout = 2
+turns = 0
+def other():
+    global turns
+    while True:
+        eventlet.sleep(0.01)
+        turns += 1
+eventlet.spawn(other)
+for _ in range(2):
+    found = hosts.snapshot()
+    print([gpu.visible_to_nvml for gpu in found.gpus])
+print(turns > 20)
+machine.hang_gpu('0000:07:00.0', False)
+"""
+
+
 class GreenTest(base.BaseTestCase):
 
-    def test_waiting_holds_up_no_other_thread(self):
+    def run_program(self, program):
+        """What a program prints."""
         if importutils.try_import('eventlet') is None:
             self.skipTest('this release of OpenStack is without eventlet')
         done = subprocess.run([sys.executable, '-W', 'ignore', '-c',
-                               _PROGRAM],
+                               program],
                               capture_output=True, text=True, check=False,
                               timeout=60)
-        self.assertEqual('[62] True\n', done.stdout, done.stderr)
+        self.assertEqual(0, done.returncode, done.stderr)
+        return done.stdout
+
+    def test_waiting_holds_up_no_other_thread(self):
+        self.assertEqual('[62] True\n', self.run_program(_PROGRAM))
+
+    def test_a_gpu_that_does_not_answer_holds_up_no_other_thread(self):
+        well = ', '.join(['True'] * 7)
+        self.assertEqual(f'[False, {well}]\n' * 2 + 'True\n',
+                         self.run_program(_HUNG))
