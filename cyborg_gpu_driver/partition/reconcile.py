@@ -135,3 +135,5 @@ class Usage:
     reserved: int
     wanted: int
     """What ``reserved`` should be."""
+    name: str = ''
+    """Of the provider, for people."""

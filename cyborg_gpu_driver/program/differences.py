@@ -263,7 +263,7 @@ def _of_placement(facts):
                     if entry.phase is journal.Phase.BOUND
                     and entry not in lost)
         bound += sum(claim.type_id == usage.type_id for claim in unrecorded)
-        where = f'provider {usage.provider} ({usage.profile})'
+        where = f'provider {usage.name or usage.provider} ({usage.profile})'
         text = f'{where}: {usage.used} allocated in Placement, {bound} bound'
         if usage.used > bound:
             yield _difference(kind.ALLOCATED, address, usage.provider, text,
@@ -271,8 +271,10 @@ def _of_placement(facts):
                               'finds allocations without a server')
         elif usage.used < bound:
             yield _difference(kind.NOT_ALLOCATED, address, usage.provider,
-                              text, _PASSING + '; until then Placement may '
-                              'promise what is taken')
+                              text, _PASSING + '; if the server is gone, '
+                              '"openstack gpu orphan clean" removes what '
+                              'Cyborg still has bound for it; until then '
+                              'Placement may promise what is taken')
         # What is wanted counts what the journal knows.
         if usage.reserved != usage.wanted and not unrecorded:
             yield _difference(

@@ -34,6 +34,7 @@ from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
 
 LOG = logging.getLogger(__name__)
@@ -125,7 +126,8 @@ class Drift:
             reserved = inventory.reserved
         return reconcile.Usage(
             inventory.provider, offer.profile, offer.vgpu_type_id,
-            seen.used, reserved, inventory.reserved)
+            seen.used, reserved, inventory.reserved,
+            names.provider_name(self._hostname, offer))
 
     def _read(self, inventories):
         generations = self._tree.generations(
