@@ -72,6 +72,7 @@ class DriverBinding:
             gpu.clear()
             drivers.unbound(gpu)
             gpu.state.driver = driver
+            gpu.state.dead = False
 
     @property
     def blocked_unbinds(self) -> tuple[state_module.BlockedUnbind, ...]:

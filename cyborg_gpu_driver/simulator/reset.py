@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Resets of a GPU by NVIDIA's driver, which asks who uses it."""
+"""Resets of a GPU: NVIDIA's driver asks who uses it, the kernel nobody."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ import os
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import drivers
 from cyborg_gpu_driver.simulator import gpu as gpu_module
+from cyborg_gpu_driver.simulator import refusal
+
+_OFF_THE_BUS = 79
 
 
 def by_driver(gpu: gpu_module.Gpu) -> None:
@@ -43,6 +47,34 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
     done(gpu)
 
 
+def by_kernel(gpu: gpu_module.Gpu) -> None:
+    """Reset a GPU as a write to its sysfs file ``reset`` does.
+
+    pci_reset_function (drivers/pci/pci.c of Linux) asks nobody. It tells
+    the driver through ``err_handler``, and nv_pci_driver has none
+    (kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules): the
+    driver goes on with a GPU that has forgotten it, and only a reboot, or
+    an unbind, a reset and a bind bring that back. What NVML then answers is
+    in no public source; here the GPU is lost to it, with XID 79.
+
+    :raises OSError: ENOTTY if the GPU is off the bus.
+    :raises Waits: while its driver is leaving it (the kernel's device lock).
+    """
+    state = gpu.state
+    if state.lost:
+        _fail(errno.ENOTTY)
+    if state.removing:
+        raise refusal.Waits()
+    if state.vfio or any(vgpu.guest for vgpu in state.vgpus):
+        gpu.harm('reset under a guest')
+    if state.driver in (None, drivers.VFIO):
+        done(gpu)
+        return
+    gpu.harm(f'reset under the driver {state.driver}')
+    state.dead = True
+    gpu.machine.raise_xid(gpu.address, _OFF_THE_BUS)
+
+
 def needs_fabric_manager(gpu: gpu_module.Gpu) -> bool:
     """Whether the fabric manager takes part in a reset of one GPU.
 
@@ -57,6 +89,7 @@ def done(gpu: gpu_module.Gpu) -> None:
     """Be as a reset leaves the GPU."""
     gpu.clear()
     gpu.state.resets += 1
+    gpu.state.dead = False
     gpu.state.mig = gpu.state.pending
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 
 from cyborg_gpu_driver.simulator import nodes
+from cyborg_gpu_driver.simulator import reset
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import tree_pci
 from cyborg_gpu_driver.simulator import tree_vgpu
@@ -204,6 +205,7 @@ class _Builder:
     def _physical(self, gpu):
         entries = {
             'reset': nodes.File(write=lambda text: self._reset(gpu, text)),
+            'reset_method': nodes.File(self._reset_methods(gpu)),
             'drm': nodes.Directory({}, present=lambda: gpu.bound and
                                    gpu.machine.state.drm_modeset
                                    is not None)}
@@ -219,10 +221,20 @@ class _Builder:
                 index < gpu.state.vfs)
         return entries
 
+    def _reset_methods(self, gpu):
+        """Ways in which Linux can reset it.
+
+        pci_parent_bus_reset does not where the bus has another function.
+        """
+        bus = gpu.address[:-4]
+        alone = not any(address.startswith(bus)
+                        for address in self.functions)
+        return 'flr bus' if alone else 'flr'
+
     def _reset(self, gpu, text):
         if text.strip() != '1':
             raise OSError(errno.EINVAL, '')
-        self.machine.reset_gpu(gpu.address)
+        reset.by_kernel(gpu)
 
 
 def _place(address):

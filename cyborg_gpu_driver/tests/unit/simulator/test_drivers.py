@@ -308,3 +308,79 @@ class TestOtherFunctions(DriversTestCase):
         self.assertEqual(errno.EPERM, error.errno)
         self.unbind(_SOUND, 'snd_hda_intel')
         self.machine.start_guest(_GPU)
+
+
+class TestKernelReset(DriversTestCase):
+    """A write to ``reset`` asks nobody."""
+
+    def reset(self, address):
+        self.sysfs.write('1', *_PCI, 'devices', address, 'reset')
+
+    def mistakes(self):
+        return [(item.address, item.mistake) for item in self.machine.damage]
+
+    def test_without_a_driver_it_is_clean(self):
+        self.machine.set_remapped_rows(_GPU, pending=True)
+        self.unbind(_GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        self.reset(_VFIO_GPU)
+        self.assertEqual([], self.mistakes())
+        pynvml.nvmlInit()
+        self.assertEqual((0, 0, 0, 0), pynvml.nvmlDeviceGetRemappedRows(
+            self.at(_GPU)))
+
+    def test_under_the_driver_the_gpu_dies(self):
+        pynvml.nvmlInit()
+        device = self.at(_GPU)
+        events = pynvml.nvmlEventSetCreate()
+        pynvml.nvmlDeviceRegisterEvents(
+            device, pynvml.nvmlEventTypeXidCriticalError, events)
+        self.reset(_GPU)
+        self.assertEqual([(_GPU, 'reset under the driver nvidia')],
+                         self.mistakes())
+        self.assertEqual(79, pynvml.nvmlEventSetWait_v2(events, 0).eventData)
+        lost = pynvml.NVML_ERROR_GPU_IS_LOST
+        self.assert_code(lost, pynvml.nvmlDeviceGetName, device)
+        self.assert_code(lost, self.at, _GPU)
+        self.reset(_GPU)
+        self.assert_code(lost, self.at, _GPU)
+
+    def test_what_brings_a_dead_gpu_back(self):
+        self.reset(_GPU)
+        self.unbind(_GPU, 'nvidia')
+        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        pynvml.nvmlInit()
+        self.at(_GPU)
+        self.reset(_GPU)
+        self.machine.reboot()
+        pynvml.nvmlInit()
+        self.at(_GPU)
+
+    def test_under_a_guest(self):
+        self.machine.start_guest(_VFIO_GPU)
+        self.reset(_VFIO_GPU)
+        self.assertEqual([(_VFIO_GPU, 'reset under a guest')],
+                         self.mistakes())
+
+    def test_it_waits_for_a_driver_that_is_leaving(self):
+        self.machine.add_holder(_GPU, 812, 'nvidia-persistenced')
+        unbind = self.blocked(self.unbind, _GPU, 'nvidia')
+        reset = threading.Thread(target=self.reset, args=(_GPU,),
+                                 daemon=True)
+        reset.start()
+        self.machine.remove_holder(812)
+        self.finish(unbind)
+        self.finish(reset)
+        self.assertEqual([], self.mistakes())
+
+    def test_it_makes_a_pending_mig_mode_current(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(_GPU).state.pending = False
+        self.unbind(_GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        pynvml.nvmlInit()
+        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))

@@ -111,11 +111,13 @@ class TestFunctions(base.MachineTestCase):
         self.machine.sriov_manage(H100)
 
     def test_reset_file(self):
-        self.assert_errno(errno.EBUSY, self.sysfs.write, '1', *DEVICES,
-                          A100, 'reset')
         self.assert_errno(errno.EINVAL, self.sysfs.write, 'x', *DEVICES,
-                          H100, 'reset')
-        self.sysfs.write('1', *DEVICES, H100, 'reset')
+                          A40, 'reset')
+        self.sysfs.write('1', *DEVICES, A40, 'reset')
+        self.assertEqual('flr bus', self.read(A40, 'reset_method'))
+        self.machine.lose_gpu(A40)
+        self.assert_errno(errno.ENOTTY, self.sysfs.write, '1', *DEVICES,
+                          A40, 'reset')
 
     def test_configuration_space(self):
         place = (*DEVICES, A40, 'config')
