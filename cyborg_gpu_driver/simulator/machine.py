@@ -242,7 +242,8 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
                     state.mig = state.pending
 
     def sriov_manage(self, address: str, enable: bool = True,
-                     count: int | None = None) -> None:
+                     count: int | None = None,
+                     unless_open: bool = False) -> None:
         """Make or remove virtual functions, as NVIDIA's sriov-manage.
 
         It unbinds the GPU from its driver meanwhile, so that handles die.
@@ -253,6 +254,8 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
         :param address: a GPU's, or ``ALL``, which skips those without
             SR-IOV.
         :param count: how many; None for all that the model has.
+        :param unless_open: refuse while anybody has the GPU open, as the
+            script does; tests that set a machine up need not close it.
         :raises OSError: EBUSY while anything uses the GPU, ENODEV if it is
             not bound to NVIDIA's driver or has no SR-IOV.
         """
@@ -261,7 +264,7 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
             for gpu in gpus:
                 with self._tool('sriov-manage', gpu.address):
                     try:
-                        sriov.manage(gpu, enable, count)
+                        sriov.manage(gpu, enable, count, unless_open)
                     except OSError as error:
                         if (address != 'ALL'
                                 or error.errno != errno.ENODEV):

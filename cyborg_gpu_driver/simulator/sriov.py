@@ -20,7 +20,8 @@ import os
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 
 
-def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None) -> None:
+def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
+           unless_open: bool = False) -> None:
     """Make or remove the virtual functions of a GPU.
 
     A GPU that has them, or has none, as is asked for is left alone. Else
@@ -28,6 +29,10 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None) -> None:
     alone knows is gone, GPU instances too.
 
     :param count: how many; None for all that the model has.
+    :param unless_open: refuse while anybody has the GPU open, as the script
+        must: it asks for the driver's unbindLock
+        (nv_procfs_close_unbind_lock in kernel-open/nvidia/nv-procfs.c of
+        NVIDIA's open kernel modules).
     :raises OSError: EBUSY while processes or vGPUs use it; ENODEV if it is
         not bound to NVIDIA's driver or has no SR-IOV.
     """
@@ -36,7 +41,7 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None) -> None:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     if enable == bool(gpu.state.vfs):
         return
-    if gpu.busy():
+    if gpu.busy() or unless_open and gpu.held():
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     wanted = total if count is None else min(count, total)
     gpu.state.vfs = wanted if enable else 0

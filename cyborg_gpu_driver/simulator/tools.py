@@ -36,7 +36,7 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
         said = f'{verb} VFs on {address}\n'
         try:
             _need_root(machine)
-            machine.sriov_manage(address, enable)
+            machine.sriov_manage(address, enable, unless_open=True)
         except FileNotFoundError as error:
             raise _not_installed(_SRIOV_MANAGE) from error
         except OSError as error:

@@ -54,11 +54,22 @@ class TestSriovManage(ToolsTestCase):
         self.create(self.at(self.gpu), 19)
         self.run_tool(self.gpu, True)
         self.assertEqual([13], self.instances(self.at(self.gpu), 19))
-        self.run_tool(self.gpu, False)
-        self.assertEqual([], self.instances(self.at(self.gpu), 19))
-        self.create(self.at(self.gpu), 19)
-        self.run_tool(self.gpu, True)
-        self.assertEqual([], self.instances(self.at(self.gpu), 19))
+        for enable in (False, True):
+            pynvml.nvmlShutdown()
+            self.run_tool(self.gpu, enable)
+            pynvml.nvmlInit()
+            self.assertEqual([], self.instances(self.at(self.gpu), 19))
+            self.create(self.at(self.gpu), 19)
+
+    def test_it_refuses_while_anyone_has_the_gpu_open(self):
+        self.at(self.other)
+        self.refused(self.run_tool, self.other, True)
+        pynvml.nvmlShutdown()
+        self.machine.add_holder(self.other, 812, 'nvidia-persistenced')
+        self.refused(self.run_tool, self.other, True)
+        self.machine.remove_holder(812)
+        self.run_tool(self.other, True)
+        self.assertEqual(20, self.vfs(self.other))
 
     def test_in_use(self):
         self.create(self.at(self.gpu), 19)
@@ -95,7 +106,7 @@ class TestSriovManage(ToolsTestCase):
 
     def test_handles_of_the_gpu_die(self):
         device = self.at(self.other)
-        self.run_tool(self.other, True)
+        self.machine.sriov_manage(self.other, True)
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
                          pynvml.nvmlDeviceGetName, device)
 
