@@ -123,6 +123,7 @@ class _Reader:
         driver_version = root.text('driver_version')
         cuda_version = root.integer('cuda_version', 12040)
         wsl = root.boolean('wsl', False)
+        virtual = root.boolean('virtual', False)
         switches = self._functions(root, 'nvswitches')
         functions = switches + self._functions(root, 'functions')
         addresses = tuple(function.address for function in switches)
@@ -138,7 +139,7 @@ class _Reader:
             driver_version=driver_version,
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
             cuda_version=cuda_version, wsl=wsl, gpus=tuple(gpus),
-            functions=functions)
+            functions=functions, virtual=virtual)
 
     def _gpu(self, item, host_name, wsl, switches):
         model = self._model(item)

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pynvml
 
 from cyborg_gpu_driver.simulator import refusal
@@ -94,6 +96,11 @@ class Gpu:
                     or any(vgpu.guest for vgpu in self.state.vgpus)
                     or self.bound and (self.machine.state.drm_modeset
                                        or self.machine.opens.held(self)))
+
+    def held_by_others(self) -> bool:
+        """Whether anything but this process has its device node open."""
+        return self.held() and any(holder.pid != os.getpid()
+                                   for holder in self.holders())
 
     def holders(self) -> list[state_module.Holder]:
         """Who has its device node open."""

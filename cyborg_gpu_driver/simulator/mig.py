@@ -19,6 +19,7 @@ import pynvml
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import refusal
+from cyborg_gpu_driver.simulator import reset
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 
@@ -28,8 +29,12 @@ Refused = refusal.Refused
 def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
     """Ask for a MIG mode; the activation status (nvmlReturn_t).
 
-    Ampere takes the mode at its next reset and says RESET_REQUIRED; Hopper
-    and later change at once, unless something runs (IN_USE as status).
+    As nvml.h of nvmlDeviceSetMigMode has it. On Ampere the call resets the
+    GPU itself, so that handles die; where anybody else has the GPU open the
+    mode stays pending, with IN_USE. A virtual machine cannot reset the GPU
+    that was passed to it: RESET_REQUIRED until it is started again. Hopper
+    and later need no reset, and only what computes keeps the mode pending
+    (MIG user guide, "Enable MIG Mode").
 
     :raises Refused: NOT_SUPPORTED without MIG; IN_USE while instances, vGPUs
         or, when leaving MIG, virtual functions exist.
@@ -42,11 +47,19 @@ def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
     if state.vgpus or not enable and (state.instances or state.vfs):
         raise Refused(pynvml.NVML_ERROR_IN_USE)
     state.pending = enable
-    if mig.needs_reset:
+    if not mig.needs_reset:
+        if state.processes:
+            return pynvml.NVML_ERROR_IN_USE
+        state.mig = enable
+        return pynvml.NVML_SUCCESS
+    if gpu.machine.host.virtual:
         return pynvml.NVML_ERROR_RESET_REQUIRED
-    if state.processes:
+    if state.vfs or gpu.held_by_others():
         return pynvml.NVML_ERROR_IN_USE
-    state.mig = enable
+    if not reset.fabric_allows(gpu):
+        # What is answered here is in no public source.
+        return pynvml.NVML_ERROR_UNKNOWN
+    reset.done(gpu)
     return pynvml.NVML_SUCCESS
 
 

@@ -42,7 +42,7 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
         _fail(errno.EIO)
     if gpu.held() or gpu.busy() or gpu.state.vfs:
         _fail(errno.EBUSY)
-    if needs_fabric_manager(gpu) and not gpu.machine.state.fabric_manager:
+    if not fabric_allows(gpu):
         _fail(errno.ENOTCONN)
     done(gpu)
 
@@ -75,14 +75,15 @@ def by_kernel(gpu: gpu_module.Gpu) -> None:
     gpu.machine.raise_xid(gpu.address, _OFF_THE_BUS)
 
 
-def needs_fabric_manager(gpu: gpu_module.Gpu) -> bool:
-    """Whether the fabric manager takes part in a reset of one GPU.
+def fabric_allows(gpu: gpu_module.Gpu) -> bool:
+    """Whether one GPU can be reset as the fabric manager is now.
 
-    The manual page of nvidia-smi: it is needed on NVSwitch systems with
-    Ampere GPUs, and no longer on Hopper and later.
+    The manual page of nvidia-smi: a running one is needed on NVSwitch
+    systems with Ampere GPUs, and no longer on Hopper and later.
     """
-    return (gpu.model.architecture == pynvml.NVML_DEVICE_ARCH_AMPERE
-            and gpu.on_switches)
+    return (gpu.model.architecture != pynvml.NVML_DEVICE_ARCH_AMPERE
+            or not gpu.on_switches
+            or bool(gpu.machine.state.fabric_manager))
 
 
 def done(gpu: gpu_module.Gpu) -> None:

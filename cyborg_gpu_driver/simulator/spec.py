@@ -198,6 +198,8 @@ class Host:
     """WSL 2: NVML knows the GPUs, PCI does not."""
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
+    virtual: bool = False
+    """A virtual machine that GPUs were passed to: it cannot reset them."""
 
     @property
     def has_switches(self) -> bool:

@@ -13,10 +13,12 @@
 """MIG through pynvml: profiles, modes, instances and every refusal."""
 
 import ctypes
+import dataclasses
 import itertools
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -195,28 +197,65 @@ class TestModes(base.MachineTestCase):
         """Take the A100 out of MIG mode, which also frees its VFs."""
         self.machine.sriov_manage(address, enable=False)
         pynvml.nvmlDeviceSetMigMode(self.at(address), 0)
-        self.machine.reset_gpu(address)
 
-    def test_ampere_waits_for_a_reset(self):
+    def test_ampere_is_reset_by_the_call(self):
         self.off(A100)
         device = self.at(A100)
         self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(device))
-        self.assertEqual(pynvml.NVML_ERROR_RESET_REQUIRED,
+        self.assertEqual(pynvml.NVML_SUCCESS,
+                         pynvml.nvmlDeviceSetMigMode(device, 1))
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceGetMigMode, device)
+        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
+
+    def test_a_holder_leaves_the_mode_of_ampere_pending(self):
+        self.off(A100)
+        self.machine.add_holder(A100, 812, 'nvidia-persistenced')
+        device = self.at(A100)
+        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual([0, 1], pynvml.nvmlDeviceGetMigMode(device))
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.create,
                          device, ONE)
-        self.machine.reset_gpu(A100)
-        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(
-            self.at(A100)))
+        self.machine.remove_holder(812)
+        self.assertEqual([0, 1], pynvml.nvmlDeviceGetMigMode(device))
+        self.assertEqual(pynvml.NVML_SUCCESS,
+                         pynvml.nvmlDeviceSetMigMode(device, 1))
+        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
 
     def test_ampere_changes_its_mind_before_the_reset(self):
         self.off(A100)
+        self.machine.load_drm()
         device = self.at(A100)
-        pynvml.nvmlDeviceSetMigMode(device, 1)
+        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual(pynvml.NVML_SUCCESS,
                          pynvml.nvmlDeviceSetMigMode(device, 0))
         self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(device))
+
+    def test_a_virtual_machine_must_be_started_again(self):
+        host = dataclasses.replace(files.load(self.host), virtual=True)
+        self.use(machine_module.Machine(host))
+        pynvml.nvmlShutdown()
+        self.machine.sriov_manage(A100, enable=False)
+        pynvml.nvmlInit()
+        device = self.at(A100)
+        self.assertEqual(pynvml.NVML_ERROR_RESET_REQUIRED,
+                         pynvml.nvmlDeviceSetMigMode(device, 0))
+        self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
+        self.machine.reboot()
+        pynvml.nvmlInit()
+        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
+
+    def test_ampere_on_nvswitches_needs_a_fabric_manager(self):
+        self.use(machine_module.Machine.load('dgx-a100-40'))
+        address = self.machine.gpus[0].address
+        self.machine.sriov_manage(address, enable=False)
+        self.machine.stop_fabric_manager()
+        device = self.device()
+        self.assertEqual(pynvml.NVML_ERROR_UNKNOWN,
+                         pynvml.nvmlDeviceSetMigMode(device, 0))
+        self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
 
     def test_hopper_changes_at_once(self):
         device = self.at(H100)
