@@ -244,6 +244,20 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([process.pid],
                          [holder.pid for holder in blocked.holders])
 
+    def test_another_process_keeps_a_mig_mode_pending(self):
+        self.machine.sriov_manage(_FIRST, enable=False)
+        process = self.start()
+        device = self.at(_FIRST)
+        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlDeviceSetMigMode(device, 0))
+        self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
+        process.kill()
+        process.wait()
+        self.assertEqual(pynvml.NVML_SUCCESS,
+                         pynvml.nvmlDeviceSetMigMode(device, 0))
+        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(
+            self.at(_FIRST)))
+
     def test_a_process_that_died(self):
         process = self.start()
         process.kill()
