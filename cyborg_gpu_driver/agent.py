@@ -106,12 +106,13 @@ class Agent:
         self._health = health.HealthKeeper(
             machine, self._state_path, self._errands.ask,
             conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
+        self._nvml = machine.nvml
         self._watcher = events.Watcher(machine.nvml, self._health.event)
         self._watches = conf.gpu.health_events
         self._cleaner = cleaning.Cleaner(
             machine, self._state_path, self._keeper,
             audit.Audit(self._state_path), conf.gpu.clean_whole_gpus,
-            self._was_reset, quiet=self._watcher.paused)
+            self._was_reset)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
             self._state_path, self._publish, self._health.instance_gone)
@@ -125,8 +126,7 @@ class Agent:
                                provider in self._draining).read,
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
-        taker = prepare.StepTaker(machine, host_reader,
-                                  self._watcher.paused)
+        taker = prepare.StepTaker(machine, host_reader)
         self._preparer = prepare.Preparer(
             machine, taker, self._state_path, settings,
             claims.Claims(placement, hostname).of, unfit=self._unfit)

@@ -102,6 +102,18 @@ class NvmlNotAnswering(NvmlError):
     code = -1
     """Of no ``nvmlReturn_t``: NVML said nothing."""
     symbol = 'NOT_ANSWERING'
+class NvmlClosed(NvmlError):
+    """NVML may not be opened now; the ``call`` is nvmlInit."""
+
+    template = ('NVML is kept closed by {who}, for a reset or a change of a '
+                "GPU's mode or driver")
+
+
+class NvmlHeld(GpuDriverError):
+    """A process of ours does not close NVML."""
+
+    template = ('{who} did not close NVML within {seconds} seconds; nothing '
+                'was changed')
 
 
 class SysfsError(GpuDriverError):

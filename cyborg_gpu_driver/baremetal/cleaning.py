@@ -23,6 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_modes
 from cyborg_gpu_driver.host import nvml_process
@@ -145,12 +146,14 @@ class Cleaner:
         if gpu.mig is not None:
             self._ramdisk.applier.apply(
                 gpu, layout.Wanted(gpu.mig.enabled), apply.Options())
-        with locks.gpu(self._ramdisk.state_path, gpu.address):
+        with locks.gpu(self._ramdisk.state_path, gpu.address), \
+                self._nvml.alone():
             privileged_gpu.disable_virtual_functions(str(gpu.address))
 
     def _read(self, gpu):
         return self._ramdisk.snapshot().gpu(gpu.address)
 
+    @gate.series
     def _verify(self, gpu, wanted):
         facts = self._ramdisk.health.read(gpu.address)
         ecc = (nvml_modes.ecc(self._nvml, gpu.address)

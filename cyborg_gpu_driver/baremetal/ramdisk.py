@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -55,7 +54,7 @@ class Ramdisk:
         privileged.run_here(self.machine)
         self.state_path = gpu_conf.state_path(conf)
         self.applier = apply.Applier(self.machine, self.state_path)
-        self.resetter = reset.Resetter(self.machine, quiet=self._closed)
+        self.resetter = reset.Resetter(self.machine)
         self.vgpus = orphans.Keeper(self.machine, self.state_path,
                                     self._settings)
         self.health = health.HealthReader(self.machine.nvml)
@@ -76,24 +75,6 @@ class Ramdisk:
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names the GPU."""
         return self._settings.ignores(gpu)
-
-    @contextlib.contextmanager
-    def _closed(self):
-        """Have no GPU open: NVIDIA's driver resets none that anybody has."""
-        self.machine.nvml.reset()
-        yield
-
-
-def may_have_gpus(conf: cfg.ConfigOpts) -> bool:
-    """Whether there is any NVIDIA GPU, or that cannot be told.
-
-    Of ``[gpu]`` only the options that choose the machine need to be right.
-    """
-    try:
-        host = reader.HostReader(platform.from_conf(conf)).snapshot()
-    except exception.GpuDriverError:
-        return True
-    return bool(host.gpus or host.problems)
 
 
 def each(gpus: Iterable[model.Gpu],

@@ -97,6 +97,22 @@ GPU_OPTS = [
              'there before the call has returned, and the other GPUs go on. '
              'A change of the MIG mode may take four times as long. Less '
              'than [DEFAULT] rpc_response_timeout, for which Cyborg waits.'),
+    cfg.IntOpt(
+        'access_timeout', default=60, min=1,
+        help='Seconds to wait until all processes of this library on this '
+             'host have closed NVML, before a GPU is reset, unbound or '
+             'changes its MIG mode, and how long those wait in turn until '
+             'they may open it again. Longer refuses the operation.'),
+    cfg.IntOpt(
+        'driver_timeout', default=60, min=1,
+        help='Seconds that a kernel driver may take to let go of a GPU, or '
+             'to take one. After that the operation is given up; what the '
+             'kernel has begun goes on.'),
+    cfg.StrOpt(
+        'nvidia_smi', default='nvidia-smi',
+        help='nvidia-smi, which resets a GPU. Where there is none, the GPU '
+             'is unbound, reset and bound again; not on NVSwitches, where '
+             'it is needed.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="NVIDIA's script that makes virtual functions."),

@@ -25,6 +25,7 @@ import dataclasses
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
 
@@ -52,6 +53,7 @@ class ComputeReader:
         self.nvml = nvml
         self._profiles: dict[tuple, tuple[Profile, ...]] = {}
 
+    @gate.series
     def instances(self, address: model.PciAddress,
                   instance: model.GpuInstance
                   ) -> tuple[model.ComputeInstance, ...]:
@@ -69,6 +71,7 @@ class ComputeReader:
                 break
         return tuple(sorted(found))
 
+    @gate.series
     def create(self, address: model.PciAddress, instance: model.GpuInstance,
                start: int | None, slices: int
                ) -> model.ComputeInstance:
@@ -100,6 +103,7 @@ class ComputeReader:
             'nvmlGpuInstanceCreateComputeInstanceWithPlacement', handle,
             profile.profile_id, ctypes.byref(asked)))
 
+    @gate.series
     def destroy(self, address: model.PciAddress, instance_id: int,
                 compute_id: int) -> None:
         """Destroy a compute instance.

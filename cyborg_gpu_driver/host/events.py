@@ -27,7 +27,6 @@ import ctypes
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 
 import pynvml
 from oslo_log import log as logging
@@ -57,7 +56,6 @@ _WAIT_MS = 1000
 """How long one call waits: stopping and pausing take that long."""
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
-_LET_GO_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 """How long :meth:`Watcher.stop` waits for a thread that may be stuck in NVML.
 The thread keeps no process alive."""
@@ -83,11 +81,10 @@ class Watcher:
         self._set = EventSet(nvml, (session or nvml.another)())
         self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._let_go = threading.Event()
+        self._set.on_taken = self._wake.set
         self._thread: threading.Thread | None = None
         self._wanted: frozenset[model.PciAddress] = frozenset()
         self._look = False
-        self._pauses = 0
         self._stopping = False
         self._said: set[str] = set()
 
@@ -108,29 +105,6 @@ class Watcher:
                     target=self._run, name='cyborg-gpu-events', daemon=True)
                 self._thread.start()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let go of every GPU for the time of the block.
-
-        For resets, changes of the MIG mode and sriov-manage: they want a
-        GPU that nobody has open, and events end with them.
-        """
-        with self._mutex:
-            self._pauses += 1
-            running = self._thread is not None and self._thread.is_alive()
-            self._let_go.clear()
-        self._wake.set()
-        try:
-            if running and not self._let_go.wait(_LET_GO_SECONDS):
-                LOG.warning('NVML does not come back from waiting for '
-                            'events of the GPUs.')
-            yield
-        finally:
-            with self._mutex:
-                self._pauses -= 1
-                self._look = True
-            self._wake.set()
-
     def stop(self) -> None:
         """End the thread; :meth:`watch` starts another one."""
         with self._mutex:
@@ -145,13 +119,10 @@ class Watcher:
         while not self._stopping:
             self._wake.clear()
             with self._mutex:
-                wanted, paused = self._wanted, self._pauses > 0
+                wanted = self._wanted
                 look, self._look = self._look, False
             try:
-                if paused:
-                    self._rest()
-                    continue
-                if look:
+                if look or self._set.was_taken():
                     self._tell(self._set.settle(wanted))
                 if not self._set.members:
                     self._wake.wait()
@@ -163,6 +134,8 @@ class Watcher:
                 self._close()
                 with self._mutex:
                     self._look = True
+                if isinstance(error, exception.NvmlClosed):
+                    delay = _FIRST_DELAY
                 self._wake.wait(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
         self._close()
@@ -192,11 +165,6 @@ class Watcher:
             self._wake.wait(_WAIT_MS / 1000)
         return found
 
-    def _rest(self):
-        self._set.close()
-        self._let_go.set()
-        self._wake.wait()
-
     def _tell(self, events):
         for event in events:
             try:
@@ -219,6 +187,18 @@ class EventSet:
         """GPUs that spoil a set by being put into it."""
         self.members: dict[int, model.PciAddress] = {}
         """GPUs that are waited on, by what their handles point to."""
+        self._was_taken = False
+        self.on_taken: Callable[[], object] = lambda: None
+        """Called when the set was freed for another process."""
+        nvml.before_closing = self._give_up
+
+    def was_taken(self) -> bool:
+        """Whether the set was freed since the last call, for another process.
+
+        Nobody is waited on then; :meth:`settle` begins again.
+        """
+        taken, self._was_taken = self._was_taken, False
+        return taken
 
     def settle(self, wanted: frozenset[model.PciAddress]
                ) -> list[health_facts.Event]:
@@ -228,17 +208,22 @@ class EventSet:
 
         :returns: one event for each member that turns out to be lost.
         :raises NvmlError: if NVML itself takes no part.
+        :raises NvmlClosed: if another process has NVML alone.
         """
-        before = set(self.members.values())
-        states = {address: self._state(address) for address in before}
-        if not before <= wanted or set(states.values()) - _STILL_MEMBERS:
-            self.close()
+        with self._nvml.kept(0):
+            before = set(self.members.values())
+            states = {address: self._state(address) for address in before}
+            if not before <= wanted or set(states.values()) - _STILL_MEMBERS:
+                self.close()
         if self._handle is None and wanted:
-            self._shared.device_count()
-            self._handle = self._call('nvmlEventSetCreate')
-        for address in sorted(wanted - self._unfit
-                              - set(self.members.values())):
-            self._register(address)
+            with self._shared.kept(0):
+                self._shared.device_count()
+        with self._nvml.kept(0):
+            if self._handle is None and wanted:
+                self._handle = self._call('nvmlEventSetCreate')
+            for address in sorted(wanted - self._unfit
+                                  - set(self.members.values())):
+                self._register(address)
         return [health_facts.Event(address, OFF_THE_BUS)
                 for address in sorted(states)
                 if states[address] == 'GPU_IS_LOST']
@@ -247,10 +232,11 @@ class EventSet:
         """The next event, if there is one within that time.
 
         :raises NvmlError: if the set is of no more use.
+        :raises NvmlClosed: if another process has NVML alone.
         """
         try:
-            data = self._call('nvmlEventSetWait_v2', self._handle,
-                              milliseconds)
+            with self._nvml.kept(0):
+                return self._next(milliseconds)
         except exception.NvmlError as error:
             if error.symbol == 'TIMEOUT':
                 return []
@@ -261,6 +247,11 @@ class EventSet:
             if not lost:
                 raise
             return lost
+
+    def _next(self, milliseconds):
+        if self._handle is None:
+            return []
+        data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
         return [health_facts.Event(
             self._address(data.device), _xid(data),
             _id(data.gpuInstanceId), _id(data.computeInstanceId))]
@@ -273,6 +264,16 @@ class EventSet:
                 self._call('nvmlEventSetFree', self._handle)
         self._handle = None
         self._nvml.reset()
+
+    def _give_up(self, call):
+        """Free the set, because its session is being closed for others."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.members.clear()
+            self._was_taken = True
+            self.on_taken()
+            with contextlib.suppress(exception.NvmlError):
+                call('nvmlEventSetFree', handle)
 
     def _call(self, name, *arguments):
         try:

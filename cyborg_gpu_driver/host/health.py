@@ -21,6 +21,7 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml as nvml_module
@@ -55,6 +56,7 @@ class HealthReader:
         self._nvml = nvml
         self._known: dict[model.PciAddress, _Known] = {}
 
+    @gate.series
     def read(self, address: model.PciAddress) -> health_facts.Facts:
         """What the GPU at ``address`` says; five calls, more at first.
 
@@ -190,6 +192,7 @@ def _field(values):
     return values[0].value.uiVal
 
 
+@gate.series
 def instance_place(nvml: nvml_module.NvmlSession, address: model.PciAddress,
                    instance_id: int) -> model.Placement | None:
     """Where the GPU instance of an id lies; None if that is not known."""

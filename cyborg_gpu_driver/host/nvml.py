@@ -40,7 +40,9 @@ import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import access
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_mig
@@ -91,7 +93,7 @@ class _Open:
     """What each handle belongs to, by the address in it."""
 
 
-class NvmlSession(nvml_mig.MigCalls):
+class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
     :param wsl_library: tried where the loader knows no library.
@@ -99,11 +101,14 @@ class NvmlSession(nvml_mig.MigCalls):
     :param wsl: whether this is WSL 2; None finds out.
     :param timeout: seconds that one call may take, and all calls of a block
         that is :meth:`about` one GPU.
+    :param shared: what the sessions of this process share; None makes one.
     """
 
     def __init__(self, wsl_library: str = nvml_library.WSL_PATH,
                  load: Callable[[str], Any] = ctypes.CDLL,
-                 wsl: bool | None = None, timeout: float = TIMEOUT):
+                 wsl: bool | None = None, timeout: float = TIMEOUT,
+                 shared: access.Access | None = None):
+        super().__init__(shared)
         self.timeout = timeout
         self._wsl_library = wsl_library
         self._load = load
@@ -118,7 +123,7 @@ class NvmlSession(nvml_mig.MigCalls):
     def another(self) -> NvmlSession:
         """A session like this one, which opens and closes by itself."""
         return NvmlSession(self._wsl_library, self._load, self._wsl,
-                           self.timeout)
+                           self.timeout, self.gate.access)
 
     # The session itself
 
@@ -150,7 +155,8 @@ class NvmlSession(nvml_mig.MigCalls):
         once and tried again at each call.
         """
         try:
-            self._opened()
+            with self.kept():
+                self._opened()
         except exception.NvmlError as error:
             return nvml_library.reason(error)
         return None
@@ -174,7 +180,12 @@ class NvmlSession(nvml_mig.MigCalls):
         :raises NvmlError: FUNCTION_NOT_FOUND where pynvml or the library is
             too old for it; NOT_SUPPORTED where the GPU cannot; and so on.
         :raises NvmlNotAnswering: if it does not return in time.
+        :raises NvmlClosed: if another process has NVML alone for too long.
         """
+        with self.kept():
+            return self._call(name, *args)
+
+    def _call(self, name, *args):
         session = self._opened()
         function = getattr(pynvml, name, None)
         if function is None:
@@ -246,6 +257,7 @@ class NvmlSession(nvml_mig.MigCalls):
                             ', '.join(stuck))
                 return False
             self._session = None
+            self._end.detach()
             try:
                 deadline.run(_NVML, self.timeout, 'nvmlShutdown',
                              pynvml.nvmlShutdown)
@@ -254,6 +266,7 @@ class NvmlSession(nvml_mig.MigCalls):
                           nvml_library.symbol(error.value))
             except exception.NvmlNotAnswering:
                 return False
+            self.gate.closed()
             return True
 
     def _opened(self) -> _Open:
@@ -264,17 +277,22 @@ class NvmlSession(nvml_mig.MigCalls):
             session = self._session
             if session is not None and session.process == os.getpid():
                 return session
+            self.gate.opening()
             try:
                 deadline.run(_NVML, self._seconds(INIT), INIT,
                              nvml_library.initialise, self._wsl_library,
                              self._load)
             except pynvml.NVMLError as error:
                 self._session = None
+                self.gate.closed()
                 raise self._refused(error.value) from error
             self._library_missing = False
             self._said = None
             self._generation += 1
             self._session = _Open(os.getpid(), self._generation)
+            self._end = weakref.finalize(
+                self, _shut_down, os.getpid(), pynvml.nvmlLib,
+                self.gate.closed)
             return self._session
 
     def _refused(self, code):
@@ -290,6 +308,7 @@ class NvmlSession(nvml_mig.MigCalls):
     def _forget_after_fork(self):
         self._mutex = threading.Lock()
         self._session = None
+        self.gate.forget()
 
     # The machine
 
@@ -304,14 +323,18 @@ class NvmlSession(nvml_mig.MigCalls):
     def device(self, address: model.PciAddress) -> Any:
         """Handle of the GPU at ``address``, asked for once a session.
 
+        To be used within one block of :meth:`kept`.
+
         :raises NvmlError: NOT_FOUND if NVML has none there.
         """
-        session = self._opened()
-        handle = session.devices.get(address)
-        if handle is None:
-            handle = self.call('nvmlDeviceGetHandleByPciBusId', str(address))
-            session.devices[address] = handle
-        return handle
+        with self.kept():
+            session = self._opened()
+            handle = session.devices.get(address)
+            if handle is None:
+                handle = self.call('nvmlDeviceGetHandleByPciBusId',
+                                   str(address))
+                session.devices[address] = handle
+            return handle
 
     def forget(self, address: model.PciAddress) -> None:
         """Ask for the handle of the GPU at ``address`` again next time."""
@@ -355,6 +378,15 @@ def _owner(session, name, arguments):
 
 
 _here = threading.local()
+def _shut_down(process, library, closed):
+    """Close the session of an object that is no more."""
+    if process == os.getpid():
+        if pynvml.nvmlLib is library:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        closed()
+
+
 _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
 
 

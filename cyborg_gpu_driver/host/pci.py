@@ -26,6 +26,12 @@ _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
 """VGA compatible and 3D controller (PCI Code and ID Assignment)."""
 _UNREADABLE = '0000'
+_BRIDGE = '0680'
+"""Other bridge device, which NVSwitches are."""
+HOPPER_NVSWITCHES = frozenset(f'22a{digit:x}' for digit in range(8))
+"""Device ids of the NVSwitches of Hopper (nvswitch_ls10_device_ids in
+src/common/nvswitch/kernel/nvswitch.c of NVIDIA's open kernel modules). Later
+ones are no PCI functions of the host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +143,16 @@ class PciBus:
         :raises SysfsError: if it cannot be read.
         """
         return self._sysfs.link_name(*DEVICES, str(address), 'driver')
+
+    def nvswitches(self) -> frozenset[str]:
+        """Device ids of the NVSwitches of this machine.
+
+        :raises SysfsError: if the bus cannot be listed.
+        """
+        return frozenset(
+            self._hex(name, 'device') for name in self._sysfs.listdir(*DEVICES)
+            if self._hex(name, 'vendor') == _NVIDIA
+            and self._hex(name, 'class')[:4] == _BRIDGE)
 
     def iommu_group(self, address: model.PciAddress) -> int | None:
         """A function's IOMMU group.

@@ -22,6 +22,7 @@ from oslo_config import cfg
 from stevedore import driver
 
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import access
 from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import nvml
@@ -72,10 +73,11 @@ class Platform:
 
 
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
-         mdevctl: str = _MDEVCTL) -> Platform:
+         mdevctl: str = _MDEVCTL, nvidia_smi: str = _NVIDIA_SMI) -> Platform:
     """This machine. Opens nothing yet."""
     return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
-                    sriov_manage=sriov_manage, mdevctl=mdevctl)
+                    sriov_manage=sriov_manage, mdevctl=mdevctl,
+                    nvidia_smi=nvidia_smi)
 
 
 def simulated(machine: str, state: str | None = None) -> Platform:
@@ -102,7 +104,13 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:
         machine = real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
-                       conf.gpu.mdevctl)
+                       conf.gpu.mdevctl, conf.gpu.nvidia_smi)
     machine.nvml.timeout = conf.gpu.nvml_timeout
+    # A simulated host in memory is this process's alone, and so are its locks.
+    in_memory = conf.gpu.simulate and not conf.gpu.simulate_state
+    machine.nvml.gate.access = access.Access(
+        None if in_memory else gpu_conf.state_path(conf),
+        conf.gpu.access_timeout)
     return dataclasses.replace(
-        machine, records=gpu_record.Records(gpu_conf.state_path(conf)))
+        machine, driver_timeout=float(conf.gpu.driver_timeout),
+        records=gpu_record.Records(gpu_conf.state_path(conf)))

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import functions
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model
@@ -59,6 +60,7 @@ class HostReader:
         """Ends of NVLinks, by the last snapshot."""
         self._mutex = threading.Lock()
 
+    @gate.series
     def snapshot(self, detail: bool = False) -> model.Host:
         """The machine as it is now.
 
@@ -76,6 +78,7 @@ class HostReader:
                            for gpu in host.gpus}
         return host
 
+    @gate.series
     def gpu(self, address: model.PciAddress) -> model.Gpu:
         """One GPU as it is now; no other GPU is asked.
 

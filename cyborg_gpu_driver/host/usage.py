@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_process
@@ -38,6 +39,7 @@ class RunningVgpu:
     instance_id: int
 
 
+@gate.series
 def processes(machine: platform.Platform, address: model.PciAddress
               ) -> tuple[nvml_process.Process, ...]:
     """Processes on a GPU and its instances.
@@ -72,6 +74,7 @@ class GuestVgpu:
                 and _agree(self.placement_id, function.placement_id))
 
 
+@gate.series
 def guests(machine: platform.Platform, gpu: model.Gpu
            ) -> tuple[GuestVgpu, ...]:
     """vGPUs of a GPU that guests run.
@@ -103,6 +106,7 @@ def _guests(machine, nvml, gpu):
     return tuple(found)
 
 
+@gate.series
 def may_run(machine: platform.Platform, gpu: model.Gpu,
             function: model.PciAddress, proc: str = '/proc') -> bool:
     """Whether NVML has a running vGPU that may be the one on a function.
@@ -127,6 +131,7 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
                             for other in others)
 
 
+@gate.series
 def vgpus(machine: platform.Platform, gpu: model.Gpu
           ) -> tuple[RunningVgpu, ...]:
     """vGPUs whose GPU instance is known.
@@ -179,11 +184,6 @@ def vfio_holders(machine: platform.Platform, function: model.PciAddress,
         raise exception.UsageUnknown(
             what=function, reason=f'{error.filename}: {error.strerror}'
         ) from error
-
-
-def has_module(machine: platform.Platform, name: str) -> bool:
-    """Whether a kernel module is loaded."""
-    return machine.sysfs.exists('module', name)
 
 
 def _optional(machine, call, argument, otherwise=None):

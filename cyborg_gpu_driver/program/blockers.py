@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
@@ -28,7 +27,6 @@ from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu
 
-_DISPLAY_MODULE = 'nvidia_drm'
 _NEEDS_RESET = frozenset({'ampere'})
 """Architectures that take a MIG mode at their next reset (MIG guide)."""
 
@@ -127,19 +125,6 @@ def _held(function):
         f'{function} is held by process {pid} '
         f'({open_files.process_name(pid)})'
         for pid in privileged_vgpu.vfio_holders(str(function)))
-
-
-def of_reset(machine: platform.Platform, gpu: model.Gpu) -> tuple[str, ...]:
-    """What keeps a GPU from being reset, as far as it can be told."""
-    found = []
-    try:
-        found.extend(of_mode(machine, gpu, False))
-    except exception.GpuDriverError as error:
-        found.append(str(error))
-    if usage.has_module(machine, _DISPLAY_MODULE):
-        found.append(f'kernel module {_DISPLAY_MODULE} (modprobe -r '
-                     f'{_DISPLAY_MODULE} removes it)')
-    return tuple(found)
 
 
 def _add_unplaced(gpu, found, placed):

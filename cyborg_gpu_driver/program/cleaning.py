@@ -20,7 +20,6 @@ is found without allocations and closed to new ones in one step before.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -84,16 +83,13 @@ class Cleaner:
         remembered or withheld.
     :param on_reset: called with the address of a GPU that was reset.
     :param clock: seconds that only grow.
-    :param quiet: makes the block in which a GPU is reset.
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
                  tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
                  on_reset: Callable[[model.PciAddress], None] | None = None,
-                 clock: Callable[[], float] = time.monotonic,
-                 quiet: Callable[[], contextlib.AbstractContextManager]
-                 = contextlib.nullcontext):
-        self._resetter = reset.Resetter(machine, on_reset, quiet)
+                 clock: Callable[[], float] = time.monotonic):
+        self._resetter = reset.Resetter(machine, on_reset)
         self._state_path = state_path
         self._path = os.path.join(state_path, _FILE)
         self._tenancy = tenancy

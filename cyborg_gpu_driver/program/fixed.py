@@ -281,7 +281,9 @@ class FixedVgpus:
 
         def back():
             nvml = self._machine.nvml
-            for item in nvml.gpu_instances(nvml.device(address), profile_id):
+            with nvml.kept():
+                found = nvml.gpu_instances(nvml.device(address), profile_id)
+            for item in found:
                 if item.placement == where:
                     privileged.destroy_gpu_instance(str(address),
                                                     item.instance_id)

@@ -18,6 +18,7 @@ import dataclasses
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import compute
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import mig
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -50,6 +51,7 @@ class StateReader:
             self._nvml.forget(gpu.address)
         return self._read(gpu)
 
+    @gate.series
     def _read(self, gpu):
         device = self._nvml.device(gpu.address)
         enabled, pending = self._nvml.mig_mode(device)

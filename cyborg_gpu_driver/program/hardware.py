@@ -24,6 +24,7 @@ import errno
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.program import journal
@@ -62,6 +63,7 @@ class Hardware:
     def __init__(self, machine: platform.Platform):
         self._machine = machine
 
+    @gate.series
     def instance_ids(self, address: model.PciAddress,
                      profile: model.GpuInstanceProfile) -> tuple[int, ...]:
         """Ids of the live instances of a profile (one NVML call)."""
@@ -196,6 +198,7 @@ class Hardware:
             if error.symbol not in _GONE:
                 raise
 
+    @gate.series
     def own_instance(self, entry: journal.Entry) -> int | None:
         """Id of the instance that the entry made, None if there is none.
 

@@ -18,28 +18,38 @@ the mode is read again each time (nvmlDeviceGetMigMode).
 
 from __future__ import annotations
 
-import errno
-
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reset
 
 LOG = logging.getLogger(__name__)
 
 _BUSY = 'IN_USE'
-_RESET_BUSY = frozenset({errno.EBUSY, errno.EAGAIN})
+_RESTART = 'RESET_REQUIRED'
+_CHANGES_AT_ONCE = frozenset({'hopper', 'blackwell'})
+"""Architectures that change their mode without a reset (MIG User Guide,
+Enable MIG Mode); NVML says there who is in the way. Of one that is not known
+it is taken that it needs one."""
+_REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
+            exception.DriverError, exception.UsageUnknown)
+"""Why a GPU is neither changed nor reset."""
 
 
 def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
            may_reset: bool = True) -> bool:
     """Bring a GPU into a MIG mode.
 
-    Ampere takes the mode at its next reset, which is made here; later
-    architectures change at once.
+    nvmlDeviceSetMigMode unbinds or resets the GPU where that takes effect
+    so, as on Ampere; its activation status is IN_USE if the GPU could not
+    be unbound because it is not idle, and RESET_REQUIRED where a reset
+    cannot be made from here (nvml.h). Where the mode is only pending after
+    it, the GPU is reset.
 
     :param gpu: without instances, where MIG mode is to be turned off.
     :param may_reset: False leaves a mode that waits for a reset pending.
@@ -50,17 +60,33 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
     """
     if _read(machine, gpu) == (enable, enable):
         return True
+    try:
+        with machine.nvml.alone():
+            return _switch(machine, gpu, enable, may_reset)
+    except _REASONS as error:
+        raise _blocked(gpu, enable, str(error), ()) from error
+
+
+def _switch(machine, gpu, enable, may_reset):
+    """As :func:`switch`; the caller has NVML alone."""
+    if may_reset and gpu.architecture not in _CHANGES_AT_ONCE:
+        machine.nvml.reset()
+        reset.refuse_held(gpu.address)
     status = _set(machine, gpu, enable)
     current, pending = _read(machine, gpu)
     if current == enable:
         return True
-    if pending != enable or status == _BUSY:
-        raise _blocked(gpu, enable, 'NVML says that the GPU is in use',
+    if pending != enable:
+        raise _blocked(gpu, enable, f'NVML answered {status}',
                        blockers.of_mode(machine, gpu, enable))
     if not may_reset:
         LOG.info('GPU %s waits for a reset', gpu.address)
         return False
-    _reset(machine, gpu, enable)
+    if status == _RESTART:
+        raise _blocked(gpu, enable, 'the mode is set and waits for a restart '
+                       'of this machine, which cannot reset its GPUs', ())
+    machine.nvml.reset()
+    reset.once(machine, gpu.address)
     if _read(machine, gpu)[0] != enable:
         raise _blocked(gpu, enable,
                        'the GPU was reset and its mode is the same', ())
@@ -78,9 +104,11 @@ def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
         switch(machine, gpu, enabled)
         current, waiting = _read(machine, gpu)
     if waiting != pending:
-        _set(machine, gpu, pending)
+        with machine.nvml.alone():
+            _set(machine, gpu, pending)
 
 
+@gate.series
 def _read(machine, gpu):
     nvml = machine.nvml
     return nvml.mig_mode(nvml.device(gpu.address))
@@ -95,20 +123,7 @@ def _set(machine, gpu, enable):
         raise _blocked(gpu, enable, str(error), blockers.of_mode(
             machine, gpu, enable)) from error
     finally:
-        # The driver may detach the GPU to change it, and its handle dies.
-        machine.nvml.forget(gpu.address)
-
-
-def _reset(machine, gpu, enable):
-    LOG.info('Resetting GPU %s', gpu.address)
-    try:
-        privileged.reset_gpu(str(gpu.address))
-    except exception.SysfsError as error:
-        if error.errno not in _RESET_BUSY:
-            raise
-        raise _blocked(gpu, enable, f'the GPU cannot be reset ({error})',
-                       blockers.of_reset(machine, gpu)) from error
-    finally:
+        # The driver may unbind the GPU to change it, and its handle dies.
         machine.nvml.forget(gpu.address)
 
 

@@ -20,7 +20,6 @@ what keeps a GPU from being made ready is named, and it stays as it is.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -74,17 +73,12 @@ class StepTaker:
     :param machine: what is changed, through
         :mod:`cyborg_gpu_driver.program.privileged_gpu`.
     :param host_reader: reads what has become of a GPU.
-    :param quiet: makes the block in which each step is taken; nothing else
-        of this process may have the GPU open meanwhile.
     """
 
     def __init__(self, machine: platform.Platform,
-                 host_reader: reader.HostReader,
-                 quiet: Callable[[], contextlib.AbstractContextManager]
-                 = contextlib.nullcontext):
+                 host_reader: reader.HostReader):
         self._machine = machine
         self._reader = host_reader
-        self._quiet = quiet
 
     def read(self, address: model.PciAddress) -> model.Gpu:
         """A GPU as it is now.
@@ -121,8 +115,7 @@ class StepTaker:
             taken.append(left[0])
             LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address,
                                                'step': left[0].value})
-            with self._quiet():
-                _ACTIONS[left[0]](self._machine, gpu, wanted)
+            _ACTIONS[left[0]](self._machine, gpu, wanted)
             gpu = self.read(gpu.address)
 
 
@@ -131,15 +124,14 @@ def _switch_mig(enable, machine, gpu, _wants):
 
 
 def _make_functions(machine, gpu, _wants):
-    # sriov-manage takes the GPU from its driver, which refuses while
-    # anybody has it open: a session of NVML does.
-    machine.nvml.reset()
-    privileged_gpu.enable_virtual_functions(str(gpu.address))
+    # sriov-manage takes the GPU from its driver.
+    with machine.nvml.alone():
+        privileged_gpu.enable_virtual_functions(str(gpu.address))
 
 
 def _remove_functions(machine, gpu, _wants):
-    machine.nvml.reset()
-    privileged_gpu.disable_virtual_functions(str(gpu.address))
+    with machine.nvml.alone():
+        privileged_gpu.disable_virtual_functions(str(gpu.address))
 
 
 def _bind_nvidia(machine, gpu, _wants):

@@ -60,6 +60,8 @@ def machine() -> platform.Platform:
         if _platform is None:
             gpu_conf.register_opts(cfg.CONF)
             _platform = platform.from_conf(cfg.CONF)
+            # The daemon has no GPU open between two operations.
+            _platform.nvml.gate.stays_open = False
         return _platform
 
 
@@ -77,9 +79,10 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
     check_number('start', start, _GRID_LIMIT)
     check_number('size', size, _GRID_LIMIT)
     nvml = machine().nvml
-    instance = nvml.create_gpu_instance(
-        nvml.device(model.PciAddress.parse(address)), profile_id,
-        model.Placement(start, size))
+    with nvml.kept():
+        instance = nvml.create_gpu_instance(
+            nvml.device(model.PciAddress.parse(address)), profile_id,
+            model.Placement(start, size))
     return (instance.instance_id, instance.placement.start,
             instance.placement.size)
 
@@ -92,14 +95,15 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
     """
     check_number('instance id', instance_id, 1 << 31)
     nvml = machine().nvml
-    device = nvml.device(model.PciAddress.parse(address))
-    try:
-        nvml.destroy_gpu_instance(device, instance_id)
-    except exception.NvmlError as error:
-        if error.symbol != 'IN_USE':
-            raise
-        nvml.destroy_compute_instances(device, instance_id)
-        nvml.destroy_gpu_instance(device, instance_id)
+    with nvml.kept():
+        device = nvml.device(model.PciAddress.parse(address))
+        try:
+            nvml.destroy_gpu_instance(device, instance_id)
+        except exception.NvmlError as error:
+            if error.symbol != 'IN_USE':
+                raise
+            nvml.destroy_compute_instances(device, instance_id)
+            nvml.destroy_gpu_instance(device, instance_id)
 
 
 @privsep.gpu_context.entrypoint
@@ -142,7 +146,7 @@ def destroy_compute_instance(address: str, instance_id: int,
 
 @privsep.gpu_context.entrypoint
 def set_mig_mode(address: str, enable: bool) -> str:
-    """Ask for a MIG mode.
+    """Ask for a MIG mode, for who has NVML alone on this machine.
 
     :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
         ``IN_USE``; which mode is current must be read.
@@ -152,24 +156,9 @@ def set_mig_mode(address: str, enable: bool) -> str:
         raise exception.InvalidValue(what='MIG mode', value=enable,
                                      expected='expected True or False')
     nvml = machine().nvml
-    return nvml.set_mig_mode(nvml.device(model.PciAddress.parse(address)),
-                             enable)
-
-
-@privsep.gpu_context.entrypoint
-def reset_gpu(address: str) -> None:
-    """Reset a GPU through the kernel (sysfs ``reset``).
-
-    Its NVML handles are dead afterwards and forgotten here.
-
-    :raises SysfsError: EBUSY while anything uses the GPU.
-    """
-    parsed = model.PciAddress.parse(address)
-    try:
-        machine().sysfs.write('1', 'bus', 'pci', 'devices', str(parsed),
-                               'reset')
-    finally:
-        machine().nvml.forget(parsed)
+    with nvml.lent():
+        return nvml.set_mig_mode(
+            nvml.device(model.PciAddress.parse(address)), enable)
 
 
 def _compute() -> compute.ComputeReader:

@@ -51,7 +51,7 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
 
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
-    return device_node.holders(privileged.machine(), _gpu(address))
+    return device_node.holders(privileged.machine(), nvidia_gpu(address))
 
 
 @privsep.gpu_context.entrypoint
@@ -73,7 +73,7 @@ def bind(address: str, driver: str) -> None:
         raise exception.InvalidValue(
             what='driver', value=driver,
             expected=f'expected {drivers.NVIDIA} or {drivers.VFIO_PCI}')
-    gpu = _gpu(address)
+    gpu = nvidia_gpu(address)
     _check_loaded(gpu, driver)
     others = _others(gpu, driver)
     former = _driver(gpu)
@@ -107,7 +107,7 @@ def reset(address: str) -> None:
     :raises DriverError: if it could not be reset, or bound again.
     :raises UsageUnknown, SysfsError: if the GPU cannot be looked at.
     """
-    gpu = _gpu(address)
+    gpu = nvidia_gpu(address)
     former = _driver(gpu)
     _check_idle(gpu)
     _unbind(gpu, former)
@@ -118,11 +118,14 @@ def reset(address: str) -> None:
         raise exception.DriverError(
             address=gpu, reason=f'it was not reset: {error}',
             state=_taken_back(gpu, former)) from error
+    if former == drivers.VFIO_PCI:
+        # Whoever bound it may have taken back what let vfio-pci have it.
+        _override(gpu, former)
     _bind(gpu, former)
 
 
-def _gpu(address):
-    """The address of one of NVIDIA's GPUs, or of none that we touch.
+def nvidia_gpu(address: str) -> model.PciAddress:
+    """The address of a physical GPU of NVIDIA's.
 
     :raises InvalidPciAddress, UnknownGpu: if it is something else.
     """
@@ -134,17 +137,22 @@ def _gpu(address):
     return parsed
 
 
-def _check_idle(gpu):
-    """See to it that the GPU can be taken from its driver at once.
+def refuse_held(gpu: model.PciAddress) -> None:
+    """See to it that nobody has a GPU open, this process included.
 
     :raises GpuInUse: naming who has it open.
+    :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
-    # This process may be one of those that have it.
     privileged.machine().nvml.reset()
     found = device_node.holders(privileged.machine(), gpu)
     if found:
         raise exception.GpuInUse(
             gpu=gpu, reason='open in ' + holders_module.describe(found))
+
+
+def _check_idle(gpu):
+    """See to it that the GPU can be taken from its driver at once."""
+    refuse_held(gpu)
     functions = _read(gpu, 'sriov_numvfs') or '0'
     if functions != '0':
         raise exception.GpuInUse(

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.program import nvidia_smi
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.program import sriov
 
 _PROFILE_LIMIT = 64
@@ -59,8 +62,9 @@ def set_mixed_sizes(address: str, enable: bool) -> None:
         raise exception.InvalidValue(what='mixed-size mode', value=enable,
                                      expected='expected True or False')
     nvml = privileged.machine().nvml
-    nvml_vgpu.set_mixed_sizes(
-        nvml, nvml.device(model.PciAddress.parse(address)), enable)
+    with nvml.kept():
+        nvml_vgpu.set_mixed_sizes(
+            nvml, nvml.device(model.PciAddress.parse(address)), enable)
 
 
 @privsep.gpu_context.entrypoint
@@ -73,8 +77,9 @@ def set_ecc_mode(address: str, enable: bool) -> None:
         raise exception.InvalidValue(what='ECC mode', value=enable,
                                      expected='expected True or False')
     nvml = privileged.machine().nvml
-    nvml.call('nvmlDeviceSetEccMode',
-              nvml.device(model.PciAddress.parse(address)), int(enable))
+    with nvml.kept():
+        nvml.call('nvmlDeviceSetEccMode',
+                  nvml.device(model.PciAddress.parse(address)), int(enable))
 
 
 @privsep.gpu_context.entrypoint
@@ -99,20 +104,44 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
             what='time slice', value=time_slice,
             expected='expected nanoseconds, from 1')
     nvml = privileged.machine().nvml
-    nvml_vgpu.set_scheduler(
-        nvml, nvml.device(model.PciAddress.parse(address)), wanted,
-        time_slice)
+    with nvml.kept():
+        nvml_vgpu.set_scheduler(
+            nvml, nvml.device(model.PciAddress.parse(address)), wanted,
+            time_slice)
+
+
+@privsep.gpu_context.entrypoint
+def reset_by_driver(address: str) -> bool:
+    """Have NVIDIA's driver reset a GPU, by nvidia-smi.
+
+    No library has a call for it. The caller has NVML alone.
+
+    :returns: False where nvidia-smi is not installed.
+    :raises GpuInUse: if somebody has it open; it was not reset.
+    :raises StepFailed: with what nvidia-smi said.
+    """
+    gpu = privileged_driver.nvidia_gpu(address)
+    privileged_driver.refuse_held(gpu)
+    return nvidia_smi.reset(str(gpu), privileged.machine().nvidia_smi)
+
+
+@privsep.gpu_context.entrypoint
+def fabric_manager_runs() -> bool:
+    """Whether NVIDIA's fabric manager runs; root sees all processes."""
+    return device_node.fabric_manager_runs(privileged.machine())
 
 
 def _manage(address, enable):
-    parsed = model.PciAddress.parse(address)
+    parsed = privileged_driver.nvidia_gpu(address)
     machine = privileged.machine()
-    if _has_instances(machine.nvml, parsed):
+    # The lock that sriov-manage needs is refused while NVML is open.
+    with machine.nvml.lent():
+        has_instances = _has_instances(machine.nvml, parsed)
+    if has_instances:
         raise exception.SriovError(
             address=parsed, reason='sriov-manage would destroy the GPU '
             'instances that are there')
-    # The lock that sriov-manage needs is refused while NVML is open.
-    machine.nvml.reset()
+    privileged_driver.refuse_held(parsed)
     sriov.manage(str(parsed), enable, machine.sriov_manage)
 
 

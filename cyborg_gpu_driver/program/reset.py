@@ -10,17 +10,17 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One reset of a whole GPU, and what can be told of it before and after.
+"""The one way to reset a GPU, and what can be told of it before and after.
 
-The kernel resets a function whoever uses it (pci_reset_function), so that
-it is asked before who does.
+A reset through sysfs asks nobody: the kernel resets a function whoever uses
+it (pci_reset_function), and NVIDIA's driver is not told. So nvidia-smi asks
+the driver, where it is installed; otherwise the GPU is unbound, reset and
+bound again. Neither is done while anybody has the GPU open.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,37 +29,109 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import drivers
+from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import nvml_traces
-from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.program import holders
 from cyborg_gpu_driver.program import privileged_driver
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program import privileged_gpu
 from cyborg_gpu_driver.program import whole
 
 LOG = logging.getLogger(__name__)
 
-_BUSY = frozenset({errno.EBUSY, errno.EAGAIN})
+
+def once(machine: platform.Platform, address: model.PciAddress) -> str:
+    """Reset a GPU that nobody has open, and see that it answers.
+
+    :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
+    :raises GpuInUse: naming who has it open; it was not reset.
+    :raises NvmlHeld: naming a process of ours that does not let go of it.
+    :raises StepFailed: if it cannot be reset, or does not answer after it.
+    :raises DriverError: if it cannot be unbound or bound again.
+    :raises UsageUnknown, SysfsError: if the machine cannot be looked at.
+    """
+    with machine.nvml.alone():
+        refuse_held(address)
+        method = _reset(machine, address)
+        _check_answers(machine, address)
+    return method
+
+
+def refuse_held(address: model.PciAddress) -> None:
+    """See to it that nobody has a GPU open.
+
+    :raises GpuInUse: naming who has, and what can be done about it.
+    :raises UsageUnknown, SysfsError: if that cannot be found out.
+    """
+    found = privileged_driver.holders(str(address))
+    if found:
+        raise exception.GpuInUse(
+            gpu=address, reason='open in ' + holders.describe(found))
+
+
+def _reset(machine, address):
+    driver = pci.PciBus(machine.sysfs).driver(address)
+    switches = pci.PciBus(machine.sysfs).nvswitches()
+    LOG.info('Resetting GPU %s', address)
+    if driver == drivers.NVIDIA:
+        _check_fabric(switches)
+        if privileged_gpu.reset_by_driver(str(address)):
+            return 'nvidia-smi'
+    if switches:
+        raise exception.StepFailed(
+            reason='a GPU on NVSwitches is reset by nvidia-smi alone, which '
+            + (f'needs it bound to {drivers.NVIDIA}, and it is bound to '
+               f'{driver or "no driver"}' if driver != drivers.NVIDIA
+               else 'is not installed ([gpu] nvidia_smi)'))
+    privileged_driver.reset(str(address))
+    return machine.sysfs.read_optional(*pci.DEVICES, str(address),
+                                       'reset_method') or 'sysfs'
+
+
+def _check_fabric(switches):
+    """See to it that the fabric manager runs where a reset needs it.
+
+    It does on NVSwitch systems of Ampere, and on those of Hopper and later
+    no more (the manual of nvidia-smi, --gpu-reset).
+
+    :raises StepFailed: if it does not.
+    """
+    if (not pci.HOPPER_NVSWITCHES.issuperset(switches)
+            and not privileged_gpu.fabric_manager_runs()):
+        raise exception.StepFailed(
+            reason="NVIDIA's fabric manager does not run, and a GPU on its "
+            'NVSwitches cannot be reset without it: start the unit '
+            'nvidia-fabricmanager')
+
+
+def _check_answers(machine, address):
+    """See that a GPU that NVIDIA's driver has works after its reset."""
+    if pci.PciBus(machine.sysfs).driver(address) != drivers.NVIDIA:
+        return
+    nvml = machine.nvml
+    try:
+        with nvml.kept():
+            nvml.call('nvmlDeviceGetUUID', nvml.device(address))
+    except exception.NvmlError as error:
+        raise exception.StepFailed(
+            reason=f'it does not answer after its reset: {error}'
+        ) from error
 
 
 class Resetter:
     """Resets GPUs of one machine that nobody uses.
 
     :param on_reset: called with the address of a GPU that was reset.
-    :param quiet: makes the block in which a GPU is reset; nothing else of
-        this process may have it open meanwhile.
     """
 
     def __init__(self, machine: platform.Platform,
-                 on_reset: Callable[[model.PciAddress], None] | None = None,
-                 quiet: Callable[[], contextlib.AbstractContextManager]
-                 = contextlib.nullcontext):
+                 on_reset: Callable[[model.PciAddress], None] | None = None):
         self._machine = machine
-        self._quiet = quiet
         self._on_reset = on_reset or (lambda address: None)
 
     def can_reset(self, address: model.PciAddress) -> bool:
@@ -77,6 +149,7 @@ class Resetter:
         :raises GpuInUse: if somebody uses it; it was not reset.
         :raises StepFailed: if it cannot be reset, or is not clean.
         :raises NvmlError, SysfsError, UsageUnknown: as the machine answers.
+        :raises NvmlHeld, DriverError: as :func:`once`.
         """
         address = gpu.address
         self._check_possible(address)
@@ -87,9 +160,10 @@ class Resetter:
                 reason=f'NVML shows {before.uuid} where {gpu.uuid} was')
         begin()
         began = time.monotonic()
-        self._write(address)
+        method = once(self._machine, address)
         seconds = round(time.monotonic() - began, 3)
-        after = self._traces_after(address)
+        self._on_reset(address)
+        after = self._traces(address)
         reason = cleaning.remains(before, after)
         if reason:
             raise exception.StepFailed(reason=reason)
@@ -97,9 +171,8 @@ class Resetter:
             raise exception.StepFailed(
                 reason='its PCI configuration space cannot be read after '
                 'the reset')
-        return {'method': self._machine.sysfs.read_optional(
-                    *pci.DEVICES, str(address), 'reset_method'),
-                'seconds': seconds, 'before': dataclasses.asdict(before),
+        return {'method': method, 'seconds': seconds,
+                'before': dataclasses.asdict(before),
                 'after': dataclasses.asdict(after)}
 
     def _open(self, gpu, begin):
@@ -110,8 +183,7 @@ class Resetter:
         """
         if gpu.bound_from == drivers.NVIDIA:
             begin()
-            with self._quiet():
-                whole.bind(self._machine, gpu.address, drivers.NVIDIA)
+            whole.bind(self._machine, gpu.address, drivers.NVIDIA)
         elif gpu.released:
             whole.reopen(self._machine, gpu)
 
@@ -129,40 +201,9 @@ class Resetter:
             raise exception.GpuInUse(
                 gpu=address, reason=f'{traces.processes} process(es) of '
                 'this machine use it')
-        if drivers.is_vfio(traces.driver):
-            holders = privileged_vgpu.vfio_holders(str(address))
-            if holders:
-                raise exception.GpuInUse(
-                    gpu=address, reason='held by ' + ', '.join(
-                        f'process {pid} ({open_files.process_name(pid)})'
-                        for pid in holders))
         return traces
 
-    def _write(self, address):
-        LOG.info('Resetting GPU %s for its next tenant', address)
-        try:
-            with self._quiet():
-                self._machine.nvml.reset()
-                privileged_driver.reset(str(address))
-        except exception.SysfsError as error:
-            if error.errno in _BUSY:
-                raise exception.GpuInUse(
-                    gpu=address, reason=str(error)) from error
-            raise
-        finally:
-            self._machine.nvml.forget(address)
-        self._on_reset(address)
-
-    def _traces_after(self, address):
-        """The traces of a GPU that was reset just now."""
-        try:
-            return self._traces(address)
-        except exception.NvmlError as error:
-            LOG.info('Opening NVML anew after the reset of GPU %(gpu)s: '
-                     '%(error)s', {'gpu': address, 'error': error})
-        self._machine.nvml.reset()
-        return self._traces(address)
-
+    @gate.series
     def _traces(self, address):
         """What a GPU shows of who used it.
 

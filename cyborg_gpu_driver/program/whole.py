@@ -55,14 +55,14 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu,
 
 def bind(machine: platform.Platform, address: model.PciAddress,
          driver: str) -> None:
-    """Bind a GPU to another driver, with NVML closed in this process.
+    """Bind a GPU to another driver, with NVML closed in all our processes.
 
     :raises GpuInUse: naming who has it open.
+    :raises NvmlHeld: naming a process of ours that does not let go of it.
     :raises DriverError, UsageUnknown, SysfsError: as the machine refused it.
     """
-    # The call below may be made in another process, which closes its own.
-    machine.nvml.reset()
-    privileged_driver.bind(str(address), driver)
+    with machine.nvml.alone():
+        privileged_driver.bind(str(address), driver)
 
 
 def release(machine: platform.Platform, gpu: model.Gpu,
@@ -72,7 +72,9 @@ def release(machine: platform.Platform, gpu: model.Gpu,
     :raises StepFailed, JournalError: as :func:`hand_over`.
     """
     keep(machine, gpu, released=True)
-    machine.nvml.reset()
+    with machine.nvml.alone():
+        # Nobody has it open now, and whoever opens NVML again leaves it out.
+        pass
 
 
 def reopen(machine: platform.Platform, gpu: model.Gpu,

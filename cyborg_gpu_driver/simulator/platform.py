@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 
+from cyborg_gpu_driver.host import access
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import sysfs
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import sysfs as simulated
 from cyborg_gpu_driver.simulator import tools
+
+_ACCESS: weakref.WeakKeyDictionary[
+    machine_module.Machine, access.Access] = weakref.WeakKeyDictionary()
+"""What the sessions of this process share, by machine."""
 
 
 def open_platform(machine: str | machine_module.Machine,
@@ -40,7 +46,9 @@ def open_platform(machine: str | machine_module.Machine,
     machine.install()
     return platform.Platform(
         sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
-        nvml=nvml.NvmlSession(load=_no_library, wsl=machine.host.wsl),
+        nvml=nvml.NvmlSession(
+            load=_no_library, wsl=machine.host.wsl,
+            shared=_ACCESS.setdefault(machine, access.Access())),
         simulated=True, sriov_manage=tools.sriov_manage(machine),
         mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
         nvidia_smi=tools.nvidia_smi(machine),

@@ -284,24 +284,38 @@ class WatcherTest(base.SimulatedTestCase):
         self.watch()
         self.assertEqual(62, self.raised().xid)
 
-    def test_paused_it_has_let_go_of_nvml(self):
+    def test_it_lets_go_for_who_wants_nvml_alone(self):
         self.watch()
-        self.nvml.reset()
-        with self.watcher.paused(), self.machine.operation():
+        with self.nvml.alone(), self.machine.operation():
             self.assertFalse(self.machine.library.open)
-        self.assertEqual([], self.log.about('does not come back'))
         self.watch()
         self.assertEqual(62, self.raised().xid)
 
-    def test_pauses_may_nest(self):
+    def test_it_begins_again_by_itself(self):
         self.watch()
-        with self.watcher.paused():
-            with self.watcher.paused():
-                pass
-            self.nvml.reset()
-            with self.machine.operation():
-                self.assertFalse(self.machine.library.open)
+        waits = threading.Event()
+        with self.nvml.alone():
+            self.machine.faults.delay('nvmlEventSetWait_v2', 0,
+                                      lambda _: waits.set())
+        self.assertTrue(waits.wait(_SECONDS))
+        self.assertEqual(62, self.raised().xid)
 
-    def test_a_pause_before_anything_runs(self):
-        with self.watcher.paused():
+    def test_a_callback_that_waits_keeps_nobody_from_having_nvml(self):
+        told, go_on = threading.Event(), threading.Event()
+
+        def wait(event):
+            told.set()
+            go_on.wait(_SECONDS)
+
+        self.watcher = events.Watcher(self.nvml, wait)
+        self.addCleanup(self.watcher.stop)
+        self.addCleanup(go_on.set)
+        self.watch()
+        self.machine.raise_xid(str(self.first), 62)
+        self.assertTrue(told.wait(_SECONDS))
+        with self.nvml.alone(), self.machine.operation():
+            self.assertFalse(self.machine.library.open)
+
+    def test_nvml_alone_before_anything_runs(self):
+        with self.nvml.alone():
             self.assertFalse(self.calls())

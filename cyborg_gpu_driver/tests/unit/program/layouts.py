@@ -61,6 +61,7 @@ class LayoutCase(base.BaseTestCase):
         """As a new process would begin, on the same machine and files."""
         machine = platform.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
+        self.addCleanup(machine.nvml.reset)
         privileged.run_here(machine)
         self.platform = machine
         self.host = reader.HostReader(machine).snapshot()

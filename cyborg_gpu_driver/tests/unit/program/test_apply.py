@@ -65,10 +65,12 @@ class ApplyTest(layouts.LayoutCase):
     def test_skipped_reset_leaves_the_mode_pending(self):
         self.load(self._without_mig())
         self.restart()
+        self.machine.add_holder(str(self.address), 815, 'nv-hostengine')
         status = self.apply(options=apply.Options(may_reset=False),
                             _7g_80gb=1)
         self.assertIs(apply.Status.PENDING, status)
         self.assertEqual((False, True, []), self.truth())
+        self.machine.remove_holder(815)
         self.assertIsNone(self.changes.get(self.address))
         self.assertIs(apply.Status.CHANGED, self.apply(_7g_80gb=1))
 
@@ -212,19 +214,7 @@ class RefusalTest(layouts.LayoutCase):
 
     def test_refused_reset_names_the_module(self):
         """The mode is not left pending, and the instances are back."""
-        machine = self.machine
-        real = machine.os.stat
-
-        class WithModule:
-            def __getattr__(self, name):
-                return getattr(machine.os, name)
-
-            def stat(self, path):
-                return real('/sys' if path == '/sys/module/nvidia_drm'
-                            else path)
-
-        self.platform.sysfs._os = WithModule()
-        machine.faults.fail_write('*/reset', errno.EBUSY, times=None)
+        self.machine.load_drm()
         error = self.assertRaises(exception.ChangeFailed, self.apply,
                                   enabled=False)
         self.assertIn('nvidia_drm', str(error))

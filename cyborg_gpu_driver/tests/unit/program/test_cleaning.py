@@ -38,7 +38,6 @@ from cyborg_gpu_driver.simulator import platform
 _STATE = states.State
 _H100 = model.PciAddress.parse('0000:81:00.0')
 _BLIND = model.PciAddress.parse('0000:c1:00.0')
-_RESET = '*/reset'
 
 
 class Ledger:
@@ -270,10 +269,12 @@ class ObstacleTest(CleaningCase):
         for _ in range(3):
             self.assertTrue(self.look())
         self.machine.remove_process(4711)
-        self.machine.add_holder(str(self.address), 4712, 'nv-hostengine')
+        self.machine.add_holder(str(self.address), 815, 'nv-hostengine')
         self.assertTrue(self.look())
         self.assertEqual(0, self.resets())
-        self.machine.remove_holder(4712)
+        self.assertIn('process 815 (nv-hostengine): stop the unit',
+                      self.evidence()['reason'])
+        self.machine.remove_holder(815)
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
         self.assertEqual(['given', 'returned', 'not-cleaned', 'not-cleaned',
@@ -283,7 +284,7 @@ class ObstacleTest(CleaningCase):
 
     def test_a_reset_that_fails_is_tried_again_in_a_while(self):
         self.use_up()
-        self.machine.faults.fail_write(_RESET, errno.EIO, times=2)
+        self.machine.faults.fail('nvidia-smi', errno.EIO, times=2)
         self.assertTrue(self.look())
         self.assertIs(_STATE.STUCK, self.state())
         self.now += 299
@@ -305,10 +306,8 @@ class ObstacleTest(CleaningCase):
         self.assertIs(_STATE.STUCK, self.state())
         self.assertIn('GPU_IS_LOST', self.evidence()['reason'])
 
-    def test_nvml_needs_a_new_session_after_a_reset(self):
+    def test_nvml_has_a_new_session_after_a_reset(self):
         self.use_up()
-        self.machine.faults.fail('nvmlDeviceGetUUID',
-                                 pynvml.NVML_ERROR_GPU_IS_LOST, nth=2)
         generation = self.platform.nvml.generation
         self.assertFalse(self.look())
         self.assertLess(generation, self.platform.nvml.generation)

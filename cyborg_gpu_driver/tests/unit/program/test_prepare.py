@@ -271,11 +271,12 @@ class FailureTest(ready_case.ReadyCase):
         self.fails('ENABLE_MIG', 'cannot be turned on')
         self.assertEqual((False, 0), self.is_now())
 
-    def test_reset(self):
+    def test_a_holder(self):
         self.govern('mig')
-        self.machine.faults.fail_write('*/reset', errno.EBUSY)
-        self.fails('ENABLE_MIG', 'cannot be reset')
+        self.machine.add_holder(str(self.address), 815, 'nv-hostengine')
+        self.fails('ENABLE_MIG', 'process 815 (nv-hostengine): stop the unit')
         self.assertEqual((False, 0), self.is_now())
+        self.machine.remove_holder(815)
         self.now += 60
         self.steps()
         self.assertEqual((True, 20), self.is_now())

@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which processes of ours may have NVML open, and when none but one may.
+
+NVML opens the device node of a GPU when a process asks for its handle, and
+closes it with the last nvmlShutdown of that process. NVIDIA's kernel driver
+unbinds and resets no GPU that anybody has open (nv_pci_remove_helper in
+kernel-open/nvidia/nv-pci.c). So who wants that asks all processes of ours on
+this machine to close NVML: cyborg-agent with the watcher of its events, the
+daemon of oslo.privsep, and commands that run beside them.
+
+Two files are locked (flock), so that a process that dies asks for nothing
+and holds nothing:
+
+* ``nvml``: shared, by who has NVML open; exclusively, by who has it alone;
+* ``nvml-wanted``: exclusively, by who wants NVML closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pynvml
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import open_files
+
+TIMEOUT = 60.0
+POLL = 0.1
+"""Seconds between two looks at a lock."""
+_NAMES = ('nvml', 'nvml-wanted')
+
+
+class Access:
+    """What the sessions of one process share.
+
+    :param state_path: of the lock files, which lie below ``locks``. Where it
+        is missing or this user may not use it, and with None, the locks are
+        in memory, for this process alone.
+    :param timeout: seconds to wait for NVML to be free, and for others to
+        close it.
+    """
+
+    def __init__(self, state_path: str | None = None,
+                 timeout: float = TIMEOUT):
+        self.timeout = timeout
+        self._state_path = state_path
+        self._mutex = threading.Lock()
+        self._alone = threading.RLock()
+        self._memory: _Memory | None = None
+        self._descriptor: int | None = None
+        """Of ``nvml-wanted``, to see whether somebody has it."""
+        self.owner: int | None = None
+        """The thread of this process that has NVML to itself."""
+
+    def is_owner(self) -> bool:
+        """Whether this thread has NVML to itself."""
+        return self.owner == threading.get_ident()
+
+    def wanted(self) -> bool:
+        """Whether somebody wants NVML closed."""
+        with self._mutex:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._paths()[1],
+                                           os.O_RDONLY | os.O_CLOEXEC)
+            if not _lock(self._descriptor, fcntl.LOCK_SH):
+                return True
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            return False
+
+    def share(self, seconds: float) -> int | None:
+        """Be one of those that have NVML open.
+
+        :returns: what :func:`release` takes; None for who has it alone.
+        :raises NvmlClosed: if somebody has it alone for longer than that.
+        """
+        if self.is_owner():
+            return None
+        deadline = time.monotonic() + seconds
+        while True:
+            wanted = self._take(1, fcntl.LOCK_SH)
+            if wanted is not None:
+                try:
+                    descriptor = self._take(0, fcntl.LOCK_SH)
+                finally:
+                    release(wanted)
+                if descriptor is not None:
+                    return descriptor
+            if time.monotonic() >= deadline:
+                raise self.closed()
+            time.sleep(POLL)
+
+    @contextlib.contextmanager
+    def alone(self, close: Callable[[], object]) -> Iterator[None]:
+        """Have NVML to this thread for the time of the block.
+
+        :param close: closes the session of this thread, if it is idle.
+        :raises NvmlHeld: if others have not closed it in time; they have
+            it open again.
+        """
+        if self.is_owner():
+            yield
+            return
+        with contextlib.ExitStack() as held:
+            deadline = time.monotonic() + self.timeout
+            for index in (1, 0):
+                held.callback(release, self._wait(
+                    index, deadline, close))
+            self.owner = threading.get_ident()
+            held.callback(setattr, self, 'owner', None)
+            yield
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Use NVML for another process that has it to itself."""
+        if self.is_owner():
+            yield
+            return
+        with self._alone:
+            self.owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.owner = None
+
+    def closed(self) -> exception.NvmlClosed:
+        """What to say to who cannot open NVML."""
+        return exception.NvmlClosed(
+            call='nvmlInit', code=pynvml.NVML_ERROR_IN_USE, symbol='IN_USE',
+            who=self._who(1))
+
+    def forget(self) -> None:
+        """Have no part in what the process held that forked this one."""
+        self._mutex = threading.Lock()
+        self._alone = threading.RLock()
+        self.owner = self._descriptor = None
+        self._memory = None
+
+    def _wait(self, index, deadline, close):
+        while True:
+            close()
+            descriptor = self._take(index, fcntl.LOCK_EX)
+            if descriptor is not None:
+                return descriptor
+            if time.monotonic() >= deadline:
+                raise exception.NvmlHeld(who=self._who(index),
+                                         seconds=self.timeout)
+            time.sleep(POLL)
+
+    def _take(self, index, kind):
+        """Descriptor of a file that is locked now; None if it cannot be."""
+        with self._mutex:
+            path = self._paths()[index]
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if _lock(descriptor, kind):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _paths(self):
+        """The two files, which are made where they are missing."""
+        if self._memory is None:
+            with contextlib.suppress(OSError):
+                return self._files()
+            self._memory = _Memory()
+        return self._memory.paths
+
+    def _files(self):
+        if self._state_path is None or not os.path.isdir(self._state_path):
+            raise FileNotFoundError(self._state_path)
+        directory = os.path.join(self._state_path, 'locks')
+        durable.make_directory(directory)
+        paths = [os.path.join(directory, name) for name in _NAMES]
+        for path in paths:
+            durable.make_file(path)
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return paths
+
+    def _who(self, index):
+        """Who has a file locked, for people."""
+        with self._mutex:
+            inode = os.stat(self._paths()[index]).st_ino
+        return ', '.join(
+            f'process {pid} ({open_files.process_name(pid)})'
+            for pid in _lockers(inode)) or 'a process that is not in sight'
+
+
+class _Memory:
+    """Files in memory, which have no name but in this process."""
+
+    def __init__(self):
+        descriptors = [os.memfd_create(name) for name in _NAMES]
+        self.paths = [f'/proc/self/fd/{number}' for number in descriptors]
+        weakref.finalize(self, _close, descriptors)
+
+
+def _close(descriptors):
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def release(descriptor: int | None) -> None:
+    """Give back what :meth:`Access.share` gave."""
+    if descriptor is not None:
+        # A forked child may have the descriptor too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _lock(descriptor, kind):
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lockers(inode):
+    """Processes that have a file locked, from proc_locks(5)."""
+    found = set()
+    with contextlib.suppress(OSError, ValueError), \
+            open('/proc/locks', encoding='ascii') as stream:
+        for line in stream:
+            fields = line.split()
+            # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF; "->" waits.
+            if (fields[1:2] == ['FLOCK']
+                    and fields[5].rpartition(':')[2] == str(inode)):
+                found.add(int(fields[4]))
+    return sorted(found)
