@@ -201,15 +201,14 @@ class Agent:
 
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of one GPU; None if nothing is."""
-        offers = [offer for offer in self._host.offers(gpu)
-                  if not (self._mdev_problem
-                          and offer.mode is not policy.Mode.PASSTHROUGH)]
+        offers = build.servable(self._host.offers(gpu), self._mdev_problem)
         governing = self._settings.policy_for(gpu)
         if governing is not None:
             for complaint in partition_offers.check_policy(gpu, governing):
                 self._say(complaint)
         for offer in offers:
-            if offer.problem:
+            # Of the last the log has a line for all GPUs.
+            if offer.problem and offer.problem != self._mdev_problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '
                           f'offered: {offer.problem}')
         device = build.device(gpu, offers, self._hostname)

@@ -51,10 +51,7 @@ def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent can change GPUs: as root, or by its helper."""
     user = facts.machine.agent
     if user is None:
-        yield result.warning(
-            result.HOST, 'cyborg-agent is not seen to run here: its user '
-            'was not checked', 'Start it and check again; where it runs in '
-            'a container, check there')
+        yield _unseen()
         return
     if user.uid == 0:
         yield result.success(result.HOST, 'cyborg-agent runs as root')
@@ -62,6 +59,12 @@ def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if not any(True for _ in facts.with_vgpus()):
         return
     yield _helper(facts, user)
+
+
+def _unseen():
+    return result.skipped(
+        result.HOST, 'cyborg-agent is not seen to run here', 'Start it and '
+        'check again; where it runs in a container, check there')
 
 
 def _helper(facts, user):
@@ -95,7 +98,10 @@ def _becomes_root(programs):
 def access(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent may open NVIDIA's devices and its own directory."""
     user = facts.machine.agent
-    if user is None or user.uid == 0:
+    if user is None:
+        yield _unseen()
+        return
+    if user.uid == 0:
         return
     yield from _devices(facts, user)
     state = facts.machine.state

@@ -140,7 +140,7 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'Name auth_type and what belongs to it in [placement] of '
             'cyborg.conf')
     elif asked is None:
-        yield result.success(result.HOST, 'not asked, as --offline says')
+        yield result.skipped(result.HOST, '--offline was given')
     elif asked.problem:
         yield result.failure(result.HOST, asked.problem, asked.advice)
     elif not asked.providers:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
@@ -84,11 +85,15 @@ def _version(facts):
     """Whether the driver knows how this kernel makes vGPUs."""
     kernel = facts.machine.kernel if facts.machine else None
     version = facts.host.driver_version
-    major = _MAJOR.match(version or '')
-    if (kernel is None or kernel < _WITHOUT_MDEV or major is None
-            or int(major[0]) >= _FIRST_FOR_IT):
+    if (kernel is None or kernel < _WITHOUT_MDEV
+            or not any(gpu.sriov_totalvfs for gpu, _ in facts.with_vgpus())):
         return
-    if any(gpu.sriov_totalvfs for gpu, _ in facts.with_vgpus()):
+    if version is None and facts.host.nvml_problem:
+        yield result.skipped(
+            result.HOST, 'whether the driver suits the kernel, as NVML does '
+            'not tell its version', 'See the check "NVML"')
+    major = _MAJOR.match(version or '')
+    if major and int(major[0]) < _FIRST_FOR_IT:
         yield result.failure(
             result.HOST, 'driver {} makes no vGPUs with Linux {}.{}'.format(
                 version, *kernel),
@@ -132,10 +137,20 @@ def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
     for gpu, _ in facts.governed():
         if gpu.problems:
             yield _unread(gpu)
+        elif condition.is_failed(gpu) and not problem:
+            yield result.failure(
+                gpu.address, f'it is {condition.state(gpu)}',
+                "Look for NVRM and Xid in the kernel's log")
+
+
+def unreadable(gpu: model.Gpu) -> result.Finding:
+    """What stands for a check of a GPU that NVML does not tell of."""
+    return result.skipped(gpu.address, condition.state(gpu),
+                          'See the check "NVML"')
 
 
 def _unread(gpu):
-    details = 'could not be read: ' + '; '.join(gpu.problems)
+    details = f'{condition.state(gpu)}: ' + '; '.join(gpu.problems)
     if 'NO_PERMISSION' in details:
         return result.warning(
             gpu.address, details, 'Run this check as the user of '
@@ -177,7 +192,9 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether MIG mode, SR-IOV and the like are as the policy has them."""
     for gpu, governing in facts.governed():
         steps = _steps(gpu, governing)
-        if governing.mode is policy.Mode.MIG and (
+        if condition.obstacle(gpu) and not condition.is_away(gpu):
+            yield unreadable(gpu)
+        elif governing.mode is policy.Mode.MIG and (
                 gpu.visible_to_nvml and gpu.mig is None):
             yield result.failure(
                 gpu.address, 'it has no MIG', 'Choose mode vgpu or '

@@ -152,9 +152,9 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
     elif facts.machine.nova:
         yield result.success(result.HOST, f'Nova {facts.machine.nova}')
     else:
-        yield result.warning(
-            result.HOST, "Nova is not in this program's environment: its "
-            'release was not checked', 'See that nova-compute here is 34.0.0 '
+        yield result.skipped(
+            result.HOST, "Nova is not in this program's environment",
+            'See that nova-compute here is 34.0.0 '
             '(2026.2) or later: before, servers start without their vGPUs '
             'and MIG slices')
 

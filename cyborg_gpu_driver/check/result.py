@@ -20,14 +20,16 @@ import enum
 from collections.abc import Iterable
 
 
-class Code(enum.IntEnum):
-    """How it is; the worst one is the command's exit code."""
+class Code(enum.Enum):
+    """How it is."""
 
     SUCCESS = 0
     WARNING = 1
-    """It may be wrong, or could not be looked at."""
+    """It may be wrong."""
     FAILURE = 2
     """Servers will fail, or hardware lies idle, until it is put right."""
+    SKIPPED = 3
+    """It was not looked at."""
 
 
 HOST = 'host'
@@ -61,7 +63,19 @@ def failure(subject: object, details: str, advice: str) -> Finding:
     return Finding(Code.FAILURE, str(subject), details, advice)
 
 
-def worst(findings: Iterable[Finding]) -> Code:
-    """The worst code; success if there are none."""
-    return max((finding.code for finding in findings),
-               default=Code.SUCCESS)
+def skipped(subject: object, why: str, advice: str = '') -> Finding:
+    """Not looked at.
+
+    :param advice: how it can be; empty if that was asked for.
+    """
+    return Finding(Code.SKIPPED, str(subject), f'not checked: {why}', advice)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """The command's: 2 with a failure, 1 with a warning, else 0.
+
+    What was skipped counts as a warning if something can be done so that it
+    is checked.
+    """
+    return max((bool(finding.advice) if finding.code is Code.SKIPPED
+                else finding.code.value for finding in findings), default=0)

@@ -93,15 +93,14 @@ def run(facts: facts_module.Facts
 def _missing(facts, check):
     """What to say instead of the check; empty if it can be made."""
     if Needs.MACHINE in check.needs and facts.machine is None:
-        return [result.success(result.HOST,
-                               'not checked: the machine is simulated')]
+        return [result.skipped(result.HOST, 'the machine is simulated')]
     if Needs.CYBORG in check.needs and facts.cyborg is None:
-        return [result.warning(
-            result.HOST, f'not checked: {facts.cyborg_problem}',
+        return [result.skipped(
+            result.HOST, facts.cyborg_problem,
             'Name cyborg.conf with --config-file, before "check"')]
     if Needs.NOVA in check.needs and facts.nova is None:
-        return [result.warning(
-            result.HOST, f'not checked: {facts.nova_problem}',
+        return [result.skipped(
+            result.HOST, facts.nova_problem,
             'Name nova.conf with --nova-config-file, as a user who may '
             'read it')]
     return []

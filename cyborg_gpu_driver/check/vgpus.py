@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import gpus
 from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 
 _WITHOUT_MDEV = (6, 8)
@@ -33,7 +35,9 @@ _CHOOSE = ('Either name fixed_vgpus in its policy, run "cyborg-gpu nova '
 def way(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which way each GPU's vGPUs are made and given to servers."""
     for gpu, governing in facts.with_vgpus():
-        if gpu.framework is model.Framework.NONE:
+        if condition.obstacle(gpu) and not condition.is_away(gpu):
+            yield gpus.unreadable(gpu)
+        elif gpu.framework is model.Framework.NONE:
             yield from _no_way(gpu)
         elif gpu.framework is not model.Framework.VENDOR_VFIO:
             yield result.success(

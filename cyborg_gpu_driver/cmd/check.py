@@ -40,12 +40,12 @@ class CheckHost(lister.Lister):
 
     Changes nothing. The exit code is 0 if all is well, 1 if something is
     worth a look or could not be looked at, and 2 if something is to be put
-    right.
+    right. What was not looked at is shown as skipped.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._worst = result.Code.SUCCESS
+        self._code = 0
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -62,14 +62,14 @@ class CheckHost(lister.Lister):
             self.app.machine, parsed_args.nova_config_file or [
                 path for path in _NOVA_CONF if os.path.exists(path)],
             parsed_args.offline)))
-        self._worst = result.worst(finding for _, finding in found)
+        self._code = result.exit_code(finding for _, finding in found)
         return (('Check', 'Subject', 'Result', 'Details', 'What to do'),
                 [(name, finding.subject, finding.code.name.lower(),
                   finding.details, finding.advice)
                  for name, finding in found])
 
     def run(self, parsed_args):
-        return super().run(parsed_args) or int(self._worst)
+        return super().run(parsed_args) or self._code
 
 
 def gather(host, nova_files, offline):

@@ -26,6 +26,8 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.report import capacity
@@ -45,11 +47,16 @@ with warnings.catch_warnings():
     from cyborg_gpu_driver.program import reconcile
 
 
+_DIFFERENT = 1
+_NOT_COMPARED = 2
+
+
 class Doctor(lister.Lister):
     """Compare journal, hardware, Cyborg and Placement on this host.
 
-    Lists every difference with what to do about it, and exits 1 if there is
-    one. With --repair those that are safe to repair are repaired first.
+    Lists every difference with what to do about it. Exits 1 if there is one,
+    and 2 if there is none and a GPU could not be compared. With --repair
+    those that are safe to repair are repaired first.
     Accelerator requests are known only where a cloud is named, to an
     administrator of it; Placement where cyborg.conf has [placement].
     """
@@ -76,16 +83,28 @@ class Doctor(lister.Lister):
                 if difference.safe:
                     practice.repair(difference)
             found = practice.find()
-        self.found = len(found)
-        if not found:
+        unread = _unread(self.app.machine.host)
+        if not found and not unread:
             cmd_machine.say('No difference.')
+        self._code = (_DIFFERENT if found else
+                      _NOT_COMPARED if unread else 0)
         return (('kind', 'gpu', 'subject', 'what', 'remedy', 'safe'), [
             (item.kind.value, str(item.gpu), item.subject, item.text,
              item.remedy, item.safe) for item in found])
 
     def run(self, parsed_args):
-        self.found = 0
-        return super().run(parsed_args) or int(bool(self.found))
+        self._code = 0
+        return super().run(parsed_args) or self._code
+
+
+def _unread(host):
+    """GPUs of which nothing can be compared; says so."""
+    unread = [gpu for gpu in host.gpus if condition.is_failed(gpu)]
+    for gpu in unread:
+        cmd_machine.say(f'{choice.name(host, gpu)} is not compared: '
+                        + ': '.join(filter(None, (
+                            condition.state(gpu), '; '.join(gpu.problems)))))
+    return unread
 
 
 class _Practice:

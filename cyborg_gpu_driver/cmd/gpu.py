@@ -23,6 +23,7 @@ from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import picture
 
@@ -44,18 +45,31 @@ class ListGpu(lister.Lister):
     def take_action(self, parsed_args):
         machine = self.app.machine
         machine.explain()
-        return (
-            ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
-             'memory_mib', 'driver', 'vgpu_framework', 'partitions',
-             'health'),
-            [(columns.Optional(choice.index(machine.host, gpu)),
-              str(gpu.address), columns.Optional(gpu.uuid),
-              columns.Optional(gpu.model), machine.mode(gpu).value,
-              columns.Optional(gpu.numa_node),
-              columns.Optional(gpu.memory_mib),
-              columns.Optional(gpu.driver), gpu.framework.value,
-              columns.Counts(partitions(gpu)), health(gpu))
-             for gpu in machine.host.gpus])
+        shown = (_BRIEF if parsed_args.formatter == 'table'
+                 and not parsed_args.columns else _NAMES)
+        rows = [_row(machine, gpu) for gpu in machine.host.gpus]
+        return shown, [tuple(row[name] for name in shown) for row in rows]
+
+
+_NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
+          'memory_mib', 'driver', 'vgpu_framework', 'partitions', 'health')
+_BRIEF = tuple(name for name in _NAMES if name != 'uuid')
+"""A table with UUIDs fits no terminal; -c uuid shows them."""
+
+
+def _row(machine, gpu):
+    return dict(zip(_NAMES, (
+        columns.Optional(choice.index(machine.host, gpu)), str(gpu.address),
+        columns.Optional(gpu.uuid), columns.Optional(gpu.model),
+        _mode(machine, gpu), columns.Optional(gpu.numa_node),
+        columns.Optional(gpu.memory_mib), columns.Optional(gpu.driver),
+        gpu.framework.value, columns.Counts(partitions(gpu)),
+        condition.state(gpu)), strict=True))
+
+
+def _mode(machine, gpu):
+    mode = machine.mode(gpu)
+    return columns.Optional(mode and mode.value)
 
 
 class ShowGpu(show.ShowOne):
@@ -70,7 +84,7 @@ class ShowGpu(show.ShowOne):
     def take_action(self, parsed_args):
         machine = self.app.machine
         gpu = machine.gpu(parsed_args.gpu)
-        names, values = zip(*_facts(gpu, machine.mode(gpu).value))
+        names, values = zip(*_facts(gpu, _mode(machine, gpu)))
         return names, values
 
     def produce_output(self, parsed_args, column_names, data):
@@ -115,16 +129,6 @@ def type_name(gpu: model.Gpu, type_id: str) -> str:
     return type_id
 
 
-def health(gpu: model.Gpu) -> str:
-    """``ok``, ``unknown`` where NVML never saw it, or what is wrong.
-
-    A GPU that is ready for a server was well when NVML was asked last.
-    """
-    if gpu.problems:
-        return '; '.join(gpu.problems)
-    return 'ok' if gpu.visible_to_nvml or gpu.told_at else 'unknown'
-
-
 def _facts(gpu, mode):
     yield 'address', str(gpu.address)
     yield 'pci_id', f'{gpu.vendor_id}:{gpu.device_id}'
@@ -146,7 +150,8 @@ def _facts(gpu, mode):
     yield from _mig_facts(gpu)
     yield from _vgpu_facts(gpu)
     yield 'partitions', columns.Counts(partitions(gpu))
-    yield 'health', health(gpu)
+    yield 'health', condition.state(gpu)
+    yield 'problems', columns.Names(gpu.problems)
 
 
 def _mig_facts(gpu):

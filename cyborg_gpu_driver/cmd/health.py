@@ -26,25 +26,28 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import health
 
 _SICK = 1
+_NOT_KNOWN = 2
 
 
 class ShowHealth(lister.Lister):
     """Show the health of this host's GPUs.
 
     Asks the GPUs and reads what cyborg-agent knows of them; changes
-    nothing. The exit code is 0 if all are healthy and 1 if one is sick, or
-    an instance of one.
+    nothing. The exit code is 0 if all are healthy, 1 if one is sick, or an
+    instance of one, and 2 if none is and the health of one that NVIDIA's
+    driver has is not known.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._sick = False
+        self._code = 0
 
     def take_action(self, parsed_args):
         conf = self.app.machine.conf
@@ -54,14 +57,13 @@ class ShowHealth(lister.Lister):
             machine_module.say(f'NVML: {host.nvml_problem}')
         statuses = health.HealthKeeper(
             machine, gpu_conf.state_path(conf)).statuses(host)
-        self._sick = any(status.verdict.sick or status.instances
-                         for status in statuses)
+        self._code = _code(statuses)
         return (('address', 'instance', 'state', 'reasons', 'since',
                  'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
                 [row for status in statuses for row in _rows(status)])
 
     def run(self, parsed_args):
-        return super().run(parsed_args) or (_SICK if self._sick else 0)
+        return super().run(parsed_args) or self._code
 
 
 class ClearHealth(command.Command):
@@ -87,6 +89,14 @@ class ClearHealth(command.Command):
             if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
                 return
         keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)
+
+
+def _code(statuses):
+    if any(status.verdict.sick or status.instances for status in statuses):
+        return _SICK
+    if any(condition.is_failed(status.gpu) for status in statuses):
+        return _NOT_KNOWN
+    return 0
 
 
 def _rows(status):

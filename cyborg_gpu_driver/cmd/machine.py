@@ -15,23 +15,40 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import importlib.util
 import sys
+import warnings
+from collections.abc import Mapping
 
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import choice
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report import sickness
+from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report import withdrawal
+
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet, which complains of itself.
+    warnings.simplefilter('ignore')
+    from cyborg_gpu_driver.program import health as program_health
 
 
 def check_root(machine: platform.Platform, what: str) -> None:
@@ -53,6 +70,7 @@ class Machine:
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf
         self._journal = journal.Journal(gpu_conf.state_path(conf))
+        self._said: set[str] = set()
 
     @functools.cached_property
     def settings(self) -> policies.Settings:
@@ -63,10 +81,14 @@ class Machine:
         return capability.completed(policies.read(self._conf))
 
     @functools.cached_property
+    def platform(self) -> platform.Platform:
+        """Where it is read."""
+        return platform.from_conf(self._conf)
+
+    @functools.cached_property
     def host(self) -> model.Host:
         """The snapshot, with what takes longer to read."""
-        return reader.HostReader(
-            platform.from_conf(self._conf)).snapshot(detail=True)
+        return reader.HostReader(self.platform).snapshot(detail=True)
 
     @property
     def conf(self) -> cfg.ConfigOpts:
@@ -84,31 +106,115 @@ class Machine:
         """
         return choice.find(self.host, text)
 
-    def mode(self, gpu: model.Gpu) -> policy.Mode:
-        """The GPU's mode under the policies."""
+    def mode(self, gpu: model.Gpu) -> policy.Mode | None:
+        """The GPU's mode under the policies.
+
+        :returns: None where the GPU is nothing of the kind now: NVIDIA's
+            driver has it and it cannot be read, or it is in MIG mode and
+            its policy would give it away as one.
+        """
         governing = self.settings.policy_for(gpu)
-        return governing.mode if governing else policy.Mode.OFF
+        mode = governing.mode if governing else policy.Mode.OFF
+        if condition.is_failed(gpu) or (
+                mode is policy.Mode.PASSTHROUGH
+                and gpu.mig is not None and gpu.mig.enabled):
+            return None
+        return mode
 
     def offers(self, gpu: model.Gpu, everything: bool = False
                ) -> tuple[offers.Offer, ...]:
-        """What the GPU's policy offers, or all that the GPU could do."""
+        """What the GPU's policy offers, or all that the GPU could do.
+
+        Each that the agent could not report has its problem.
+        """
         if everything:
-            return offers.possible_offers(gpu)
-        governing = self.settings.policy_for(gpu)
-        if governing is None:
-            return ()
-        return offers.offers(gpu, governing,
-                             plan.held(gpu, self.entries(gpu)),
-                             self.settings.vfio_handles,
-                             self.settings.managed_handles,
-                             self.settings.passthrough_driver)
+            found = offers.possible_offers(gpu)
+        else:
+            governing = self.settings.policy_for(gpu)
+            found = () if governing is None else offers.offers(
+                gpu, governing, plan.held(gpu, self.entries(gpu)),
+                self.settings.vfio_handles, self.settings.managed_handles,
+                self.settings.passthrough_driver)
+        if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
+            return found
+        return build.servable(found, self._mdev_problem)
+
+    @functools.cached_property
+    def _mdev_problem(self):
+        """Why an agent in this environment serves no handle of type MDEV.
+
+        The services beside a simulated machine are not looked at, nor is an
+        environment without Cyborg.
+        """
+        if self._conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
+            return ''
+        return seam.mismatch() or capability.mdev_problem()
+
+    @functools.cached_property
+    def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:
+        """What the agent would send of each GPU that there is or was.
+
+        Placement is not asked: the agent also leaves alone what is in use
+        there and is to be withdrawn.
+        """
+        def make(gpu):
+            device = build.device(gpu, self.offers(gpu), self.hostname)
+            return device if device.deployables else None
+
+        def is_bound(device):
+            return device.address in claimed
+
+        claimed = {gpu.address for gpu in self.host.gpus
+                   if self.entries(gpu)}
+        path = gpu_conf.state_path(self._conf)
+        try:
+            known = withdrawal.remembered(path)
+        except exception.JournalError as error:
+            say(str(error))
+            known = {}
+        found = withdrawal.Withdrawal(path, lambda provider: False).preview(
+            self.host, known, make, self.settings.ignores, claimed)
+        return {address: _marked(sent, self.verdicts, is_bound)
+                for address, sent in found.items()}
+
+    @functools.cached_property
+    def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:
+        """How each GPU is, as far as that is known; changes nothing."""
+        keeper = program_health.HealthKeeper(
+            self.platform, gpu_conf.state_path(self._conf))
+        try:
+            return {status.gpu.address: status.verdict
+                    for status in keeper.statuses(self.host)}
+        except exception.JournalError as error:
+            say(str(error))
+            return {}
+
+    def problem(self, gpu: model.Gpu) -> str:
+        """Why the agent leaves the whole GPU as Cyborg has it, or does not
+        report it for now; empty if its offers say it.
+        """
+        problem = self.sent[gpu.address].problem
+        if problem and condition.is_failed(gpu):
+            return f'{condition.state(gpu)}: {problem}'
+        return problem
+
+    def reported(self, offer: offers.Offer
+                 ) -> values.ReportedDeployable | None:
+        """What an offer becomes in the agent's report; None for nothing."""
+        device = self.sent[offer.gpu].device
+        name = names.provider_name(self.hostname, offer)
+        return next((deployable for deployable
+                     in (device.deployables if device else ())
+                     if deployable.name == name), None)
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""
         try:
             return self._journal.entries(gpu.address)
         except exception.JournalError as error:
-            say(str(error))
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                say(str(error))
             return ()
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
@@ -124,10 +230,24 @@ class Machine:
         for problem in self.host.problems:
             say(problem)
         for gpu in self.host.gpus:
+            if condition.is_failed(gpu):
+                say(f'{choice.name(self.host, gpu)}: ' + ': '.join(filter(
+                    None, (condition.state(gpu), '; '.join(gpu.problems)))))
             governing = self.settings.policy_for(gpu)
             if governing is not None:
                 for complaint in offers.check_policy(gpu, governing):
                     say(complaint)
+
+
+def _marked(sent, verdicts, is_bound):
+    """What is sent of a GPU, told as sick if it is."""
+    if sent.device is None:
+        return sent
+    (device,) = sickness.marked((sent.device,), verdicts, is_bound)
+    if device.stub and not sent.device.stub:
+        return withdrawal.Sent(device, 'sick and in use: ' + '; '.join(
+            verdicts[device.address].reasons))
+    return dataclasses.replace(sent, device=device)
 
 
 def say(message: str) -> None:

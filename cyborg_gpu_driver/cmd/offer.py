@@ -18,6 +18,7 @@ from cliff import lister
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 
@@ -25,7 +26,8 @@ from cyborg_gpu_driver.report import traits
 class ListOffer(lister.Lister):
     """List what each GPU offers, and how much of it can be made now.
 
-    What stands in the way of an offer goes to standard error.
+    Whether an offer is reported follows from what the agent would send
+    now; what stands in the way of one goes to standard error too.
     """
 
     def get_parser(self, prog_name):
@@ -39,27 +41,61 @@ class ListOffer(lister.Lister):
     def take_action(self, parsed_args):
         machine = self.app.machine
         machine.explain()
-        found = [(gpu, offer) for gpu in machine.host.gpus
-                 for offer in machine.offers(gpu, parsed_args.everything)]
-        for problem in _problems(offer for _, offer in found):
+        rows = [row for gpu in machine.host.gpus
+                for row in _rows(machine, gpu, parsed_args.everything)]
+        for problem in problems(rows, 'profile'):
             cmd_machine.say(problem)
-        return (
-            ('address', 'profile', 'resource_class', 'total', 'in_use',
-             'creatable', 'traits'),
-            [(str(offer.gpu), offer.profile, names.resource_class(offer),
-              offer.total, offer.in_use, offer.creatable,
-              columns.Names(traits.traits(gpu, offer)))
-             for gpu, offer in found])
+        shown = (_BRIEF if parsed_args.formatter == 'table'
+                 and not parsed_args.columns else _NAMES)
+        return shown, [tuple(row[name] for name in shown) for row in rows]
 
 
-def _problems(offers):
-    """One line for each GPU and problem, however many profiles it hits."""
-    profiles = {}
-    for offer in offers:
-        for what, why in (('not reported', offer.problem),
-                          ('none to be had now', offer.busy)):
-            if why:
-                profiles.setdefault((offer.gpu, what, why), []).append(
-                    offer.profile)
-    for (address, what, why), affected in profiles.items():
-        yield f'{address}: {what} ({", ".join(affected)}): {why}'
+_NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
+          'creatable', 'reported', 'problem', 'traits')
+_BRIEF = _NAMES[:-2]
+
+
+def _rows(machine, gpu, everything):
+    """A row for each offer of a GPU; one if nothing is known of it."""
+    if condition.is_failed(gpu):
+        if machine.settings.policy_for(gpu) or everything:
+            yield _row(str(gpu.address), columns.Optional(None),
+                       columns.Optional(None), 0, 0, 0, 'no',
+                       columns.Optional(machine.problem(gpu)
+                                        or condition.state(gpu)),
+                       columns.Names(()))
+        return
+    left = machine.problem(gpu)
+    for offer in machine.offers(gpu, everything):
+        reported = machine.reported(offer) is not None
+        problem = '' if reported else offer.problem or left
+        # With --all it is what a policy could bring about.
+        barred = offer.problem if everything else not reported
+        yield _row(
+            str(gpu.address), offer.profile, names.resource_class(offer),
+            offer.total, offer.in_use, 0 if barred else offer.creatable,
+            'yes' if reported else 'no',
+            columns.Optional(problem or offer.busy or None),
+            columns.Names(traits.traits(gpu, offer)))
+
+
+def _row(*values):
+    return dict(zip(_NAMES, values, strict=True))
+
+
+def problems(rows, name):
+    """One line for each GPU and problem, however many offers it hits.
+
+    :param name: the column that names an offer.
+    """
+    hit = {}
+    for row in rows:
+        why = row['problem'].machine_readable()
+        if why:
+            what = ('none to be had now' if row['reported'] == 'yes'
+                    else 'not reported')
+            hit.setdefault((row['address'], what, why), []).append(row[name])
+    for (address, what, why), affected in hit.items():
+        named = ', '.join(item for item in affected if isinstance(item, str))
+        yield (f'{address}: {what}' + (f' ({named})' if named else '')
+               + f': {why}')

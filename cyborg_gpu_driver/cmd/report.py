@@ -17,48 +17,84 @@ from __future__ import annotations
 from cliff import lister
 
 from cyborg_gpu_driver.cmd import columns
-from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import offer
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import view
 
 
 class ShowReport(lister.Lister):
-    """Show exactly what goes to Cyborg and Placement.
+    """Show what the agent would send to Cyborg and Placement now.
 
-    A row is a deployable of Cyborg's and a resource provider of
-    Placement's. The formats for programs have every field that is sent.
+    A row is an offer; one that is reported is a deployable of Cyborg's and
+    a resource provider of Placement's. The formats for programs have every
+    field that is sent. Placement is not asked: the agent also leaves alone
+    what servers use and it would withdraw.
     """
 
     def take_action(self, parsed_args):
         machine = self.app.machine
         machine.explain()
-        offers = {gpu.address: machine.offers(gpu)
-                  for gpu in machine.host.gpus}
-        reserved = {
-            inventory.provider: inventory.reserved
-            for gpu in machine.host.gpus
-            for inventory in capacity.inventories(
-                offers[gpu.address], machine.owned(gpu), machine.hostname)}
-        rows = [_row(device, deployable,
-                     reserved.get(deployable.provider_uuid, 0))
-                for device in build.build(machine.host, offers,
-                                          machine.hostname)
-                for deployable in device.deployables]
-        if parsed_args.formatter == 'table':
-            return _columns(rows, _BRIEF)
-        return _columns(rows, _FULL)
+        rows = [row for address, sent in machine.sent.items()
+                for row in _rows(machine, address, sent)]
+        for problem in offer.problems(rows, 'name'):
+            cmd_machine.say(problem)
+        shown = (_BRIEF if parsed_args.formatter == 'table'
+                 and not parsed_args.columns else _FULL)
+        return shown, [tuple(row[name] for name in shown) for row in rows]
 
 
 _BRIEF = ('address', 'name', 'resource_class', 'total', 'reserved',
-          'attach_handles', 'traits')
+          'reported', 'traits')
 _FULL = ('address', 'name', 'provider_uuid', 'resource_class', 'total',
-         'reserved', 'traits', 'attributes', 'driver_name', 'attach_handles',
-         'device')
+         'reserved', 'reported', 'problem', 'traits', 'attributes',
+         'driver_name', 'attach_handles', 'device')
+_NONE = columns.Optional(None)
 
 
-def _row(device, deployable, reserved):
-    document = view.device_to_dict(device)
-    del document['deployables']
+def _rows(machine, address, sent):
+    """A row for each offer of a GPU; one for a GPU that is left alone."""
+    gpu = next((gpu for gpu in machine.host.gpus
+                if gpu.address == address), None)
+    if sent.device is not None and sent.device.stub:
+        yield _unreported(address, machine.problem(gpu) if gpu
+                          else sent.problem, device=sent.device)
+        return
+    if gpu is None:
+        return
+    verdict = machine.verdicts.get(address)
+    reserved = {item.provider: item.reserved for item in capacity.inventories(
+        machine.offers(gpu), machine.owned(gpu), machine.hostname,
+        verdict is not None and verdict.sick)}
+    for item in machine.offers(gpu):
+        found = machine.reported(item)
+        if found is None:
+            yield _unreported(address, item.problem or sent.problem,
+                              names.provider_name(machine.hostname, item),
+                              names.resource_class(item))
+        else:
+            yield _reported(sent.device, found, reserved.get(
+                found.provider_uuid, 0))
+
+
+def _unreported(address, problem, name=None, resource_class=None,
+                device=None):
+    """What is not sent; a stub tells Cyborg to leave a GPU as it has it."""
+    return {
+        'address': str(address), 'name': name or _NONE,
+        'provider_uuid': _NONE,
+        'resource_class': columns.Optional(resource_class),
+        'total': 0, 'reserved': 0, 'reported': 'no',
+        'problem': columns.Optional(
+            problem and (f'left as Cyborg has it: {problem}' if device
+                         else problem)),
+        'traits': columns.Names(()), 'attributes': columns.Structure({}),
+        'driver_name': _NONE, 'attach_handles': columns.Structure([]),
+        'device': columns.Structure(_document(device) if device else {})}
+
+
+def _reported(device, deployable, reserved):
     return {
         'address': str(device.address),
         'name': deployable.name,
@@ -66,6 +102,8 @@ def _row(device, deployable, reserved):
         'resource_class': deployable.resource_class,
         'total': deployable.num_accelerators,
         'reserved': reserved,
+        'reported': 'yes',
+        'problem': _NONE,
         'traits': columns.Names(deployable.traits),
         'attributes': columns.Structure(dict(deployable.attributes)),
         'driver_name': deployable.driver_name,
@@ -73,9 +111,11 @@ def _row(device, deployable, reserved):
             {'attach_type': handle.attach_type,
              'attach_info': handle.attach_info}
             for handle in deployable.handles]),
-        'device': columns.Structure(document),
+        'device': columns.Structure(_document(device)),
     }
 
 
-def _columns(rows, names):
-    return names, [tuple(row[name] for name in names) for row in rows]
+def _document(device):
+    document = view.device_to_dict(device)
+    del document['deployables']
+    return document

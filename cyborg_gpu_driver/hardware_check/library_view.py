@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import types
 from typing import Any
@@ -28,9 +27,7 @@ from cyborg_gpu_driver.cmd import gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import offer
 from cyborg_gpu_driver.cmd import report
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 
 COMMANDS = {
     'gpu list': (gpu.ListGpu, ()),
@@ -47,10 +44,10 @@ class SeenMachine(cmd_machine.Machine):
         super().__init__(conf)
         self._seen = seen
 
-    @functools.cached_property
-    def host(self) -> model.Host:
-        """The snapshot, with what takes longer to read."""
-        return reader.HostReader(self._seen).snapshot(detail=True)
+    @property
+    def platform(self) -> platform.Platform:
+        """Where it is read."""
+        return self._seen
 
 
 def collect(conf: cfg.ConfigOpts, seen: platform.Platform) -> dict[str, Any]:

@@ -30,6 +30,7 @@ UNSEEN = 'not seen by NVML'
 NO_ANSWER = 'no answer'
 NEEDS_RESET = 'needs a reset'
 RELEASED = 'offered whole'
+FUNCTION = 'virtual function'
 _FAILURES = {
     # nvml.h: "The GPU has fallen off the bus or has otherwise become
     # inaccessible".
@@ -50,6 +51,8 @@ def state(gpu: model.Gpu) -> str:
         return f'bound to {gpu.driver}' if gpu.driver else 'no driver'
     if gpu.released:
         return RELEASED
+    if gpu.physfn is not None:
+        return FUNCTION
     if not gpu.visible_to_nvml:
         return _FAILURES.get(gpu.nvml_failure or '',
                              UNREADABLE if gpu.problems else UNSEEN)
@@ -60,9 +63,11 @@ def state(gpu: model.Gpu) -> str:
 
 def is_away(gpu: model.Gpu) -> bool:
     """Whether the GPU is not NVML's to read: another driver has it, or
-    none, or it is offered whole and nobody here may open it.
+    none, it is offered whole and nobody here may open it, or it is no
+    physical GPU.
     """
-    return gpu.released or not _is_nvidias(gpu)
+    return (gpu.released or gpu.physfn is not None
+            or not _is_nvidias(gpu))
 
 
 def is_failed(gpu: model.Gpu) -> bool:
@@ -82,6 +87,8 @@ def obstacle(gpu: model.Gpu) -> str:
                 else f'the {drivers.NVIDIA} driver is not bound to it')
     if gpu.released:
         return 'it is offered whole, and nobody else may open it'
+    if gpu.physfn is not None:
+        return f'it is a virtual function of {gpu.physfn}'
     if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):
         return ''
     return ': '.join(filter(None, (state(gpu), '; '.join(gpu.problems))))

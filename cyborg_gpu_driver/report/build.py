@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -73,6 +74,19 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
         cpid_info=cpid_info(gpu.address),
         deployables=tuple(deployables.values()),
         busy='; '.join(offer.busy for offer in wanted if offer.busy))
+
+
+def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str
+             ) -> tuple[offers.Offer, ...]:
+    """The offers, with what no handle of type MDEV can serve as a problem.
+
+    :param mdev_problem: why none can; empty if they can.
+    """
+    return tuple(
+        dataclasses.replace(offer, problem=mdev_problem)
+        if mdev_problem and not offer.problem
+        and offer.mode is not policy.Mode.PASSTHROUGH else offer
+        for offer in gpu_offers)
 
 
 def reportable(offer: offers.Offer) -> bool:

@@ -64,6 +64,37 @@ class Decision:
                 *(item.provider for item in self.draining))
 
 
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What a report sends of one GPU."""
+
+    device: values.ReportedDevice | None
+    """A stub tells Cyborg to leave the GPU as it has it; None is nothing."""
+    problem: str = ''
+    """Why it is not what the GPU offers; empty if it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What is decided of one GPU."""
+
+    gpu: model.Gpu | None
+    """With what NVML told before, where it tells nothing."""
+    device: values.ReportedDevice | None
+    """As it is read; None where nothing is to be reported."""
+    reason: str
+    """Why it is left as Cyborg has it; empty if it is not."""
+    waiting: str
+    """Why it is not reported before it is idle."""
+    left: tuple[str, ...] = ()
+    """Providers that are to go, and of which nothing is promised."""
+
+    def sent(self, address: model.PciAddress) -> Sent:
+        if self.reason:
+            return Sent(build.stub_device(address), self.reason)
+        return Sent(self.device, self.waiting)
+
+
 class Withdrawal:
     """Remembers reports in ``state_path`` and compares the next with them.
 
@@ -105,37 +136,50 @@ class Withdrawal:
         present = {gpu.address: gpu for gpu in host.gpus}
         for address in sorted({*present, *known}):
             before = known.get(address)
-            device, gpu, reason = self._look(
+            look = self._look_at(
                 present.get(address), before, make, ignored,
-                host.library_missing)
-            waiting = ''
-            if device is not None and device.busy and self._is_news(
-                    device, before):
-                device, waiting = None, device.busy
-            left = ()
-            if not reason and before is not None:
-                reason, left = self._withdrawn(before, device,
-                                               address in claimed)
+                address in claimed, host.library_missing)
+            device, reason, left = look.device, look.reason, look.left
+            if before is not None:
                 draining.extend(_drained(before, left))
             if reason:
                 self._say(address, reason, _LEFT)
                 draining.extend(_drained(before, before.providers)
                                 if before and address in sick else ())
-            elif waiting or device is not None:
-                self._say(address, waiting, _WAITING)
+            elif look.waiting or device is not None:
+                self._say(address, look.waiting, _WAITING)
             # Also where it stays beside what is to be withdrawn.
             offered[address] = device
+            sent = look.sent(address).device
+            if sent is not None:
+                devices.append(sent)
             if reason:
-                devices.append(build.stub_device(address))
                 if before is not None:
                     kept[address] = before
             elif device is not None:
-                devices.append(device)
-                kept[address] = memory.remember(gpu, device, before, left)
+                kept[address] = memory.remember(look.gpu, device, before,
+                                                left)
             elif left:
                 kept[address] = memory.leaving(before, left)
         self._keep(kept)
         return Decision(tuple(devices), offered, tuple(draining))
+
+    def preview(self, host: model.Host,
+                known: Mapping[model.PciAddress, memory.Remembered],
+                make: Callable[[model.Gpu], values.ReportedDevice | None],
+                ignored: Callable[[model.Gpu], bool],
+                claimed: Collection[model.PciAddress]
+                ) -> dict[model.PciAddress, Sent]:
+        """What the next report would send of each GPU; changes nothing.
+
+        :param known: what :func:`remembered` reads.
+        :param make, ignored, claimed: as of :meth:`decide`.
+        """
+        present = {gpu.address: gpu for gpu in host.gpus}
+        return {address: self._look_at(
+            present.get(address), known.get(address), make, ignored,
+            address in claimed, host.library_missing).sent(address)
+            for address in sorted({*present, *known})}
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[values.ReportedDevice, ...]:
@@ -150,15 +194,21 @@ class Withdrawal:
         return tuple(build.stub_device(address)
                      for address in sorted({*known, *present}))
 
-    def _look(self, gpu, before, make, ignored, library_missing):
-        """The device to report, the GPU completed, why it must wait."""
-        if gpu is None or ignored(gpu):
-            return None, gpu, ''
-        reason = memory.untrusted(gpu, before, library_missing)
-        if reason:
-            return None, gpu, reason
-        gpu = memory.complete(gpu, before)
-        return make(gpu), gpu, ''
+    def _look_at(self, gpu, before, make, ignored, claimed,
+                 library_missing):
+        """What is to be reported of one GPU, and what keeps it from that."""
+        device, reason, waiting, left = None, '', '', ()
+        if gpu is not None and not ignored(gpu):
+            reason = memory.untrusted(gpu, before, library_missing)
+            if not reason:
+                gpu = memory.complete(gpu, before)
+                device = make(gpu)
+        if device is not None and device.busy and self._is_news(device,
+                                                                before):
+            device, waiting = None, device.busy
+        if not reason and before is not None:
+            reason, left = self._withdrawn(before, device, claimed)
+        return _Look(gpu, device, reason, waiting, tuple(left))
 
     def _withdrawn(self, before, device, claimed):
         """Why nothing may be withdrawn, and which providers are to go.

@@ -135,7 +135,8 @@ def _wait_for_gpus(settings):
 
 
 def _report(settings, host):
-    return json.loads(steps.output(
+    rows = json.loads(steps.output(
         [steps.binary('cyborg-gpu'), '--config-file',
          str(agent_path(settings, host)), 'report', 'show', '-f', 'json'],
         settings))
+    return [row for row in rows if row['reported'] == 'yes']

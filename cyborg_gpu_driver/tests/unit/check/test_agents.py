@@ -70,8 +70,8 @@ class PrivilegesTest(AgentCase):
         return list(agents.privileges(self.facts(**more)))
 
     def test_not_seen(self):
-        self.warns('not seen to run', self.found(user=None))
-        self.warns('not seen to run', self.found(listed=False))
+        for found in (self.found(user=None), self.found(listed=False)):
+            self.check(result.Code.SKIPPED, 'not seen to run', found)
 
     def test_root(self):
         self.check(result.Code.SUCCESS, 'as root', self.found(user=ROOT))
@@ -146,9 +146,12 @@ class AccessTest(AgentCase):
     def test_nothing_to_say(self):
         self.assertEqual([], self.found())
         self.assertEqual([], self.found(devices=(), mig=None))
-        for user in (None, ROOT):
-            self.assertEqual([], self.found(
-                user=user, state=None, devices=((CONTROL, CLOSED),)))
+        self.assertEqual([], self.found(
+            user=ROOT, state=None, devices=((CONTROL, CLOSED),)))
+
+    def test_not_seen(self):
+        self.check(result.Code.SKIPPED, 'not seen to run',
+                   self.found(user=None))
 
 
 class NodeTest(base.BaseTestCase):

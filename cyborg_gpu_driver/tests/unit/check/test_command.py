@@ -27,6 +27,7 @@ from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 FIXED = '''
@@ -82,9 +83,34 @@ class SimulatedTest(CheckCase):
 
     def test_all_is_well(self):
         rows = self.check(0, *self.nova(self.lines()))
-        self.assertEqual({'success'}, {row['Result'] for row in rows})
+        self.assertEqual({'success', 'skipped'},
+                         {row['Result'] for row in rows})
         self.assertEqual(list(run.CHECKS),
                          list(dict.fromkeys(row['Check'] for row in rows)))
+        self.assertEqual(
+            {'skipped'}, {row['Result'] for row in rows
+                          if 'not checked' in row['Details']})
+        self.assertEqual(
+            [('skipped', 'not checked: the machine is simulated')],
+            self.of(rows, 'agent access'))
+
+    def test_gpus_that_nobody_can_read(self):
+        state = f'{self.directory}/machine'
+        machine = simulator.Machine.load('l40sx4', state)
+        simulate = ('--simulate', 'l40sx4', '--state', state)
+        rows = self.check(0, *self.nova(self.lines()), simulate=simulate)
+        well = self.of(rows, 'way of vGPUs')
+        machine.lose_gpu('0000:16:00.0')
+        rows = self.check(2, *self.nova(self.lines()), simulate=simulate)
+        lost = ('skipped', 'not checked: lost')
+        self.assertEqual([lost, *well[1:]], self.of(rows, 'way of vGPUs'))
+        self.assertEqual([lost], self.of(rows, 'MIG mode and SR-IOV'))
+        machine.unload_library()
+        rows = self.check(2, *self.nova(self.lines()), simulate=simulate)
+        unseen = ('skipped', 'not checked: not seen by NVML')
+        self.assertEqual([unseen] * 4, self.of(rows, 'way of vGPUs'))
+        self.assertEqual([unseen] * 4, self.of(rows, 'MIG mode and SR-IOV'))
+        self.assertIn('failure', [code for code, _ in self.of(rows, 'NVML')])
 
     def test_failure(self):
         rows = self.check(2, *self.nova(TOKEN))
@@ -98,7 +124,7 @@ class SimulatedTest(CheckCase):
         rows = self.check(1, '--nova-config-file', ABSENT)
         for check in ('Nova PCI devices', 'guests at host boot'):
             ((code, details),) = self.of(rows, check)
-            self.assertEqual('warning', code)
+            self.assertEqual('skipped', code)
             self.assertIn(f'not checked: nova.conf {ABSENT}',
                           details.replace("'", ''))
 
@@ -106,7 +132,7 @@ class SimulatedTest(CheckCase):
         output, _ = self.run_program(
             '--simulate', 'l40sx4', 'check', '-f', 'json', code=2)
         self.assertEqual(
-            [('warning', 'not checked: no cyborg.conf was found')],
+            [('skipped', 'not checked: no cyborg.conf was found')],
             self.of(json.loads(output), 'Cyborg drivers'))
 
     def test_cyborg_conf_that_is_malformed(self):
@@ -115,7 +141,7 @@ class SimulatedTest(CheckCase):
             self.directory)
         ((code, details),) = self.of(
             self.check(1, *self.nova(self.lines())), 'Cyborg drivers')
-        self.assertEqual('warning', code)
+        self.assertEqual('skipped', code)
         self.assertIn('not checked: ', details)
 
     def test_table(self):
@@ -155,7 +181,7 @@ class MachineTest(CheckCase):
             1, '[cyborg_gpu_privileged]\nhelper_command = $nosuch')
         for check in ('agent privileges', 'host name', 'Placement'):
             ((code, details),) = self.of(rows, check)
-            self.assertEqual('warning', code)
+            self.assertEqual('skipped', code)
             self.assertIn('not checked: ', details)
 
     def test_placement_is_asked_unless_told_otherwise(self):
@@ -165,7 +191,7 @@ class MachineTest(CheckCase):
         self.assertEqual('failure', code)
         self.assertIn('nosuch', details)
         rows = self.real(1, 'auth_type = nosuch', '--offline')
-        self.assertEqual([('success', 'not asked, as --offline says')],
+        self.assertEqual([('skipped', 'not checked: --offline was given')],
                          self.of(rows, 'Placement'))
 
 
@@ -188,7 +214,7 @@ class RunTest(base.CommandCase):
         self.assertEqual('nothing to complain of', found['kernel'].details)
         self.assertIn('simulated',
                       self.findings(self.none)['host name'].details)
-        self.assertEqual(result.Code.SUCCESS,
+        self.assertEqual(result.Code.SKIPPED,
                          self.findings(self.none)['kernel'].code)
 
     def test_governed(self):

@@ -156,7 +156,10 @@ class PlacementTest(CyborgCase):
             answer=placement.Answer(frozenset(('x',)))))
 
     def test_offline(self):
-        self.succeeds('--offline', self.found())
+        (finding,) = self.found()
+        self.assertEqual((result.Code.SKIPPED, ''),
+                         (finding.code, finding.advice))
+        self.assertIn('--offline', finding.details)
 
     def test_no_credentials(self):
         self.fails('no credentials', self.found(has_placement_user=False))

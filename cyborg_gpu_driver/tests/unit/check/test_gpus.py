@@ -96,6 +96,10 @@ class DriverTest(GpuCase):
         self.fails('bound to no driver', gpus.driver(
             self.facts(SLICES, driver=None)))
 
+    def test_version_that_is_not_known(self):
+        self.check(result.Code.SKIPPED, 'suits the kernel', gpus.driver(
+            self.facts(VGPUS, host={'nvml_problem': 'x'})))
+
     def test_driver_that_is_too_old_for_the_kernel(self):
         old = {'driver_version': '535.161.05'}
         self.fails('vGPU software 17', gpus.driver(
@@ -238,5 +242,10 @@ class ReadyTest(GpuCase):
         self.says_nothing(
             gpus.ready, self.facts(SLICES, mig=ON), self.facts(VGPUS),
             self.facts(WHOLE, vfs=()), self.facts(OFF, mig=ON),
-            self.facts(VGPUS, mig=None),
-            self.facts(SLICES, mig=None, visible_to_nvml=False))
+            self.facts(VGPUS, mig=None))
+
+    def test_gpus_that_cannot_be_read(self):
+        for gpu in ({'visible_to_nvml': False},
+                    {'mig': None, 'problems': ('p',)}):
+            self.check(result.Code.SKIPPED, 'not checked: ', gpus.ready(
+                self.facts(SLICES, **gpu)))

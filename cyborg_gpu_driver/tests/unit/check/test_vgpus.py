@@ -44,7 +44,7 @@ class CheckCase(case.FindingCase):
               vfio_handles=False, driver='nvidia', kernel=None, commands=None,
               programs=()):
         gpu = model.Gpu(
-            GPU, '10de', '26b9', '0302', driver=driver,
+            GPU, '10de', '26b9', '0302', driver=driver, visible_to_nvml=True,
             sriov_totalvfs=totalvfs, vfs=vfs,
             framework=framework or self.framework)
         return facts.Facts(
@@ -187,7 +187,9 @@ class StartCommandTest(CheckCase):
 class ResultTest(base.BaseTestCase):
 
     def test_worst(self):
-        self.assertEqual(0, result.worst([]))
-        self.assertEqual(2, result.worst([
+        self.assertEqual(0, result.exit_code([]))
+        self.assertEqual(0, result.exit_code([result.skipped('x', 'd')]))
+        self.assertEqual(1, result.exit_code([result.skipped('x', 'd', 'a')]))
+        self.assertEqual(2, result.exit_code([
             result.warning('x', 'd', 'a'), result.failure('x', 'd', 'a'),
             result.success('x', 'd')]))

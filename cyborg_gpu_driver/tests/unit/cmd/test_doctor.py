@@ -18,6 +18,7 @@ import os
 import fixtures
 
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -46,6 +47,20 @@ class DoctorTest(base.CommandCase):
         self.assertEqual([], rows)
         self.assertIn('No difference.', said)
         self.assertIn('Placement is left out', said)
+
+    def test_what_cannot_be_read_is_not_compared(self):
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.lose_gpu('0000:0f:00.0')
+        rows, said = self.doctor('doctor', '-f', 'json', code=2)
+        self.assertEqual([], rows)
+        self.assertIn('GPU 1 (0000:0f:00.0) is not compared: lost', said)
+        self.assertNotIn('No difference.', said)
+        machine.unload_library()
+        _, said = self.doctor('doctor', '-f', 'json', code=2)
+        self.assertIn('no NVML library', said)
+        self.assertIn('GPU 7', said)
+        self.assertNotIn('No difference.', said)
 
     def test_a_difference_is_listed_with_its_remedy(self):
         self.run_program(

@@ -91,9 +91,18 @@ class TestHealth(base.CommandCase):
 
     def test_without_nvml_nothing_is_known(self):
         self.machine.unload_library()
-        output, errors = self.run_program(*self.arguments, 'show')
+        output, errors = self.run_program(*self.arguments, 'show', code=2)
         self.assertIn('unknown', output)
         self.assertIn('NVML: ', errors)
+
+    def test_a_gpu_that_another_driver_has_is_not_missed(self):
+        with self.machine.operation(write=True):
+            for gpu in self.machine.gpus:
+                gpu.state.vfs = 0
+        for gpu in self.machine.gpus:
+            self.machine.bind_driver(gpu.address, 'vfio-pci')
+        self.machine.unload_library()
+        self.run_program(*self.arguments, 'show')
 
     def test_no_such_address(self):
         self.run_program(*self.arguments, 'clear', 'x', code=1)

@@ -42,7 +42,8 @@ class NumberCase(base.CommandCase):
                 {'model': model, 'address': address}
                 for address, model in self.boards.items()]}))
         self.state = os.path.join(self.directory, 'machine.json')
-        self.options = {'state_path': f'{self.directory}/state'}
+        self.options = {'state_path': f'{self.directory}/state',
+                        'simulate': self.host, 'simulate_state': self.state}
         self.file = self.write('layouts.yaml', 'version: v1\n'
                                'mig-configs:\n' + ''.join(
                                    self.entry(devices) for devices
@@ -93,9 +94,7 @@ class NumberCase(base.CommandCase):
         conf = self.configure('[gpu]\n' + ''.join(
             f'{name} = {value}\n' for name, value in self.options.items()),
             self.directory)
-        return self.run_program(
-            '--config-file', conf, '--simulate', self.host, '--state',
-            self.state, *arguments, code=code)
+        return self.run_program('--config-file', conf, *arguments, code=code)
 
     def layout(self, command, name, *arguments, code=0):
         return self.run_on_host('layout', command, '-f', self.file, '-c',

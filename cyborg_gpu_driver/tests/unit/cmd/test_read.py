@@ -14,6 +14,7 @@
 
 import csv
 import io
+import json
 import os
 
 import fixtures
@@ -67,7 +68,7 @@ class GpuListTest(base.CommandCase):
     def test_a_gpu_that_nvml_cannot_see_is_there(self):
         rows = self.rows('--simulate', 'mixed', 'gpu', 'list')
         self.assertEqual(
-            [('0000:c1:00.0', None, 'vfio-pci', 'unknown')],
+            [('0000:c1:00.0', None, 'vfio-pci', 'bound to vfio-pci')],
             [(row['address'], row['model'], row['driver'], row['health'])
              for row in rows if row['uuid'] is None])
 
@@ -76,7 +77,9 @@ class GpuListTest(base.CommandCase):
         self.assertEqual(['ok'], [row['health'] for row in rows])
         output, errors = self.run_program('--simulate', 'wsl', 'report',
                                           'show', '-f', 'json')
-        self.assertEqual('[]', output.strip())
+        (row,) = json.loads(output)
+        self.assertEqual(('no', 0), (row['reported'], row['total']))
+        self.assertIn('WSL', row['problem'])
         _, errors = self.run_program('--simulate', 'wsl', 'offer', 'list')
         self.assertIn('WSL', errors)
 
@@ -103,11 +106,13 @@ class OfferListTest(base.CommandCase):
             rows = self.rows('--simulate', name, 'offer', 'list')
             self.assertEqual(
                 ['address', 'profile', 'resource_class', 'total', 'in_use',
-                 'creatable', 'traits'], list(rows[0]), name)
+                 'creatable', 'reported', 'problem', 'traits'],
+                list(rows[0]), name)
             by_gpu = {}
             for row in rows:
-                self.assertEqual((0, row['total']),
-                                 (row['in_use'], row['creatable']))
+                self.assertEqual(
+                    (0, row['total'] if row['reported'] == 'yes' else 0),
+                    (row['in_use'], row['creatable']))
                 by_gpu.setdefault(row['address'], {})[
                     row['profile']] = row['total']
             self.assertEqual([profiles] * count, [*by_gpu.values()], name)
@@ -132,11 +137,11 @@ class OfferListTest(base.CommandCase):
             '0000:81:00.0', 4711)
         where = ('--simulate', 'mixed', '--state', state)
         _, errors = self.run_program(*where, 'offer', 'list')
-        self.assertIn('0000:81:00.0: none to be had now (whole): 1 '
-                      'process(es) of this machine use it', errors)
+        self.assertIn('0000:81:00.0: not reported (whole): 1 process(es) of '
+                      'this machine use it', errors)
         row, = [row for row in self.rows(*where, 'report', 'show')
                 if row['address'] == '0000:81:00.0']
-        self.assertEqual((1, 1), (row['total'], row['reserved']))
+        self.assertEqual(('no', 0), (row['reported'], row['total']))
 
     def test_what_is_in_the_way_is_said(self):
         _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
@@ -171,8 +176,8 @@ class GpuShowTest(base.CommandCase):
 class ReportShowTest(base.CommandCase):
 
     def test_all_that_is_sent(self):
-        row = self.rows('--simulate', 'mixed', 'report', 'show')[0]
-        self.assertEqual(1, row['total'])
+        row = self.rows('--simulate', 'mixed', 'report', 'show')[-1]
+        self.assertEqual(('yes', 1), (row['reported'], row['total']))
         self.assertEqual('PGPU', row['attributes']['rc'])
         self.assertEqual('10de', row['device']['vendor'])
         (handle,) = row['attach_handles']

@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Commands that look say of a GPU what it is, and what is not reported."""
+
+import json
+import os
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_MIG = '0000:41:00.0'
+_WHOLE = '0000:81:00.0'
+_VFIO = '0000:c1:00.0'
+
+
+class ReadCase(base.CommandCase):
+
+    host = 'mixed'
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.state = os.path.join(self.directory, 'machine.json')
+        self.state_path = os.path.join(self.directory, 'state')
+        self.policies = ''
+        self.faults = []
+        load = simulator.Machine.load.__func__
+
+        def loaded(cls, *arguments):
+            machine = load(cls, *arguments)
+            for symbol, code, address in self.faults:
+                machine.faults.fail(symbol, code, times=None,
+                                    address=address)
+            return machine
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.simulator.machine.Machine.load',
+            classmethod(loaded)))
+
+    def machine(self):
+        return simulator.Machine.load(self.host, self.state)
+
+    def ask(self, *arguments, code=0):
+        conf = self.configure(
+            f'[DEFAULT]\nhost = compute1\n[gpu]\nsimulate = {self.host}\n'
+            f'simulate_state = {self.state}\n'
+            f'state_path = {self.state_path}\n{self.policies}',
+            self.directory)
+        return self.run_program('--config-file', conf, *arguments, code=code)
+
+    def of(self, address, *arguments):
+        """Rows of one GPU."""
+        return [row for row in json.loads(self.ask(
+            *arguments, '-f', 'json')[0]) if row['address'] == address]
+
+    def assert_nothing(self, address, *words):
+        """Nothing of a GPU is shown as usable, and why is said."""
+        (row,) = self.of(address, 'gpu', 'list')
+        self.assertIsNone(row['mode'])
+        self.assertEqual(words[0], row['health'])
+        for command in (('offer', 'list'), ('offer', 'list', '--all')):
+            (row,) = self.of(address, *command)
+            self.assertEqual((None, 0, 0, 'no'), tuple(row[name] for name in (
+                'profile', 'total', 'creatable', 'reported')))
+            for word in words:
+                self.assertIn(word, row['problem'])
+        (row,) = self.of(address, 'report', 'show')
+        self.assertEqual((None, 0, 'no', True), (
+            row['name'], row['total'], row['reported'],
+            row['device']['stub']))
+        for word in ('left as Cyborg has it', *words):
+            self.assertIn(word, row['problem'])
+        for command in ('gpu', 'offer'):
+            _, errors = self.ask(command, 'list')
+            self.assertIn(words[0], errors)
+
+
+class StateTest(ReadCase):
+
+    def test_a_lost_gpu(self):
+        for address in (_MIG, _WHOLE):
+            self.machine().lose_gpu(address)
+            self.assert_nothing(address, 'lost', 'GPU_IS_LOST')
+
+    def test_a_gpu_that_cannot_be_read(self):
+        for symbol, code in (
+                ('nvmlDeviceGetMigMode', pynvml.NVML_ERROR_UNKNOWN),
+                ('nvmlDeviceGetGpuInstances',
+                 pynvml.NVML_ERROR_NO_PERMISSION),
+                ('nvmlDeviceGetGpuInstanceProfileInfo*',
+                 pynvml.NVML_ERROR_NO_PERMISSION),
+                ('nvmlDeviceGetHandleByPciBusId_v2',
+                 pynvml.NVML_ERROR_GPU_IS_LOST)):
+            self.faults = [(symbol, code, _MIG)]
+            state = ('lost' if code == pynvml.NVML_ERROR_GPU_IS_LOST
+                     else 'unreadable')
+            self.assert_nothing(_MIG, state)
+            self.assertEqual('yes', self.of(
+                _VFIO, 'offer', 'list')[0]['reported'])
+
+    def test_no_nvml(self):
+        for code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                     pynvml.NVML_ERROR_NO_PERMISSION):
+            self.machine().unload_library(code)
+            self.assert_nothing(_MIG, 'not seen by NVML')
+
+    def test_in_mig_mode_nothing_is_passed_through(self):
+        machine = self.machine()
+        with machine.operation(write=True):
+            machine.gpu(_MIG).state.vfs = 0
+        (row,) = self.of(_MIG, 'gpu', 'list')
+        self.assertEqual((None, 'ok'), (row['mode'], row['health']))
+        (row,) = self.of(_MIG, 'offer', 'list')
+        self.assertEqual((0, 'no', 'carved up: MIG mode is on'), (
+            row['creatable'], row['reported'], row['problem']))
+        (row,) = self.of(_MIG, 'report', 'show')
+        self.assertEqual((0, 'no', 'carved up: MIG mode is on'), (
+            row['total'], row['reported'], row['problem']))
+
+    def test_a_table_needs_no_uuid(self):
+        output, _ = self.ask('gpu', 'list')
+        self.assertNotIn('GPU-', output)
+        output, _ = self.ask('gpu', 'list', '-c', 'uuid')
+        self.assertIn('GPU-', output)
+
+
+class ReportTest(ReadCase):
+
+    def test_a_sick_gpu_is_reserved_and_told_as_such(self):
+        self.machine().set_health(_MIG, uncorrected=2)
+        for row in self.of(_MIG, 'report', 'show'):
+            self.assertEqual(('yes', row['total']), (
+                row['reported'], row['reserved']))
+            self.assertIn('CUSTOM_GPU_SICK_ECC', row['traits'])
+
+    def test_vendor_vfio_that_is_left_to_nova(self):
+        self.host = 'l40sx4'
+        self.policies = ('policies = v\n[gpu_policy:v]\nmode = vgpu\n'
+                         'vgpu_types = L40S-12Q\n')
+        rows = json.loads(self.ask('offer', 'list', '-f', 'json')[0])
+        self.assertEqual({(4, 0, 'no')}, {
+            (row['total'], row['creatable'], row['reported'])
+            for row in rows})
+        self.assertIn('vendor VFIO', rows[0]['problem'])
+
+    def test_a_bad_record_of_reports(self):
+        os.makedirs(self.state_path)
+        path = os.path.join(self.state_path, 'reported.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        _, errors = self.ask('report', 'show')
+        self.assertIn('reported.json', errors)
+        self.assertEqual(['reported.json'], os.listdir(self.state_path))
