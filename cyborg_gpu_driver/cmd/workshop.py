@@ -116,7 +116,7 @@ class Workshop:
 
         :raises UnknownGpu: if it is gone.
         """
-        return self._reader.snapshot().gpu(address)
+        return self._reader.gpu(address)
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether the operator wants the GPU left alone."""

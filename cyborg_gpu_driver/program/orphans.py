@@ -141,7 +141,7 @@ class Keeper:
             or it cannot be removed.
         """
         with locks.gpu(self._state_path, found.gpu.address):
-            gpu = self._reader.snapshot().gpu(found.gpu.address)
+            gpu = self._reader.gpu(found.gpu.address)
             now = next((item for item in self._on(gpu)
                         if item.vgpu.name == found.vgpu.name), None)
             if now is None:

@@ -157,7 +157,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
              self.cloud.cloud.config_path], capture_output=True, text=True,
             check=False, timeout=_A_MINUTE)
         self.assertEqual(0, done.returncode, done.stderr)
-        self.assertTrue(done.stdout.endswith('\ndrivers: 2\n'), done.stdout)
+        self.assertIn('\ndrivers: 2\n', done.stdout)
         self.assertNotIn('Traceback', done.stderr)
 
     def test_a_command_ends_when_it_is_interrupted(self):
