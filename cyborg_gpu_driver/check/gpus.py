@@ -44,7 +44,11 @@ _BY_HAND = {
     readiness.Step.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
     readiness.Step.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
     readiness.Step.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
+    # driverctl(8): set-override writes driver_override and binds.
+    readiness.Step.BIND_NVIDIA: 'driverctl set-override {} nvidia',
+    readiness.Step.BIND_VFIO: 'driverctl set-override {} vfio-pci',
 }
+"""What a person can do in place of a step; the others are ours alone."""
 _MIG_STEPS = {readiness.Step.ENABLE_MIG, readiness.Step.DISABLE_MIG}
 
 
@@ -217,10 +221,11 @@ def _to_do(facts, gpu, steps):
             f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
             'says what it waits for')
     commands = ', '.join(_BY_HAND[step].format(gpu.address)
-                         for step in steps)
+                         for step in steps if step in _BY_HAND)
     return result.failure(
         gpu.address, details, 'Name policies in [gpu] and set its prepare, '
-        f'and cyborg-agent does it; or run on the idle GPU: {commands}')
+        'and cyborg-agent does it' + (
+            f'; or run on the idle GPU: {commands}' if commands else ''))
 
 
 def _steps(gpu, governing):

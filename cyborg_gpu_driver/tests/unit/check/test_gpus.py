@@ -241,8 +241,13 @@ class ReadyTest(GpuCase):
     def test_nothing_to_say(self):
         self.says_nothing(
             gpus.ready, self.facts(SLICES, mig=ON), self.facts(VGPUS),
-            self.facts(WHOLE, vfs=()), self.facts(OFF, mig=ON),
+            self.facts(WHOLE, vfs=(), driver='vfio-pci',
+                       visible_to_nvml=False), self.facts(OFF, mig=ON),
             self.facts(VGPUS, mig=None))
+
+    def test_a_whole_gpu_is_to_be_bound(self):
+        self.fails('driverctl set-override 0000:16:00.0 vfio-pci',
+                   gpus.ready(self.facts(WHOLE, vfs=())))
 
     def test_gpus_that_cannot_be_read(self):
         for gpu in ({'visible_to_nvml': False},

@@ -164,4 +164,5 @@ class ReportTest(ReadCase):
             stream.write('{')
         _, errors = self.ask('report', 'show')
         self.assertIn('reported.json', errors)
-        self.assertEqual(['reported.json'], os.listdir(self.state_path))
+        with open(path, encoding='utf-8') as stream:
+            self.assertEqual('{', stream.read())
