@@ -247,7 +247,8 @@ class ReadyTest(GpuCase):
 
     def test_a_whole_gpu_is_to_be_bound(self):
         self.fails('driverctl set-override 0000:16:00.0 vfio-pci',
-                   gpus.ready(self.facts(WHOLE, vfs=())))
+                   gpus.ready(self.facts(WHOLE, vfs=(),
+                                         settings={'prepare': False})))
 
     def test_gpus_that_cannot_be_read(self):
         for gpu in ({'visible_to_nvml': False},
