@@ -116,7 +116,7 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 'a GPU before another driver does', _BLACKLIST.format(name))
     for gpu, governing in facts.governed():
         if (_DISPLAY in loaded and gpu.architecture == 'ampere'
-                and _MIG_STEPS & set(_steps(gpu, governing))):
+                and _MIG_STEPS & set(_steps(facts, gpu, governing))):
             yield result.warning(
                 gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be '
                 'reset, which changing its MIG mode takes',
@@ -195,7 +195,7 @@ def _needs_iommu(gpu, governing):
 def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether MIG mode, SR-IOV and the like are as the policy has them."""
     for gpu, governing in facts.governed():
-        steps = _steps(gpu, governing)
+        steps = _steps(facts, gpu, governing)
         if condition.obstacle(gpu) and not condition.is_away(gpu):
             yield unreadable(gpu)
         elif governing.mode is policy.Mode.MIG and (
@@ -215,18 +215,25 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
 def _to_do(facts, gpu, steps):
     details = 'not as its policy has it: ' + ', '.join(
         step.value for step in steps)
-    if facts.settings.prepare and facts.settings.policies:
+    if facts.settings.prepare and (
+            facts.settings.policies
+            or steps == [readiness.Step.BIND_VFIO]):
         return result.warning(
             gpu.address, details, 'cyborg-agent does it when the GPU is '
             f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
             'says what it waits for')
     commands = ', '.join(_BY_HAND[step].format(gpu.address)
-                         for step in steps if step in _BY_HAND)
+                         for step in steps)
     return result.failure(
         gpu.address, details, 'Name policies in [gpu] and set its prepare, '
-        'and cyborg-agent does it' + (
-            f'; or run on the idle GPU: {commands}' if commands else ''))
+        f'and cyborg-agent does it; or run on the idle GPU: {commands}')
 
 
-def _steps(gpu, governing):
-    return readiness.steps(gpu, readiness.wants(gpu, governing))
+def _steps(facts, gpu, governing):
+    """What is left to do to the GPU itself.
+
+    That the agent closes and opens it in NVML changes nothing on it.
+    """
+    return [step for step in readiness.steps(gpu, readiness.wants(
+        gpu, governing, facts.settings.passthrough_driver))
+        if step in _BY_HAND]

@@ -246,9 +246,21 @@ class ReadyTest(GpuCase):
             self.facts(VGPUS, mig=None))
 
     def test_a_whole_gpu_is_to_be_bound(self):
+        gpu = self.facts(WHOLE, vfs=())
+        self.warns('bind it to vfio-pci', gpus.ready(gpu))
+        self.warns('bind it to vfio-pci', gpus.ready(
+            dataclasses.replace(gpu, settings=policies.Settings())))
         self.fails('driverctl set-override 0000:16:00.0 vfio-pci',
                    gpus.ready(self.facts(WHOLE, vfs=(),
                                          settings={'prepare': False})))
+        self.says_nothing(gpus.ready, self.facts(
+            WHOLE, vfs=(), settings={'passthrough_driver': 'nvidia'}))
+
+    def test_a_gpu_goes_back_to_nvidia(self):
+        self.fails('driverctl set-override 0000:16:00.0 nvidia', gpus.ready(
+            self.facts(SLICES, mig=None, driver='vfio-pci',
+                       bound_from='nvidia', visible_to_nvml=False,
+                       settings={'prepare': False})))
 
     def test_gpus_that_cannot_be_read(self):
         for gpu in ({'visible_to_nvml': False},
