@@ -286,13 +286,13 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 self._session = None
                 self.gate.closed()
                 raise self._refused(error.value) from error
-            self._library_missing = False
-            self._said = None
+            self._library_missing, self._said = False, None
             self._generation += 1
             self._session = _Open(os.getpid(), self._generation)
             self._end = weakref.finalize(
                 self, _shut_down, os.getpid(), pynvml.nvmlLib,
                 self.gate.closed)
+            self._end.atexit = False
             return self._session
 
     def _refused(self, code):

@@ -165,7 +165,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         server = self.cloud.bind(self.whole)
         self.report()
         self.cloud.unbind(server)
-        self.faults().fail_write('*/reset', errno.EIO, times=None)
+        self.faults().fail('nvidia-smi', errno.EIO, times=None)
         for _ in range(3):
             self.report()
         self.assert_not_to_be_had()

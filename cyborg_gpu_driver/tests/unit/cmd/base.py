@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -48,6 +49,8 @@ class CommandCase(base.BaseTestCase):
         with contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
             result = main.main([str(item) for item in arguments])
+        # NVML is closed with the session, as at the end of a process.
+        gc.collect()
         self.assertEqual(code, result, errors.getvalue())
         return output.getvalue(), errors.getvalue()
 

@@ -97,10 +97,13 @@ class ApplyTest(layouts.LayoutCase):
         with machine.operation(write=True):
             for gpu in machine.gpus:
                 gpu.state.vfs = gpu.state.mig = gpu.state.pending = 0
+        for gpu in machine.gpus:
+            machine.add_holder(gpu.address, 815, 'nv-hostengine')
         output, _ = self.apply('mixed', '-o', 'json', '--skip-reset', code=1)
         self.assertEqual(['pending'] * 3,
                          [row['status'] for row in json.loads(output)])
         self.apply('mixed', '--skip-reset', '--mode-only')
+        machine.remove_holder(815)
         self.apply('mixed')
         self.assert_layout('mixed')
 
