@@ -23,6 +23,7 @@ import logging
 from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 
 
@@ -49,7 +50,9 @@ class CommandCase(base.BaseTestCase):
         with contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
             result = main.main([str(item) for item in arguments])
-        # NVML is closed with the session, as at the end of a process.
+        # As at the end of a process, no session of NVML stays open.
+        if privileged._platform is not None:
+            privileged._platform.nvml.reset()
         gc.collect()
         self.assertEqual(code, result, errors.getvalue())
         return output.getvalue(), errors.getvalue()
