@@ -75,14 +75,20 @@ class WaitTest(base.BaseTestCase):
     def test_a_gpu_that_comes_later_than_the_others(self):
         self.hardware.sriov_manage(_FIRST, False)
         self.hardware.bind_driver(_FIRST, None)
-        self.happens = {2.0: lambda: self.hardware.bind_driver(
-            _FIRST, 'nvidia')}
+        opened = []
+
+        def comes():
+            opened.append(self.hardware.calls['nvmlInitWithFlags'])
+            self.hardware.bind_driver(_FIRST, 'nvidia')
+
+        self.happens = {2.0: comes}
         self.hardware.reset_calls()
         outcome = self.boot.cut(self.found, 300)
         self.assertEqual((reports.Result.APPLIED, 2.0, 8),
                          (outcome.result, self.now, len(outcome.gpus)))
         # The GPUs that a session knows are those of when it was opened.
-        self.assertEqual(3, self.hardware.calls['nvmlInitWithFlags'])
+        # So each look at the GPUs before it came opened a new one.
+        self.assertEqual([2], opened)
         self.assertIn(f'NVML does not see {_FIRST}, which is bound to no '
                       'driver', self.said[0])
 

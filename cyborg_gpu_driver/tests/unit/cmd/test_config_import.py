@@ -17,6 +17,7 @@ import fixtures
 from oslo_config import cfg
 
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -73,12 +74,20 @@ class ImportCase(base.CommandCase):
         for reason in (path, *reasons):
             self.assertIn(reason, errors)
 
-    def reported(self, host):
-        """Address, resource class and total of each provider now."""
+    def reported(self, host, *prepared):
+        """Address, resource class and total of each provider.
+
+        :param prepared: addresses of GPUs that are bound to vfio-pci.
+        """
+        state = os.path.join(self.directory, 'machine')
+        machine = simulator.Machine.load(host, state)
+        for address in prepared:
+            machine.bind_driver(address, 'vfio-pci')
         return [(row['address'], row['resource_class'], row['total'])
                 for row in self.rows(
                     '--config-file', self.output, '--simulate', host,
-                    'report', 'show') if row['reported'] == 'yes']
+                    '--state', state, 'report', 'show')
+                if row['reported'] == 'yes']
 
 
 class PoliciesTest(ImportCase):
@@ -100,7 +109,8 @@ class PoliciesTest(ImportCase):
             [('0000:3b:00.0', 'CUSTOM_NVIDIA_T4_2Q', 8),
              ('0000:5e:00.0', 'CUSTOM_NVIDIA_T4_2Q', 8),
              ('0000:af:00.0', 'CUSTOM_NVIDIA_T4_2B', 8),
-             ('0000:d8:00.0', 'PGPU', 1)], self.reported('t4x4'))
+             ('0000:d8:00.0', 'PGPU', 1)],
+            self.reported('t4x4', '0000:d8:00.0'))
 
     def test_functions_become_their_gpu_in_mode_mig(self):
         made, _ = self.imported('dgx-a100-80', _A100)
@@ -138,7 +148,7 @@ class PoliciesTest(ImportCase):
             [('0000:3b:00.0', 'CUSTOM_NVIDIA_T4_1Q', 4),
              ('0000:41:00.0', 'CUSTOM_NVIDIA_1G_10GB_ME', 1),
              ('0000:81:00.0', 'PGPU', 1), ('0000:c1:00.0', 'PGPU', 1)],
-            self.reported('mixed'))
+            self.reported('mixed', '0000:81:00.0'))
         self.assertEqual((('T4-1Q', 4),), made[0].max_instances)
         self.assertFalse([line for line in lines
                           if 'max_instances' in line])
