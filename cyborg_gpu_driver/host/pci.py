@@ -162,6 +162,16 @@ class PciBus:
         return number(self._sysfs.link_name(
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
 
+    def group_members(self, group: int | None) -> tuple[str, ...]:
+        """Addresses of the functions in an IOMMU group; none without one.
+
+        :raises SysfsError: if they cannot be listed.
+        """
+        if group is None:
+            return ()
+        return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
+                                         str(group), 'devices'))
+
     def numvfs(self, address: model.PciAddress) -> int:
         """How many virtual functions are enabled.
 

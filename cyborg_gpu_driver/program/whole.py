@@ -30,12 +30,17 @@ from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import privileged_driver
+
+_BESIDE = (None, 'pcieport', 'pci-stub')
+"""Drivers that leave the DMA of their functions to somebody else, beside those
+of VFIO (driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
 
 
 def hand_over(machine: platform.Platform, gpu: model.Gpu,
@@ -69,8 +74,22 @@ def release(machine: platform.Platform, gpu: model.Gpu,
             _wants: readiness.Wants | None = None) -> None:
     """Have no process of this library open a GPU any more.
 
-    :raises StepFailed, JournalError: as :func:`hand_over`.
+    libvirt then takes the GPU alone for a server, and VFIO gives a guest no
+    IOMMU group of which a function has another driver
+    (Documentation/driver-api/vfio.rst of the kernel).
+
+    :raises StepFailed: as :func:`hand_over`, or naming such a function.
+    :raises SysfsError: if its IOMMU group cannot be read.
+    :raises JournalError: if its record cannot be written.
     """
+    for name in pci.PciBus(machine.sysfs).group_members(gpu.iommu_group):
+        driver = machine.sysfs.link_name(*pci.DEVICES, name, 'driver')
+        if (name != str(gpu.address) and driver not in _BESIDE
+                and not drivers.is_vfio(driver)):
+            raise exception.StepFailed(
+                reason=f'{name} is in its IOMMU group and bound to {driver}, '
+                'so that no server can have the GPU: bind that function to '
+                'vfio-pci at boot, or set passthrough_driver to vfio-pci')
     keep(machine, gpu, released=True)
     with machine.nvml.alone():
         # Nobody has it open now, and whoever opens NVML again leaves it out.

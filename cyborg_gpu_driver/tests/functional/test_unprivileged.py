@@ -92,7 +92,7 @@ class UnprivilegedTest(base.BaseTestCase):
 
     def test_whole_gpus(self):
         machine = os.path.join(self.directory, test_whole.FILE)
-        test_whole.write_host(machine, 'nvidia')
+        test_whole.write_host(machine, 'nvidia', 'snd_hda_intel')
         self.run_tests(machine, 'test_whole.RoundsTest')
 
     def test_a_whole_gpu_is_reset(self):

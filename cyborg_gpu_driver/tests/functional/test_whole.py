@@ -60,6 +60,7 @@ class WholeCase(gpu_cloud.GpuTestCase):
     root = None
     """What root does, where this process is not root's."""
     driver_at_boot = 'nvidia'
+    audio_at_boot = 'snd_hda_intel'
     passthrough_driver = 'vfio-pci'
     gpu = A40
 
@@ -70,7 +71,8 @@ class WholeCase(gpu_cloud.GpuTestCase):
             fixtures.TempDir()).path
         self.machine = os.path.join(place, FILE)
         if not os.path.exists(self.machine):
-            write_host(self.machine, self.driver_at_boot)
+            write_host(self.machine, self.driver_at_boot,
+                       self.audio_at_boot)
         self.overrides = {'gpu': {
             'passthrough_driver': self.passthrough_driver,
             **self.overrides.get('gpu', {})},
@@ -134,12 +136,12 @@ class WholeCase(gpu_cloud.GpuTestCase):
             self.assertEqual([], list(self.world.holders(address)), address)
 
 
-def write_host(path, driver):
-    """A machine's file; its audio function has the driver of the GPU."""
+def write_host(path, driver, audio):
+    """Write a machine's file: the drivers of its GPUs and its audio."""
     with open(path, 'w', encoding='utf-8') as stream:
         stream.write(_HOST.format(
             T4=T4, A40=A40, A100=A100, AUDIO=AUDIO, driver=driver,
-            audio='snd_hda_intel' if driver == 'nvidia' else driver))
+            audio=audio))
     os.chmod(path, 0o644)
 
 
@@ -196,10 +198,11 @@ class HandOverTest(WholeCase):
         command = subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', self.cloud.cloud.config_path, 'gpu', 'list',
-             '-f', 'value', '-c', 'model', '-c', 'health'],
+             '-f', 'value', '-c', 'model', '-c', 'memory_mib'],
             capture_output=True, text=True, check=False)
         self.assertEqual(
-            ['Tesla T4 ok', 'NVIDIA A40 ok', 'NVIDIA A100-SXM4-80GB ok'],
+            ['Tesla T4 15360', 'NVIDIA A40 46068',
+             'NVIDIA A100-SXM4-80GB 81920'],
             command.stdout.splitlines(), command.stderr)
 
 
@@ -259,7 +262,7 @@ class PolicyTest(WholeCase):
 class OperatorsTest(WholeCase):
     """GPUs that were bound to vfio-pci at boot."""
 
-    driver_at_boot = 'vfio-pci'
+    driver_at_boot = audio_at_boot = 'vfio-pci'
 
     def test_they_never_have_another_driver(self):
         self.assertEqual({T4, A40, A100}, self.offered())
@@ -289,6 +292,7 @@ class StayTest(WholeCase):
     """``passthrough_driver = nvidia``: libvirt binds the GPU."""
 
     passthrough_driver = 'nvidia'
+    audio_at_boot = 'vfio-pci'
 
     def test_offered_on_nvidia_and_held_by_nobody(self):
         self.assertEqual({T4, A40, A100}, self.offered())
@@ -313,6 +317,16 @@ class StayTest(WholeCase):
         self.report()
         self.assert_nobody_holds(T4, A40, A100)
         self.assertEqual({T4, A40, A100}, self.offered())
+
+
+class StayWithAudioTest(WholeCase):
+
+    passthrough_driver = 'nvidia'
+
+    def test_what_no_guest_can_have_is_not_offered(self):
+        self.assertEqual({T4, A100}, self.offered())
+        self.assertIn(f'{AUDIO} is in its IOMMU group and bound to '
+                      'snd_hda_intel', self.log.output)
 
 
 class RoundsTest(WholeCase):
