@@ -54,6 +54,7 @@ from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
+from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
@@ -96,6 +97,7 @@ class Agent:
                                    self._journal.entries)
         placement = functools.cache(placement)
         self._keeper = reserved.ReservedKeeper(placement)
+        self._earlier = earlier.Earlier(placement, hostname)
         self._withdrawal = withdrawal.Withdrawal(
             self._state_path, self._keeper.in_use)
         # The events' thread waits for no lock: whoever holds a GPU's may
@@ -124,6 +126,7 @@ class Agent:
                                disabled=self._disabled,
                                draining=lambda provider:
                                provider in self._draining).read,
+            earlier=lambda host: self._earlier.known or (),
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
         taker = prepare.StepTaker(machine, host_reader)
@@ -154,7 +157,7 @@ class Agent:
         lost = self._journal.check()
         self._disabled.update()
         self._binder.recover()
-        self._host.refresh()
+        self._earlier.update(self._host.refresh())
         self._reconciler.look(lost)
         host = self._host.host()
         self._say_empty(host)
@@ -164,7 +167,8 @@ class Agent:
             host, self._build, self._settings.ignores,
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
-             if verdict.sick} | self._disabled.known)
+             if verdict.sick} | self._disabled.known,
+            self._earlier.known)
         self._clean(decided)
         if self._reset:
             # Well by that, unless it says something else now.
@@ -192,9 +196,11 @@ class Agent:
         What a former policy has made and nobody uses goes first, which
         would keep the GPU from being idle.
         """
+        kept = {item.gpu for item in self._earlier.known or ()}
         for act in (self._fixed.release, self._preparer.prepare,
                     self._fixed.make):
-            outcomes = [act(gpu) for gpu in host.gpus]
+            outcomes = [act(gpu) for gpu in host.gpus
+                        if gpu.address not in kept]
             if any(outcome.has_acted for outcome in outcomes):
                 host = self._host.refresh()
         return host
@@ -283,19 +289,27 @@ class Agent:
         """Put ``reserved`` right for every GPU that is reported."""
         self._draining = frozenset(
             item.provider for item in decided.draining)
-        if not decided.providers:
-            return
         try:
-            generations = self._keeper.generations(decided.providers)
+            draining = (*decided.draining,
+                        *self._earlier.draining(self._ignored()))
+            providers = (*decided.providers,
+                         *(item.provider for item in draining))
+            if not providers:
+                return
+            generations = self._keeper.generations(providers)
             for address in decided.trusted:
                 with locks.gpu(self._state_path, address):
                     self._keeper.enforce(self._inventories(address),
                                          generations)
-            self._keeper.enforce(decided.draining, generations)
+            self._keeper.enforce(draining, generations)
         except Exception as error:
             self._say_unwritten(error)
         else:
             self._unwritten = None
+
+    def _ignored(self):
+        return {gpu.address for gpu in self._host.host().gpus
+                if self._settings.ignores(gpu)}
 
     def _say_unwritten(self, error):
         """Log once what keeps Placement from being written.

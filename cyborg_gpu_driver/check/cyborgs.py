@@ -153,6 +153,20 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.success(result.HOST, 'it answers the agent')
 
 
+def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Which GPUs servers have through the driver that Cyborg had before."""
+    if facts.placement is None or not facts.placement.providers:
+        yield result.skipped(result.HOST, 'Placement did not tell')
+        return
+    for found in facts.placement.earlier:
+        yield result.warning(
+            found.gpu, f'server {", ".join(found.servers)} has provider '
+            f'{found.provider} of {_IN_TREE}: {_DRIVER} leaves the GPU as it '
+            'is, and does not offer it',
+            'Delete or shelve the server; the next report then takes the GPU '
+            'over')
+
+
 def _lost(facts):
     """What becomes of an agent without a compute node."""
     if facts.machine.release.asks_placement:

@@ -30,6 +30,11 @@ from oslo_config import cfg
 from oslo_utils import importutils
 from oslo_utils import strutils
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.report import earlier
+
+_NO_GPUS = model.Host()
 _TIMEOUT = 30
 """Seconds for one answer, where ``cyborg.conf`` says nothing."""
 _USER_IN_URL = re.compile('//[^/@ ]*@')
@@ -73,6 +78,8 @@ class Answer:
 
     providers: frozenset[str] = frozenset()
     """Those of the names that providers have."""
+    earlier: tuple[reconcile.Earlier, ...] = ()
+    """What servers have of GPUs through Cyborg's own driver."""
     problem: str = ''
     """Why there is no answer; never with a secret in it."""
     advice: str = ''
@@ -93,21 +100,23 @@ def client(files: Sequence[str]) -> Any:
     return module.PlacementClient()
 
 
-def ask(make_client: Callable[[], Any], names: Collection[str]) -> Answer:
-    """Ask which of the names are names of providers.
+def ask(make_client: Callable[[], Any], names: Collection[str],
+        host: model.Host = _NO_GPUS) -> Answer:
+    """Ask which of the names are names of providers, and who has GPUs.
 
     Never raises: Keystone and Placement may fail in any way.
 
     :param make_client: see :func:`client`.
+    :param host: with the GPUs.
     """
     try:
         with _silence():
-            return _ask(make_client(), names)
+            return _ask(make_client(), names, host)
     except Exception as error:
         return _failed(error)
 
 
-def _ask(asked, names):
+def _ask(asked, names, host):
     found = set()
     for name in sorted(names):
         response = asked.get('/resource_providers?name='
@@ -116,7 +125,9 @@ def _ask(asked, names):
             return _refused(response.status_code)
         if response.json()['resource_providers']:
             found.add(name)
-    return Answer(frozenset(found))
+    return Answer(frozenset(found), tuple(
+        item for name in sorted(found)
+        for item in earlier.read(lambda: asked, name, host)))
 
 
 @contextlib.contextmanager

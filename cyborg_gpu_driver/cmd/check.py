@@ -92,7 +92,8 @@ def gather(host, nova_files, offline):
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(
-        lambda: placement.client(conf.config_file), cyborgs.names(found)))
+        lambda: placement.client(conf.config_file), cyborgs.names(found),
+        host.host))
 
 
 def _cyborg(conf):

@@ -33,6 +33,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
+from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import reserved
 
 with warnings.catch_warnings():
@@ -131,7 +132,8 @@ class _Practice:
         self._reconciler = reconcile.Reconciler(
             self._machine, self._host, self._journal, self._settings,
             gpu_conf.state_path(conf), handler.recover, self._publish,
-            usages=self._usages, requests=self._requests)
+            usages=self._usages, earlier=self._earlier,
+            requests=self._requests)
 
     def find(self):
         return self._reconciler.find(refresh=True)
@@ -180,6 +182,16 @@ class _Practice:
         if found is None:
             cmd_machine.say('Placement does not answer and is left out.')
         return found
+
+    def _earlier(self, host):
+        if self._placement is None:
+            return ()
+        try:
+            return earlier.read(lambda: self._placement, self._hostname, host)
+        except exception.GpuDriverError as error:
+            cmd_machine.say("GPUs that servers have through Cyborg's own "
+                            f'driver are left out: {error}')
+            return ()
 
     @functools.cached_property
     def _drift(self):

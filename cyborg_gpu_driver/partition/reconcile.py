@@ -54,6 +54,8 @@ class Kind(enum.Enum):
     """Placement's ``reserved`` is not what cannot be made."""
     LAYOUT_CHANGE = 'layout-change'
     """A change of layout did not come to its end."""
+    EARLIER_DRIVER = 'earlier-driver'
+    """Servers have a GPU through the driver that Cyborg had before."""
 
 
 _MAY_PASS = frozenset({Kind.NO_REQUEST, Kind.NOT_RECORDED, Kind.ALLOCATED,
@@ -90,6 +92,19 @@ class Difference:
     def by_report(self) -> bool:
         """Whether each report of the agent repairs it by itself."""
         return self.kind in _REPORTED
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """A provider that Cyborg's own GPU driver has reported."""
+
+    gpu: model.PciAddress
+    function: model.PciAddress
+    """That it stands for: the GPU, or a virtual function of it."""
+    provider: str
+    """Its name."""
+    servers: tuple[str, ...] = ()
+    """UUIDs of those that have it allocated."""
 
 
 @dataclasses.dataclass(frozen=True)

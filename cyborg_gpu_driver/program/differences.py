@@ -88,6 +88,20 @@ def absent(entries: Iterable[journal.Entry], host: model.Host
         for entry in entries if entry.gpu not in known)
 
 
+def earlier(found: Iterable[reconcile.Earlier]
+            ) -> tuple[reconcile.Difference, ...]:
+    """GPUs that servers have through Cyborg's own driver."""
+    return tuple(
+        _difference(
+            reconcile.Kind.EARLIER_DRIVER, item.gpu, item.provider,
+            f'server {", ".join(item.servers)} has provider '
+            f"{item.provider} of Cyborg's own driver; the GPU stays as "
+            'Cyborg has it, and this driver does not offer it',
+            'delete the server, or shelve it; the next report then takes '
+            'the GPU over')
+        for item in found)
+
+
 def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
     """Entries of bound handles for which Cyborg has no request."""
     if facts.claims is None:

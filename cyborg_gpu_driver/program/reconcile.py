@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -54,6 +55,8 @@ Looked = Mapping[model.PciAddress, tuple[
 Usages = Callable[[Looked], Mapping[
     model.PciAddress, tuple[reconcile.Usage, ...]] | None]
 """Asks Placement; None if it could not be asked."""
+Earlier = Callable[[model.Host], Iterable[reconcile.Earlier]]
+"""Asks Placement for what servers have through Cyborg's own driver."""
 
 _GRACE = 300.0
 _SLICED = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
@@ -70,6 +73,7 @@ class Reconciler:
     :param recover: finishes binds and unbinds that are under way.
     :param publish: see :class:`cyborg_gpu_driver.program.repair.Means`.
     :param usages: as :data:`Usages`; without it Placement is left out.
+    :param earlier: what servers have through Cyborg's own driver.
     :param requests: asks for Cyborg's accelerator requests; None, now or
         as its answer, leaves them out.
     :param grace: seconds that something has to last which may be but a
@@ -82,6 +86,7 @@ class Reconciler:
                  state_path: str, recover: Callable[[], None],
                  publish: Callable[[model.PciAddress], None],
                  usages: Usages = lambda looked: None,
+                 earlier: Earlier = lambda host: (),
                  requests: rebuild.Requests = lambda: None,
                  grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
@@ -91,6 +96,7 @@ class Reconciler:
         self._settings = settings
         self._state_path = state_path
         self._usages = usages
+        self._earlier = earlier
         self._requests = requests
         self._grace = grace
         self._clock = clock
@@ -150,7 +156,8 @@ class Reconciler:
             gpu.address: (self._host.offers(gpu), journal.owned(
                 entry for entry in before if entry.gpu == gpu.address))
             for gpu in host.gpus}) or {}
-        found = list(differences.absent(before, host))
+        found = [*differences.absent(before, host),
+                 *differences.earlier(self._earlier(host))]
         for gpu in host.gpus:
             with locks.gpu(self._state_path, gpu.address):
                 entries = self._journal.entries(gpu.address)

@@ -26,6 +26,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved
@@ -120,7 +121,9 @@ class Withdrawal:
                make: Callable[[model.Gpu], values.ReportedDevice | None],
                ignored: Callable[[model.Gpu], bool],
                claimed: Collection[model.PciAddress],
-               sick: Collection[model.PciAddress] = ()) -> Decision:
+               sick: Collection[model.PciAddress] = (),
+               earlier: Collection[reconcile.Earlier] | None = ()
+               ) -> Decision:
         """Make the report of ``host``.
 
         :param make: builds one GPU's device.
@@ -128,6 +131,8 @@ class Withdrawal:
         :param claimed: GPUs with entries in the journal.
         :param sick: GPUs on which nothing more may be promised, also where
             they cannot be read any more.
+        :param earlier: what servers have through Cyborg's own driver; None
+            if that is not known.
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
@@ -136,7 +141,7 @@ class Withdrawal:
         present = {gpu.address: gpu for gpu in host.gpus}
         for address in sorted({*present, *known}):
             before = known.get(address)
-            look = self._look_at(
+            look = _not_ours(address, before, earlier) or self._look_at(
                 present.get(address), before, make, ignored,
                 address in claimed, host.library_missing)
             device, reason, left = look.device, look.reason, look.left
@@ -161,6 +166,8 @@ class Withdrawal:
                                                 left)
             elif left:
                 kept[address] = memory.leaving(before, left)
+        devices += [build.stub_device(item.function)
+                    for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
         return Decision(tuple(devices), offered, tuple(draining))
 
@@ -304,6 +311,21 @@ def remembered(state_path: str) -> dict[model.PciAddress, memory.Remembered]:
             AttributeError) as error:
         raise exception.JournalError(
             path=path, reason=f'is damaged: {error!r}') from error
+
+
+def _not_ours(address, before, earlier):
+    """What to do with a GPU that is not ours to report; None if it is.
+
+    While nobody knows, that is one that was never reported.
+    """
+    if earlier is None:
+        reason = '' if before else (
+            'Placement has yet to tell whether a server has it through '
+            "Cyborg's own driver")
+    else:
+        reason = '' if address not in {item.gpu for item in earlier} else (
+            "a server has it through Cyborg's own driver")
+    return _Look(None, None, reason, '') if reason else None
 
 
 def _path(state_path):

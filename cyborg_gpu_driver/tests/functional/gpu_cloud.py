@@ -117,12 +117,16 @@ class GpuTestCase(base.TestCase):
     @contextlib.contextmanager
     def no_placement(self):
         """Keep the driver, but not Cyborg, from reaching Placement."""
-        tree = self.driver._running()._keeper._tree
-        client, tree._client = tree.client, _NoRoute()
+        running = self.driver._running()
+        trees = running._keeper._tree, running._earlier._tree
+        clients = [tree.client for tree in trees]
+        for tree in trees:
+            tree._client = _NoRoute()
         try:
             yield
         finally:
-            tree._client = client
+            for tree, client in zip(trees, clients):
+                tree._client = client
 
     def hardware(self, gpu=None):
         """State of a simulated GPU."""

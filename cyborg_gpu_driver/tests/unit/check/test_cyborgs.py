@@ -24,6 +24,7 @@ from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests.unit.check import case
 
 GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
@@ -191,3 +192,28 @@ class ServiceRolesTest(CyborgCase):
         self.warns('Cyborg 14.0.0 asks for no service token',
                    cyborgs.service_roles(self.facts(release=machine.Release(
                        '14.0.0', True, wants_service_token=False))))
+
+
+class EarlierTest(CyborgCase):
+
+    def found(self, *earlier, providers=frozenset({FULL})):
+        return cyborgs.earlier(self.facts(answer=placement.Answer(
+            providers, earlier)))
+
+    def test_servers_are_named(self):
+        name = f'{FULL}_{GPU.address}'
+        finding = self.check(result.Code.WARNING, 'server u1, u2 has',
+                             self.found(reconcile.Earlier(
+                                 GPU.address, GPU.address, name,
+                                 ('u1', 'u2'))))
+        self.assertEqual(str(GPU.address), finding.subject)
+        self.assertIn(name, finding.details)
+
+    def test_there_are_none(self):
+        self.assertEqual([], list(self.found()))
+
+    def test_placement_did_not_tell(self):
+        for findings in (self.found(providers=frozenset()),
+                         cyborgs.earlier(self.facts())):
+            (finding,) = findings
+            self.assertEqual(result.Code.SKIPPED, finding.code)

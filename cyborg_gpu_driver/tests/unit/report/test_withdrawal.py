@@ -23,6 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import withdrawal
 
@@ -64,10 +65,10 @@ class WithdrawalTest(base.BaseTestCase):
         return None if provider in self.gone else provider in self.used
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
-               library_missing=False):
+               library_missing=False, earlier=()):
         decision = self.withdrawal.decide(
             model.Host(gpus=gpus, library_missing=library_missing), make,
-            lambda gpu: gpu.address in ignored, set(claimed))
+            lambda gpu: gpu.address in ignored, set(claimed), earlier=earlier)
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -76,6 +77,22 @@ class WithdrawalTest(base.BaseTestCase):
 
     def use(self, device, number=0):
         self.used.add(device.deployables[number].provider_uuid)
+
+    def test_what_cyborgs_own_driver_gave_to_servers_is_left_alone(self):
+        function = model.PciAddress.parse('0000:07:00.4')
+        for used, left in ((_ADDRESS, {_ADDRESS}),
+                           (function, {_ADDRESS, function})):
+            reported = self.report(_GPU, dataclasses.replace(
+                _GPU, address=_OTHER), earlier=(reconcile.Earlier(
+                    _ADDRESS, used, f'host_{used}', ('server',)),))
+            self.assertEqual({*left, _OTHER}, set(reported))
+            self.assertEqual(left, {address for address, device
+                                    in reported.items() if device.stub})
+
+    def test_while_placement_has_not_told_only_known_gpus_are_reported(self):
+        self.assertTrue(self.report(_GPU, earlier=None)[_ADDRESS].stub)
+        self.report(_GPU)
+        self.assertFalse(self.report(_GPU, earlier=None)[_ADDRESS].stub)
 
     def test_a_healthy_gpu_is_reported_as_it_is(self):
         decision, devices = self.decide(_GPU)

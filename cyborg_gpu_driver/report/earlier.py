@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPUs that servers still have through Cyborg's own driver.
+
+That driver reports a whole GPU, or the vGPUs of one, as one deployable named
+``<host>_<address>`` (_generate_dep_list in
+cyborg/accelerator/drivers/gpu/nvidia/sysinfo.py), and Cyborg derives the
+provider's UUID from the name. A report without the deployable makes the
+conductor delete it; while a server has its attach handle, that fails, and
+the whole host's report with it.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import reserved
+
+LOG = logging.getLogger(__name__)
+
+_NAME = re.compile(
+    r'.+_(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])', re.ASCII)
+
+
+class Earlier:
+    """Asks Placement for them in each report, until there are none.
+
+    Only Cyborg's own driver makes such providers, and it ends before ours
+    starts. So the answer that there is none holds for as long as the agent
+    runs.
+
+    :param client: makes Cyborg's placement client.
+    :param hostname: name of the compute node's provider.
+    """
+
+    def __init__(self, client: Callable[[], Any], hostname: str):
+        self._tree = provider_tree.ProviderTree(client)
+        self._hostname = hostname
+        self._known: tuple[reconcile.Earlier, ...] | None = None
+        self._are_gone = False
+
+    @property
+    def known(self) -> tuple[reconcile.Earlier, ...] | None:
+        """Those that servers have; None before Placement has told."""
+        return self._known
+
+    def update(self, host: model.Host) -> None:
+        """Ask Placement. What it told last counts while it tells nothing."""
+        if self._are_gone:
+            return
+        try:
+            there = providers(self._tree, self._hostname, host)
+            self._known = tuple(item for item in (
+                held(self._tree, uuid, found)
+                for uuid, found in there.items()) if item.servers)
+            self._are_gone = not there
+        except Exception as error:
+            # What the report leaves alone for it, the report says.
+            LOG.debug("Providers of Cyborg's own driver are unknown: %s",
+                      error)
+
+    def draining(self, ignored: Collection[model.PciAddress]
+                 ) -> tuple[reserved.Inventory, ...]:
+        """The inventories of which nothing more may be promised.
+
+        A bind of them would reach this driver, which did not report them.
+
+        :param ignored: GPUs that are none of this driver's business.
+        :raises Exception: what the client raises.
+        """
+        return tuple(
+            reserved.Inventory(uuid, name, inventory['total'],
+                               inventory['total'])
+            for uuid in (names.provider_uuid(item.provider)
+                         for item in self._known or ()
+                         if item.gpu not in ignored)
+            for name, inventory in (self._tree.get(
+                f'/resource_providers/{uuid}/inventories')
+                or {'inventories': {}})['inventories'].items())
+
+
+def read(client: Callable[[], Any], hostname: str, host: model.Host
+         ) -> tuple[reconcile.Earlier, ...]:
+    """The providers of Cyborg's own driver that servers have.
+
+    :param client: makes a client of Placement.
+    :param hostname: name of the compute node's provider.
+    :raises Exception: what the client raises.
+    """
+    tree = provider_tree.ProviderTree(client)
+    found = (held(tree, uuid, item) for uuid, item
+             in providers(tree, hostname, host).items())
+    return tuple(item for item in found if item.servers)
+
+
+def providers(tree: provider_tree.ProviderTree, hostname: str,
+              host: model.Host) -> Mapping[str, reconcile.Earlier]:
+    """The providers of Cyborg's own driver for GPUs of a host, by UUID.
+
+    Nova names the providers of its PCI devices in the same way, but their
+    UUIDs do not follow from the names.
+
+    :raises Exception: what the client raises.
+    """
+    name = urllib.parse.quote(hostname, safe='')
+    roots = tree.get(f'/resource_providers?name={name}')
+    gpus = {function: gpu.address for gpu in host.gpus for function
+            in (gpu.address, *(vf.address for vf in gpu.vfs))}
+    found = {}
+    for root in (roots or {}).get('resource_providers', ()):
+        for item in tree.members(root['uuid']):
+            match = _NAME.fullmatch(item['name'])
+            if (match is None
+                    or item['uuid'] != names.provider_uuid(item['name'])):
+                continue
+            function = model.PciAddress.parse(match['address'])
+            if function in gpus:
+                found[item['uuid']] = reconcile.Earlier(
+                    gpus[function], function, item['name'])
+    return found
+
+
+def held(tree: provider_tree.ProviderTree, uuid: str,
+         found: reconcile.Earlier) -> reconcile.Earlier:
+    """The same with the servers that have it.
+
+    :raises Exception: what the client raises.
+    """
+    answer = tree.get(f'/resource_providers/{uuid}/allocations')
+    return reconcile.Earlier(found.gpu, found.function, found.provider,
+                             tuple(sorted(answer['allocations']))
+                             if answer else ())

@@ -1,0 +1,168 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A change from Cyborg's own driver with servers that stay."""
+
+import contextlib
+import io
+import json
+
+import fixtures
+from cyborg import context
+from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+_FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'
+_SLICE = 'CUSTOM_NVIDIA_3G_40GB'
+
+
+class MigrationCase(gpu_cloud.GpuTestCase):
+    """Two GPUs that Cyborg's own driver has reported as a whole."""
+
+    overrides = {
+        'gpu': {'policies': 'both'},
+        'gpu_policy:both': {'mode': 'mig', 'profiles': '3g.40gb',
+                            'match_address': f'{_FIRST}, {_SECOND}'}}
+
+    def start(self, **overrides):
+        self.reporting = self.report_in_tree
+        super().start(**overrides)
+        self.reporting = super().report
+        self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
+
+    def report(self):
+        self.reporting()
+
+    def report_in_tree(self):
+        """What cyborg-agent tells with ``nvidia_gpu_driver``."""
+        self.cloud.conductor.report_data(
+            context.get_admin_context(), gpu_cloud.HOST,
+            [sysinfo._generate_driver_device({
+                'hostname': gpu_cloud.HOST, 'address': address,
+                'vendor_id': '10de', 'device_id': '20b2',
+                'class_name': '3D controller', 'rc': 'PGPU',
+                **sysinfo._get_traits('10de', '20b2')})
+             for address in (_FIRST, _SECOND)])
+
+    def boot(self):
+        """A server with a whole GPU of that driver, and which one it is."""
+        server = self.cloud.bind(self.profile('PGPU'))
+        (arq,) = server.arqs
+        return server, '{domain}:{bus}:{device}.{function}'.format(
+            **arq['attach_handle_info'])
+
+    def in_tree(self):
+        """GPUs that Placement has of Cyborg's own driver."""
+        return {address for address in (_FIRST, _SECOND)
+                if f'{gpu_cloud.HOST}_{address}'
+                in self.cloud.placement.providers()}
+
+    def left(self, address):
+        """What Placement has left of a GPU of Cyborg's own driver."""
+        return [item['total'] - item['reserved'] for item
+                in self.cloud.placement.inventories(self.cloud.provider(
+                    f'{gpu_cloud.HOST}_{address}')['uuid']).values()]
+
+    def doctor(self):
+        before = privileged._platform
+        output = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output):
+                code = main.main([
+                    '--config-file', self.cloud.cloud.config_path, 'doctor',
+                    '-f', 'json'])
+        finally:
+            privileged._platform = before
+        return code, json.loads(output.getvalue())
+
+
+class WholeGpuTest(MigrationCase):
+
+    def test_what_is_in_use_stays_and_the_rest_is_reported(self):
+        server, used = self.boot()
+        (idle,) = {_FIRST, _SECOND} - {used}
+        for _ in range(2):
+            self.report()
+            self.assertEqual({used}, self.in_tree())
+            self.assertEqual({}, self.reserved(used))
+            self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(idle))
+            self.assertEqual(1, self.handles_in_use())
+            self.assertEqual([0], self.left(used))
+        (arq,) = self.cloud.cyborg.arqs()
+        self.assertEqual('Bound', arq['state'])
+        self.cloud.bind(self.profile(_SLICE))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(set(), self.in_tree())
+        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
+
+    def test_the_server_is_named(self):
+        server, used = self.boot()
+        self.report()
+        self.report()
+        lines = [line for line in self.log.output.splitlines()
+                 if f'server {server.uuid} has provider' in line]
+        self.assertEqual(1, len(lines), lines)
+        code, (row,) = self.doctor()
+        self.assertEqual((1, 'earlier-driver', used, False),
+                         (code, row['kind'], row['gpu'], row['safe']))
+        self.assertIn(server.uuid, row['what'])
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual((0, []), self.doctor())
+
+    def test_nothing_is_taken_before_placement_was_asked(self):
+        _, used = self.boot()
+        with self.no_placement():
+            self.report()
+        self.assertEqual({_FIRST, _SECOND}, self.in_tree())
+        self.report()
+        self.assertEqual({used}, self.in_tree())
+
+    def test_a_gpu_without_a_policy_stays_while_it_is_used(self):
+        server, used = self.boot()
+        (idle,) = {_FIRST, _SECOND} - {used}
+        self.change_policy('both', match_address=idle)
+        self.report()
+        self.assertEqual({used}, self.in_tree())
+        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(idle))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(set(), self.in_tree())
+
+
+class ReadyTest(MigrationCase):
+    """The policy needs another MIG mode than the GPUs have."""
+
+    overrides = {
+        'gpu': {'policies': 'both'},
+        'gpu_policy:both': {'mode': 'passthrough',
+                            'match_address': f'{_FIRST}, {_SECOND}'}}
+
+    def test_a_gpu_is_not_changed_while_a_server_has_it(self):
+        server, used = self.boot()
+        (idle,) = {_FIRST, _SECOND} - {used}
+        self.report()
+        self.assertEqual((True, 20), self.modes(used))
+        self.assertEqual((False, 0), self.modes(idle))
+        self.assertEqual({'passthrough': (1, 0)}, self.reserved(idle))
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual((False, 0), self.modes(used))
+
+    def modes(self, address):
+        state = self.hardware(address)
+        return state.mig, state.vfs
