@@ -134,8 +134,8 @@ class EventTest(gpu_cloud.GpuTestCase):
             world.raise_xid(OTHER, FATAL)
             self.assertEqual(OTHER, self.written.get(timeout=30))
             self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(OTHER))
-            # Who holds the lock may want the GPUs to be let go of.
-            with self.driver._running()._watcher.paused():
+            # Who holds the lock may want NVML alone.
+            with self.driver._running()._nvml.alone():
                 self.assertEqual({}, self.driver._running()
                                  ._watcher._set.members)
         self.assertEqual(GPU, self.written.get(timeout=30))
