@@ -46,6 +46,8 @@ class LayoutCase(base.BaseTestCase):
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self._process = None
+        self.addCleanup(self.end_process)
         self.use(self.MACHINE)
 
     def use(self, name, state=None):
@@ -57,11 +59,19 @@ class LayoutCase(base.BaseTestCase):
         self.address = model.PciAddress.parse(self.machine.gpus[0].address)
         self.restart()
 
+    def end_process(self):
+        """Close NVML, as the end of a process does."""
+        if self._process is not None:
+            machine, nvml = self._process
+            nvml.reset()
+            machine.uninstall()
+            self._process = None
+
     def restart(self):
         """As a new process would begin, on the same machine and files."""
+        self.end_process()
         machine = platform.open_platform(self.machine)
-        self.addCleanup(self.machine.uninstall)
-        self.addCleanup(machine.nvml.reset)
+        self._process = (self.machine, machine.nvml)
         privileged.run_here(machine)
         self.platform = machine
         self.host = reader.HostReader(machine).snapshot()

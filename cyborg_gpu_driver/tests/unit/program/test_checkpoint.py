@@ -28,7 +28,7 @@ class FixedTest(ready_case.ReadyCase):
 
     def setUp(self):
         super().setUp()
-        self.govern('mig', fixed_vgpus=(('A100DX-3-40C', 1),))
+        self.govern('mig', fixed_vgpus=(('A100D-3-40C', 1),))
         self.ready()
         (self.fixed_cut,) = self.cuts()
         privileged.create_gpu_instance(str(self.address), *_LAID_OUT, 1)
