@@ -27,7 +27,9 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices
+from cyborg_gpu_driver.cloud import gone
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import events
@@ -129,6 +131,10 @@ class Agent:
             earlier=lambda host: self._earlier.known or (),
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
+        self._finisher = gone.Finisher(
+            functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
+            if conf.gpu.os_cloud else None,
+            hostname, conf.gpu.orphan_grace)
         taker = prepare.StepTaker(machine, host_reader)
         self._preparer = prepare.Preparer(
             machine, taker, self._state_path, settings,
@@ -159,6 +165,7 @@ class Agent:
         self._binder.recover()
         self._earlier.update(self._host.refresh())
         self._reconciler.look(lost)
+        self._finisher.look()
         host = self._host.host()
         self._say_empty(host)
         host = self._make_ready(host)

@@ -126,12 +126,16 @@ GPU_OPTS = [
              'requests are compared with what is bound on this host. Unset: '
              'they are not asked for, and nothing is removed for the lack '
              'of one. It also tells which devices are disabled; unset, '
-             'Cyborg is asked for them as the user of [placement].'),
+             'Cyborg is asked for them as the user of [placement]. With the '
+             'role service too, requests of servers that are gone are '
+             'deleted.'),
     cfg.IntOpt(
         'orphan_grace', default=300, min=0,
         help='Seconds that a bound handle has to be without an accelerator '
-             'request before what it has is returned, and a difference that '
-             'may be a bind or unbind under way before it is named.'),
+             'request before what it has is returned, a server has to be '
+             'gone before its request is deleted, and a difference that '
+             'may be a bind or unbind under way has to last before it is '
+             'named.'),
     cfg.StrOpt(
         'simulate',
         help='Drive a simulated host instead of real GPUs: the name of one '

@@ -17,11 +17,13 @@ from cyborg import context
 from cyborg.objects import ext_arq
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import gone
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cloud import orphans_clean
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests.functional import explain_case
+from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 SLICE = explain_case.SLICE
 
@@ -62,6 +64,75 @@ class OrphanCase(explain_case.ExplainCase):
         admin = context.get_admin_context()
         found = ext_arq.ExtARQ.get(admin, arq)
         found.update_state(admin, state)
+
+
+class FinisherTest(OrphanCase):
+    """What the agent does by itself, where it has credentials."""
+
+    def setUp(self):
+        super().setUp()
+        self.now = 0
+        self.finisher = gone.Finisher(lambda: self.services.cloud,
+                                      gpu_cloud.HOST, 300,
+                                      lambda: self.now)
+
+    def look(self, *moments):
+        for self.now in moments:
+            self.finisher.look()
+
+    def lose(self):
+        """Delete a server whose host's agent does not answer."""
+        server = self.boot(self.profile(SLICE), 'gone')
+        del self.compute.servers[server.uuid]
+        self.cloud.placement.delete(f'/allocations/{server.uuid}')
+        return server
+
+    def assert_stays(self):
+        self.assertEqual(1, len(self.mdevs()))
+        (arq,) = self.cloud.cyborg.arqs()
+        self.assertEqual('Bound', arq['state'])
+
+    def test_a_request_of_a_gone_server_is_finished(self):
+        self.lose()
+        self.look(0, 299)
+        self.assert_stays()
+        self.look(300)
+        self.assertEqual({}, self.mdevs())
+        self.quiet()
+
+    def test_a_server_that_lives_keeps_its_request(self):
+        self.boot(self.profile(SLICE), 'alive')
+        self.look(0, 300, 600)
+        self.assert_stays()
+
+    def test_a_server_that_nova_knows_keeps_its_request(self):
+        server = self.lose()
+        self.compute.add(server.uuid, 'there')
+        self.look(0, 300, 600)
+        self.assert_stays()
+
+    def test_an_allocation_keeps_the_request(self):
+        server = self.boot(self.profile(SLICE), 'gone')
+        del self.compute.servers[server.uuid]
+        self.look(0, 300, 600)
+        self.assert_stays()
+
+    def test_who_comes_back_starts_the_grace_again(self):
+        server = self.lose()
+        self.look(0)
+        self.compute.add(server.uuid, 'there')
+        self.look(300)
+        del self.compute.servers[server.uuid]
+        self.look(600)
+        self.assert_stays()
+        self.look(900)
+        self.assertEqual({}, self.mdevs())
+
+    def test_nova_of_another_region_finishes_nothing(self):
+        self.lose()
+        self.compute.hypervisors.clear()
+        self.look(0, 300, 600)
+        self.assert_stays()
 
 
 class CleanTest(OrphanCase):
