@@ -153,6 +153,30 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.success(result.HOST, 'it answers the agent')
 
 
+def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether servers that come at once are spread over the GPUs.
+
+    Nova claims the first allocation candidate of a host. In a fixed order
+    that is the same GPU for every request, until it is full.
+    """
+    if len(list(facts.governed())) < 2:
+        return
+    wanted = 'randomize_allocation_candidates = true in [placement]'
+    if facts.random_candidates is None:
+        yield result.skipped(
+            result.HOST, f'{facts.random_problem}; it needs {wanted}, or '
+            'servers that are created at once all ask for the same GPU')
+    elif facts.random_candidates:
+        yield result.success(
+            result.HOST, 'Placement gives them in a random order')
+    else:
+        yield result.warning(
+            result.HOST, 'Placement gives them in a fixed order: servers '
+            'that are created at once all ask for the same GPU, and fail '
+            'while others are free',
+            f'Set {wanted} of placement.conf, and restart Placement')
+
+
 def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which GPUs servers have through the driver that Cyborg had before."""
     if facts.placement is None or not facts.placement.providers:

@@ -55,6 +55,11 @@ class Facts:
     machine: machine.Machine | None = None
     """None if it is simulated."""
     placement: placement.Answer | None = None
+    random_candidates: bool | None = None
+    """Whether ``placement.conf`` has Placement give allocation candidates in
+    a random order; None where it was not read."""
+    random_problem: str = ''
+    """Why that is None."""
     state_path: str = ''
     """``[gpu] state_path``."""
     sriov_manage: str = ''

@@ -69,6 +69,7 @@ CHECKS: dict[str, Check] = {
     'agent access': Check(agents.access, (Needs.MACHINE,)),
     'host name': Check(cyborgs.host_name, (Needs.MACHINE, Needs.CYBORG)),
     'Placement': Check(cyborgs.placement, (Needs.MACHINE, Needs.CYBORG)),
+    'allocation candidates': Check(cyborgs.candidates),
     'earlier driver': Check(cyborgs.earlier, (Needs.MACHINE, Needs.CYBORG)),
     'service token, Cyborg': Check(cyborgs.service_roles,
                                    (Needs.CYBORG,)),

@@ -107,6 +107,25 @@ def nova(paths: Sequence[str]) -> Nova:
         raise _invalid('nova.conf', paths, error) from error
 
 
+def randomizes_candidates(paths: Sequence[str]) -> bool:
+    """Whether Placement gives allocation candidates in a random order.
+
+    Name and default are those of placement/conf/placement.py (Placement 16).
+
+    :param paths: ``placement.conf``, the later file over the earlier.
+    :raises InvalidValue: if a file, or what it says, cannot be read.
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opt(cfg.BoolOpt('randomize_allocation_candidates',
+                                  default=False), group='placement')
+    try:
+        conf([], project='placement', default_config_files=list(paths),
+             default_config_dirs=[])
+        return conf.placement.randomize_allocation_candidates
+    except (cfg.Error, OSError, ValueError) as error:
+        raise _invalid('placement.conf', paths, error) from error
+
+
 def _has_user(group):
     return bool(group.auth_type or group.auth_section)
 

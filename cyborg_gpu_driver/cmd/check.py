@@ -32,6 +32,7 @@ from cyborg_gpu_driver.cmd import nova
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.nova import conf_file
 
+_PLACEMENT_CONF = '/etc/placement/placement.conf'
 _NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
 
 
@@ -54,6 +55,11 @@ class CheckHost(lister.Lister):
             help="nova-compute's configuration file; may be repeated "
                  f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
         parser.add_argument(
+            '--placement-config-file', metavar='FILE', action='append',
+            help="Placement's configuration file; may be repeated (default: "
+                 f'{_PLACEMENT_CONF}, if it is there and the host is not '
+                 'simulated)')
+        parser.add_argument(
             '--offline', action='store_true', help='do not ask Placement')
         return parser
 
@@ -61,7 +67,7 @@ class CheckHost(lister.Lister):
         found = list(run.run(gather(
             self.app.machine, parsed_args.nova_config_file or [
                 path for path in _NOVA_CONF if os.path.exists(path)],
-            parsed_args.offline)))
+            parsed_args.offline, parsed_args.placement_config_file)))
         self._code = result.exit_code(finding for _, finding in found)
         return (('Check', 'Subject', 'Result', 'Details', 'What to do'),
                 [(name, finding.subject, finding.code.name.lower(),
@@ -72,19 +78,25 @@ class CheckHost(lister.Lister):
         return super().run(parsed_args) or self._code
 
 
-def gather(host, nova_files, offline):
+def gather(host, nova_files, offline, placement_files=None):
     """Everything that the checks look at.
 
     :param host: :class:`cyborg_gpu_driver.cmd.machine.Machine`.
     :param nova_files: paths of ``nova.conf``.
     :param offline: whether Placement is not to be asked.
+    :param placement_files: paths of ``placement.conf``; None for the usual
+        one.
     """
     conf = host.conf
+    if (placement_files is None and not conf.gpu.simulate
+            and os.access(_PLACEMENT_CONF, os.R_OK)):
+        placement_files = [_PLACEMENT_CONF]
     found = facts.Facts(
         host.host, host.settings, remembered=nova.remembered(host),
         state_path=gpu_conf.state_path(conf),
         sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
-        **_cyborg(conf), **_nova(nova_files))
+        **_cyborg(conf), **_nova(nova_files),
+        **_placement(placement_files))
     if conf.gpu.simulate:
         return found
     found = found.on(machine.look(
@@ -113,6 +125,16 @@ def _nova(files):
                 'nova_services': services.nova(files)}
     except exception.InvalidValue as error:
         return {'nova_problem': str(error)}
+
+
+def _placement(files):
+    if not files:
+        return {'random_problem': 'placement.conf is not here, or cannot be '
+                                  'read'}
+    try:
+        return {'random_candidates': services.randomizes_candidates(files)}
+    except exception.InvalidValue as error:
+        return {'random_problem': str(error)}
 
 
 def _programs(gpu, cyborg):

@@ -112,6 +112,24 @@ class SimulatedTest(CheckCase):
         self.assertEqual([unseen] * 4, self.of(rows, 'MIG mode and SR-IOV'))
         self.assertIn('failure', [code for code, _ in self.of(rows, 'NVML')])
 
+    def test_the_order_of_candidates(self):
+        path = f'{self.directory}/placement.conf'
+        for text, code, wanted in (
+                ('', 1, 'warning'),
+                ('randomize_allocation_candidates = true', 0, 'success'),
+                ('randomize_allocation_candidates = soon', 0, 'skipped')):
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write(f'[placement]\n{text}\n')
+            ((found, _),) = self.of(
+                self.check(code, *self.nova(self.lines()),
+                           '--placement-config-file', path),
+                'allocation candidates')
+            self.assertEqual(wanted, found)
+        ((found, details),) = self.of(
+            self.check(0, *self.nova(self.lines())), 'allocation candidates')
+        self.assertEqual('skipped', found)
+        self.assertIn('randomize_allocation_candidates = true', details)
+
     def test_failure(self):
         rows = self.check(2, *self.nova(TOKEN))
         failed = [row for row in rows if row['Result'] == 'failure']
