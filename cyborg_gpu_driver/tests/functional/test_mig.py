@@ -114,6 +114,10 @@ class BindTest(OneGpuCase):
         self.assertEqual(bound, self.everything())
         self.end_agent()
         self.cloud.unbind(server)
+        self.assertEqual({}, self.mdevs())
+        # Only a report knows whether an operator has disabled the GPU while
+        # no agent ran; so what is closed stays closed until then.
+        self.report()
         self.assertEqual(self.untouched, self.everything())
 
     def test_what_a_guest_still_holds_is_removed_by_a_later_report(self):
