@@ -15,11 +15,13 @@
 import os
 import subprocess
 import sys
+import unittest
 
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.functional import test_modes
 from cyborg_gpu_driver.tests.functional import test_whole
 from cyborg_gpu_driver.tests.functional import unprivileged
 
@@ -38,6 +40,10 @@ class UnprivilegedTest(base.BaseTestCase):
         super().setUp()
         if os.geteuid() != 0:
             self.skipTest('only root can fork off a privileged daemon')
+        self.begin()
+
+    def begin(self):
+        """Make a directory for another machine, which nothing has changed."""
         self.directory = self.useFixture(fixtures.TempDir()).path
         os.chmod(self.directory, 0o755)
         self.own = os.path.join(self.directory, 'user')
@@ -74,7 +80,14 @@ class UnprivilegedTest(base.BaseTestCase):
             'nothing')
 
     def test_modes(self):
-        self.run_tests('mixed', 'test_modes.MixedTest')
+        for number, name in enumerate(
+                unittest.defaultTestLoader.getTestCaseNames(
+                    test_modes.MixedTest)):
+            # The agent binds whole GPUs to vfio-pci, and NVML tells the next
+            # agent, which has no records of them, no more of such a GPU.
+            if number:
+                self.begin()
+            self.run_tests('mixed', f'test_modes.MixedTest.{name}')
 
     def test_vendor_vfio(self):
         self.run_tests(
