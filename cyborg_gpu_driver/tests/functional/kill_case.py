@@ -236,9 +236,12 @@ class KillCase(base.BaseTestCase):
 
     def handle(self, running, handle):
         """What Cyborg calls the agent with for the first handle."""
+        running.report()
+        # Without Placement a report says nothing of a GPU that it has never
+        # had: a server may have it through Cyborg's own driver.
+        (gpu,) = running._host.host().gpus
         first = next(
-            one for device in running.report()
-            for deployable in device.deployables
+            one for deployable in running._build(gpu).deployables
             for one in deployable.handles)
         return str(first.address), first.asked_type, handle
 

@@ -25,6 +25,7 @@ import random
 import sys
 
 import hypothesis
+import pynvml
 from hypothesis import stateful
 from hypothesis import strategies
 
@@ -301,7 +302,10 @@ class Operations(stateful.RuleBasedStateMachine):
         if kind == 0:
             world.lose_gpu(gpu)
         elif kind == 1:
-            world.set_remapped_rows(gpu, uncorrected=1, pending=True)
+            # Not remapped rows: NVML does not tell them of a GPU that has
+            # instances.
+            world.set_health(
+                gpu, recovery=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
         elif kind == 2:
             world.set_health(gpu, uncorrected=2)
         elif kind == 3:

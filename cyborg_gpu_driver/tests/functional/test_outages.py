@@ -115,8 +115,7 @@ class FullDiskTest(DiskCase):
 
     def test_a_gpu_falls_sick_meanwhile(self):
         with self.disk.full():
-            self.world().set_remapped_rows(self.gpu, uncorrected=1,
-                                           pending=True)
+            self.world().set_health(self.gpu, uncorrected=1)
             self.assert_said_once('is sick', 'health.json')
             self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                               self.goes)

@@ -69,8 +69,7 @@ class PlacementTest(PlacementCase):
 
     def test_a_gpu_falls_sick_meanwhile(self):
         with self.door.shut():
-            self.world().set_remapped_rows(self.gpu, uncorrected=1,
-                                           pending=True)
+            self.world().set_health(self.gpu, uncorrected=1)
             self.assert_said_once('is sick', 'cannot be written to')
             self.assertNotIn('Nothing can be reported', self.log.output)
         self.cloud.report()
