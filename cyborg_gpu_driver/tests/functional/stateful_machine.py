@@ -125,7 +125,7 @@ class Operations(stateful.RuleBasedStateMachine):
 
     def _what(self, item, live):
         if item.whole:
-            return self.case.hardware(item.function).epoch
+            return self.case.hardware(item.function).resets
         found = live.get(item.handle) or live.get(item.function)
         self.case.assertIsNotNone(found, f'{item} has nothing')
         return found

@@ -350,9 +350,9 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def sick(self):
         """Addresses of GPUs that say so when they are asked."""
         return {address for address, gpu in self.state().items()
-                if gpu.lost or gpu.ecc[1] or gpu.celsius >= TOO_HOT
-                or gpu.remapped[2]
-                and self.world.gpu(address).model.row_remapping}
+                if gpu.driver == 'nvidia' and (
+                    gpu.lost or gpu.ecc[1] or gpu.celsius >= TOO_HOT
+                    or gpu.recovery)}
 
     def capacities(self):
         """What Placement would still give of each (GPU, label)."""
@@ -378,11 +378,12 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         machine = simulator.Machine(self.world.host, copy)
         with machine.operation(write=True):
             board = machine.gpu(gpu)
+            if label == WHOLE:
+                return int(board.state.driver == 'vfio-pci' and not (
+                    board.state.lost or board.busy() or board.state.vfs
+                    or board.state.mig))
             if not board.bound or board.state.lost:
                 return 0
-            if label == WHOLE:
-                return int(not (board.busy() or board.state.vfs
-                                or board.state.mig))
             profile = next(
                 (item for item in (board.model.mig.profiles if
                                    board.model.mig else ())

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent import futures
 
 from openstack import exceptions
@@ -22,7 +23,8 @@ from openstack import exceptions
 from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
-_STORMS = 10
+_STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '2'))
+"""One for each service that is restarted, unless more are asked for."""
 _AT_ONCE = 20
 _DEADLINE = 900
 _REPORTED = 300
@@ -49,7 +51,7 @@ class DisableTest(base.TestCase):
         self.image = self.user1.image.find_image(base.IMAGE).id
         self.addCleanup(self.end)
 
-    def test_no_server_in_ten_storms(self):
+    def test_no_server_in_any_storm(self):
         device, self.closed = self.device_with_slices()
         self.act(device, 'disable', 'maintaining')
         self.addCleanup(self.act, device, 'enable', 'enabled')
