@@ -58,8 +58,6 @@ def check_options(conf: cfg.ConfigOpts, policies: Sequence[str]) -> None:
         path = value(conf, 'gpu', option)
         if not os.path.isabs(path):
             raise invalid('gpu', option, path, 'expected an absolute path')
-        if os.path.exists(path) and not os.path.isdir(path):
-            raise invalid('gpu', option, path, 'expected a directory')
 
 
 def value(conf: cfg.ConfigOpts, group: str, option: str) -> Any:
