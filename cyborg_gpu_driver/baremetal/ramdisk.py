@@ -102,3 +102,15 @@ def named(address: model.PciAddress, reason: object) -> str:
     """A reason that says which GPU it is about."""
     text = str(reason)
     return text if str(address) in text else f'GPU {address}: {text}'
+
+
+def may_have_gpus(conf: cfg.ConfigOpts) -> bool:
+    """Whether there is any NVIDIA GPU, or that cannot be told.
+
+    Of ``[gpu]`` only the options that choose the machine need to be right.
+    """
+    try:
+        host = reader.HostReader(platform.from_conf(conf)).snapshot()
+    except exception.GpuDriverError:
+        return True
+    return bool(host.gpus or host.problems)
