@@ -62,7 +62,7 @@ class StageTest(LayoutCase):
     def test_ampere(self):
         self.clear()
         done = self.deploy(_HALVES)
-        self.assertEqual([(False, True)] * 4, self.modes())
+        self.assertEqual([(True, True)] * 4, self.modes())
         self.assertEqual(_HALVES, self.layout())
         self.assertEqual(agent_case.read(
             pathlib.Path(staged.__file__).with_name(staged.UNIT)),
@@ -74,7 +74,7 @@ class StageTest(LayoutCase):
                           f'/{staged.WANTS_PATH}'], done['staged'])
         self.assertEqual(
             {'gpu': self.machine.gpus[0].address, 'wanted': '2 x 2g.12gb',
-             'mig_mode': 'set with the restart'}, done['gpus'][0])
+             'mig_mode': 'set now'}, done['gpus'][0])
         self.reboot()
         self.assertEqual([(True, True)] * 4, self.modes())
         self.assertEqual('was so already',
@@ -102,7 +102,7 @@ class StageTest(LayoutCase):
         done = self.deploy([{**_HALVES['halves'][0], 'devices': [2]}])
         self.assertEqual([self.machine.gpus[2].address],
                          [item['gpu'] for item in done['gpus']])
-        self.assertEqual([(False, False), (False, True)],
+        self.assertEqual([(False, False), (True, True)],
                          self.modes()[1:3])
 
     def test_the_operator_s_files(self):
@@ -150,7 +150,7 @@ class StageTest(LayoutCase):
             self.machine.gpus[0].address])
         self.restart()
         self.deploy(_HALVES)
-        self.assertEqual([(False, False), (False, True)], self.modes()[:2])
+        self.assertEqual([(False, False), (True, True)], self.modes()[:2])
 
 
 class NoNvmlTest(LayoutCase):
@@ -185,7 +185,7 @@ class ImageTest(LayoutCase):
         self.make_image()
         self.clear()
         self.assertEqual([], self.deploy('all-enabled')['staged'])
-        self.assertEqual([(False, True)] * 4, self.modes())
+        self.assertEqual([(True, True)] * 4, self.modes())
         self.deploy('all-disabled')
         self.assertEqual([(False, False)] * 4, self.modes())
         self.use('hgx-h100')
