@@ -41,6 +41,9 @@ METHODS = {
 (nova/virt/libvirt/driver.py)."""
 
 
+_FIRST_WITH_MDEVS = 34
+"""Major release; see :func:`mdev_problem`."""
+
 _ATTACH = '_guest_add_accel_pci_devices'
 _DRIVER = os.path.join('virt', 'libvirt', 'driver.py')
 
@@ -75,28 +78,34 @@ def installed_passes_managed_on() -> bool:
 
 
 def mdev_problem() -> str:
-    """Why no handle of type MDEV is of use with the Nova installed here.
+    """Why the Nova installed here cannot use handles of type MDEV.
 
-    Nova 31 to 33 (nova/virt/libvirt/driver.py, ``_get_guest_config``) leave
-    all accelerators out of a guest that has one whose handle is not of type
-    PCI, and start it.
+    Nova 31 to 33 leave every accelerator out of a guest that has one whose
+    handle is not of type PCI, and start the guest all the same. Released
+    Nova 34.0.0 is the first that attaches them (nova/virt/libvirt/driver.py:
+    ``_allocate_cyborg_mdevs``, and ``ah_type != 'MDEV'`` in
+    ``_get_guest_config``). Development versions before it, such as
+    33.1.0.dev7, count as 33: a guest without its vGPU is worse than an offer
+    that is missing.
 
-    :returns: ``''`` if it attaches them, or is not to be seen from here.
+    On many GPU hosts nova-compute runs in another virtual environment or
+    container. Its version cannot be read from here then, and no problem is
+    reported. ``cyborg-gpu check`` asks the operator to look.
+
+    :returns: ``''`` if Nova attaches them, or is not installed here.
     """
-    if _asks_source(source_attaches_mdevs, unknown=True):
+    version = nova_version()
+    if not version or _major(version) >= _FIRST_WITH_MDEVS:
         return ''
-    return (f'Nova {nova_version()} leaves accelerators with handles of type '
+    return (f'Nova {version} leaves accelerators with handles of type '
             'MDEV out of its guests, which start without them; Nova 34.0.0 '
             '(2026.2) is the first to attach them')
 
 
-def source_attaches_mdevs(source: str) -> bool:
-    """Whether this libvirt driver knows handles of type MDEV.
-
-    :raises SyntaxError: if it is not Python.
-    """
-    return any(isinstance(node, ast.Constant) and node.value == 'MDEV'
-               for node in ast.walk(ast.parse(source)))
+def _major(version):
+    """The first number of a version; 0 if it does not start with one."""
+    number = version.partition('.')[0]
+    return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def _asks_source(question, unknown):

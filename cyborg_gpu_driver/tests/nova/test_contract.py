@@ -75,6 +75,9 @@ class ExtendedMethodsTest(base.DriverCase):
                 ('0000', '16', '00', '4'),
                 (device.domain, device.bus, device.slot, device.function))
 
+    def test_this_nova_attaches_mdev_handles(self):
+        self.assertEqual('', capability.mdev_problem())
+
     def test_mdev_handles_are_looked_up_by_uuid_and_function(self):
         handle = request('MDEV', asked_type='nvidia-1155')
         mdev = handle['attach_handle_uuid']

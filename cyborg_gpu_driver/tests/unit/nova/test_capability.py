@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import textwrap
 
 import fixtures
@@ -91,33 +90,43 @@ class CapabilityTest(base.BaseTestCase):
 
 
 class MdevProblemTest(base.BaseTestCase):
-    """A Nova that is installed, as files."""
+    """A Nova that is installed beside the driver, or elsewhere."""
 
-    def install(self, version, source):
-        root = self.useFixture(fixtures.TempDir()).path
-        for path, text in (
-                ('nova/__init__.py', ''), ('nova/virt/__init__.py', ''),
-                ('nova/virt/libvirt/driver.py', source),
-                (f'nova-{version}.dist-info/METADATA',
-                 f'Name: nova\nVersion: {version}\n')):
-            path = os.path.join(root, path)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, 'w', encoding='utf-8') as stream:
-                stream.write(text)
-        self.useFixture(fixtures.MonkeyPatch('sys.path', [root, *sys.path]))
+    def problem(self, *versions):
+        """The problem with the Nova of each version in its own directory.
+
+        The first directory wins, as in any path of Python's.
+        """
+        directories = []
+        for version in versions:
+            directory = self.useFixture(fixtures.TempDir()).path
+            metadata = os.path.join(
+                directory, 'nova-0.dist-info', 'METADATA')
+            os.mkdir(os.path.dirname(metadata))
+            with open(metadata, 'w', encoding='utf-8') as stream:
+                stream.write(f'Name: nova\nVersion: {version}\n')
+            directories.append(directory)
+        self.useFixture(fixtures.MonkeyPatch('sys.path', directories))
+        return capability.mdev_problem()
 
     def test_nova_that_leaves_them_out(self):
-        self.install('33.0.0', "supported_types_set = {'PCI'}  # not 'MDEV'")
-        self.assertIn('Nova 33.0.0 leaves accelerators',
-                      capability.mdev_problem())
+        for version in ('31.0.0', '33.0.0', '33.1.0.dev212', '9.0.0'):
+            self.assertIn(f'Nova {version} leaves accelerators',
+                          self.problem(version))
 
     def test_nova_that_attaches_them(self):
-        self.install('34.0.0', "ignored = ah_type != 'MDEV'")
-        self.assertEqual('', capability.mdev_problem())
+        for version in ('34.0.0', '34.0.1.dev3', '35.0.0', '100.0.0'):
+            self.assertEqual('', self.problem(version))
 
-    def test_nova_that_cannot_be_read(self):
-        self.install('33.0.0', 'def')
-        self.assertEqual('', capability.mdev_problem())
+    def test_nova_of_no_known_version_is_not_trusted(self):
+        for version in ('unknown', 'v34', '\u0663\u0664.0.0', '0.0.0'):
+            self.assertIn('leaves accelerators', self.problem(version))
+
+    def test_nova_that_is_not_installed_here(self):
+        self.assertEqual('', self.problem())
+
+    def test_the_nova_that_python_would_import(self):
+        self.assertIn('Nova 33.0.0', self.problem('33.0.0', '34.0.0'))
 
 
 class ExtendTest(base.BaseTestCase):
