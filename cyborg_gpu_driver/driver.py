@@ -58,7 +58,7 @@ class GPUDriver(base.GPUDriver):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
-        self._settings = capability.completed(policies.read(self._conf))
+        self._settings = policies.read(self._conf)
         self._mutex = threading.Lock()
         self._agent = None
         self._process = None

@@ -78,7 +78,7 @@ class Machine:
 
         :raises InvalidConfiguration: naming what is wrong.
         """
-        return capability.completed(policies.read(self._conf))
+        return policies.read(self._conf)
 
     @functools.cached_property
     def platform(self) -> platform.Platform:
@@ -133,8 +133,7 @@ class Machine:
             governing = self.settings.policy_for(gpu)
             found = () if governing is None else offers.offers(
                 gpu, governing, plan.held(gpu, self.entries(gpu)),
-                self.settings.vfio_handles, self.settings.managed_handles,
-                self.settings.passthrough_driver)
+                self.settings.vfio_handles, self.settings.passthrough_driver)
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
             return found
         return build.servable(found, self._mdev_problem)

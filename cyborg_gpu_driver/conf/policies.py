@@ -50,9 +50,6 @@ class Settings:
     ignored_uuids: frozenset[str] = frozenset()
     vfio_handles: bool = False
     """``[gpu] nova_vfio_handles``."""
-    managed_handles: bool = False
-    """Whether the installed Nova leaves it to a handle whether libvirt
-    manages its function; the driver finds that out."""
     prepare: bool = True
     """``[gpu] prepare``."""
     passthrough_driver: str = drivers.VFIO_PCI

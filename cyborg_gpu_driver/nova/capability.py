@@ -15,16 +15,10 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import importlib.metadata
-import importlib.util
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
-
-from cyborg_gpu_driver.conf import policies
 
 TESTED = (34,)
 """Major releases of Nova whose libvirt driver the contract tests ran on."""
@@ -44,9 +38,6 @@ METHODS = {
 _FIRST_WITH_MDEVS = 34
 """Major release; see :func:`mdev_problem`."""
 
-_ATTACH = '_guest_add_accel_pci_devices'
-_DRIVER = os.path.join('virt', 'libvirt', 'driver.py')
-
 
 def nova_version() -> str:
     """The installed Nova's version; ``''`` where there is none."""
@@ -54,27 +45,6 @@ def nova_version() -> str:
         return importlib.metadata.version('nova')
     except importlib.metadata.PackageNotFoundError:
         return ''
-
-
-def passes_managed_on(driver_class: Any) -> bool:
-    """Whether Nova attaches an accelerator as managed or not by itself.
-
-    Nova 34 attaches every accelerator with ``managed='yes'``. One that
-    leaves it to the handle must look ``managed`` up in it, so the word is
-    among the constants of the method that attaches.
-    """
-    method = getattr(driver_class, _ATTACH, None)
-    code = getattr(_plain(method), '__code__', None)
-    return code is not None and 'managed' in code.co_consts
-
-
-def installed_passes_managed_on() -> bool:
-    """The same of the Nova that is installed here, read and not imported.
-
-    Importing Nova's libvirt driver would do a lot in an agent. A host whose
-    Nova lives elsewhere (in a container, say) answers no.
-    """
-    return _asks_source(source_passes_managed_on, unknown=False)
 
 
 def mdev_problem() -> str:
@@ -106,45 +76,6 @@ def _major(version):
     """The first number of a version; 0 if it does not start with one."""
     number = version.partition('.')[0]
     return int(number) if number.isascii() and number.isdigit() else 0
-
-
-def _asks_source(question, unknown):
-    """An answer of the installed Nova's libvirt driver.
-
-    :param unknown: the answer where it cannot be read.
-    """
-    found = importlib.util.find_spec('nova')
-    if found is None or not found.submodule_search_locations:
-        return unknown
-    path = os.path.join(found.submodule_search_locations[0], _DRIVER)
-    try:
-        with open(path, encoding='utf-8') as stream:
-            return question(stream.read())
-    except (OSError, SyntaxError, ValueError):
-        return unknown
-
-
-def completed(settings: policies.Settings) -> policies.Settings:
-    """Settings with what the installed Nova can do.
-
-    It is only looked at where a policy has fixed vGPUs to hand out.
-    """
-    if not any(policy.fixed_vgpus for policy in settings.policies or ()):
-        return settings
-    return dataclasses.replace(
-        settings, managed_handles=installed_passes_managed_on())
-
-
-def source_passes_managed_on(source: str) -> bool:
-    """The same of the source of Nova's libvirt driver.
-
-    :raises SyntaxError: if it is not Python.
-    """
-    return any(
-        isinstance(node, ast.Constant) and node.value == 'managed'
-        for method in ast.walk(ast.parse(source))
-        if isinstance(method, ast.FunctionDef) and method.name == _ATTACH
-        for node in ast.walk(method))
 
 
 def mismatch(driver_class: Any, version: str) -> str:

@@ -34,18 +34,15 @@ _ROOT = '/sys'
 
 def extend(driver_class, version: str, reader: handles.HandleReader,
            refuse) -> str:
-    """Extend Nova's libvirt driver, unless it needs no extending.
+    """Extend Nova's libvirt driver.
 
     :param driver_class: nova.virt.libvirt.driver.LibvirtDriver.
     :param version: of Nova.
     :param reader: tells which handles are virtual functions.
     :param refuse: see :class:`cyborg_gpu_driver.nova.addition.Addition`.
     :returns: what was done, for people.
-    :raises NovaMismatch: if this Nova is not the one that we know.
+    :raises NovaMismatch: if this Nova is not one that was tested.
     """
-    if capability.passes_managed_on(driver_class):
-        return (f'Nova {version} itself attaches accelerators as managed or '
-                'not: nothing was added, start nova-compute as usual')
     reason = capability.mismatch(driver_class, version)
     if reason:
         raise exception.NovaMismatch(reason=reason)

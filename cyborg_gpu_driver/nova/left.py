@@ -35,8 +35,7 @@ def is_left(gpu: model.Gpu, policy: policies_module.Policy,
             settings: policies.Settings) -> bool:
     """Whether Nova, not Cyborg, hands out the GPU's virtual functions."""
     return (gpu.framework is model.Framework.VENDOR_VFIO
-            and policy.mode in _MODES and not settings.vfio_handles
-            and not settings.managed_handles)
+            and policy.mode in _MODES and not settings.vfio_handles)
 
 
 def assigned(gpu: model.Gpu, policy: policies_module.Policy,

@@ -76,9 +76,6 @@ class Offer:
     """How many of it one GPU instance holds, where it needs one."""
     framebuffer_mib: int = 0
     """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
-    as_made: bool = False
-    """Whether Nova attaches the functions as they are: nothing is made for
-    a bind, and libvirt leaves them to their driver (managed no)."""
     problem: str = ''
     """Why this cannot be offered now; empty if it can."""
     busy: str = ''

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offer
-from cyborg_gpu_driver.partition import offer_fixed
 from cyborg_gpu_driver.partition import offer_mig
 from cyborg_gpu_driver.partition import offer_vgpu
 from cyborg_gpu_driver.partition import offer_whole
@@ -32,7 +31,6 @@ WHOLE = offer.WHOLE
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), vfio_handles: bool = False,
-           managed_handles: bool = False,
            passthrough_driver: str | None = None) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
@@ -43,17 +41,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         that is known; each once.
     :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
         bound to virtual functions of vendor VFIO.
-    :param managed_handles: whether Nova leaves it to a handle who manages
-        its function, so that fixed vGPUs are Cyborg's to hand out.
     :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
         a GPU could offer, whatever its driver is now.
     """
     if policy.mode is policies.Mode.PASSTHROUGH:
         return tuple(offer_whole.offers(gpu, policy, passthrough_driver))
-    if (managed_handles and not vfio_handles
-            and gpu.framework is model.Framework.VENDOR_VFIO
-            and policy.mode is not policies.Mode.OFF):
-        return tuple(offer_fixed.offers(gpu, policy))
     if policy.mode is policies.Mode.VGPU:
         return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
     if policy.mode is policies.Mode.MIG:

@@ -134,7 +134,6 @@ class LiveHost:
         policy = self._settings.policy_for(gpu)
         found = () if policy is None else partition_offers.offers(
             gpu, policy, held, self._settings.vfio_handles,
-            self._settings.managed_handles,
             self._settings.passthrough_driver)
         self._offers[gpu.address] = (gpu, held, found)
         return found

@@ -154,10 +154,6 @@ def _handles(gpu: model.Gpu, offer: offers.Offer
     if offer.mode is policy.Mode.PASSTHROUGH:
         return (values.ReportedHandle(values.PCI, cpid_info(gpu.address),
                                       gpu.address),)
-    if offer.as_made:
-        return tuple(values.ReportedHandle(
-            values.PCI, _json(_pci(parent) | {'managed': 'no'}), parent)
-            for parent in sorted(offer.parents))
     parents = sorted(offer.parents)
     # Cyborg removes the newest handle of a deployable, whichever is to go
     # (its filter ignores attach_info), and never settles after a partial

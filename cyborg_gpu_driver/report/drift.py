@@ -112,7 +112,6 @@ class Drift:
         """Offers of parts of a GPU, and their inventories."""
         return [(offer, inventory) for offer in offers
                 if offer.mode is not policy.Mode.PASSTHROUGH
-                and not offer.as_made
                 for inventory in capacity.inventories(
                     (offer,), owned, self._hostname,
                     self._withheld(address), address in self._disabled)
