@@ -229,7 +229,7 @@ def _found(value, source):
     if isinstance(value, str) and _NAME.fullmatch(text):
         return Found(source, text)
     value = layout_yaml.plain(text, layout_yaml.Where(source))
-    if isinstance(value, dict) and layout_file.ROOT in value:
+    if isinstance(value, dict) and layout_yaml.ROOT in value:
         return Found(source,
                      layout_file.LayoutFile.parse(text, source).entry())
     if isinstance(value, str):

@@ -123,4 +123,4 @@ def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
             or not isinstance(items, list) or not items:
         raise where.error(f'{layout_yaml.kind(items)} stands below '
                           f'{name!r}', _EXPECTED)
-    return layout_file.LayoutFile.read_entry(_ARGUMENT, name, items)
+    return layout_file.Entry.parse(_ARGUMENT, name, items)

@@ -40,11 +40,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_document
 from cyborg_gpu_driver.partition import layout_yaml
 from cyborg_gpu_driver.partition import names
-
-ROOT = 'mig-configs'
 
 _EXAMPLE = '"1g.10gb": 2'
 
@@ -102,6 +99,21 @@ class Entry:
     """The file that it is from, for complaints."""
     name: str
     sections: tuple[Section, ...]
+
+    @classmethod
+    def parse(cls, source: str, name: str, items: list) -> Entry:
+        """Read one entry.
+
+        :param items: what stands below its name, as plain values.
+        :raises LayoutError: naming file, entry and item.
+        """
+        where = layout_yaml.Where(source, f'entry {name}')
+        sections = tuple(
+            Section.parse(item, where.item(number))
+            for number, item in enumerate(items))
+        layout_devices.check_overlaps(
+            [section.devices for section in sections], where)
+        return cls(source, name, sections)
 
     def for_gpu(self, index: int, gpu: model.Gpu) -> layout.Wanted | None:
         """What is wanted of one GPU, in its own profiles.
@@ -189,17 +201,45 @@ class Entry:
                 else 'this host has no GPU at all')
 
 
-class LayoutFile(layout_document.LayoutDocument):
+@dataclasses.dataclass(frozen=True)
+class LayoutFile:
     """A mig-parted file: named layouts, in the file's order."""
 
-    ROOT = ROOT
+    entries: tuple[Entry, ...]
+    source: str = 'layout'
+    """The file's name, for error messages."""
 
     @classmethod
-    def read_entry(cls, source: str, name: str, items: list) -> Entry:
-        where = layout_yaml.Where(source, f'entry {name}')
-        sections = tuple(
-            Section.parse(item, where.item(number))
-            for number, item in enumerate(items))
-        layout_devices.check_overlaps(
-            [section.devices for section in sections], where)
-        return Entry(source, name, sections)
+    def parse(cls, text: str, source: str) -> LayoutFile:
+        """Read a file's text.
+
+        :param source: the file's name, for error messages.
+        :raises LayoutError: naming file, entry and item.
+        """
+        content = layout_yaml.load(text, layout_yaml.Where(source))
+        return cls(tuple(Entry.parse(source, name, items)
+                         for name, items in content.items()), source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the entries."""
+        return tuple(entry.name for entry in self.entries)
+
+    def entry(self, name: str | None = None) -> Entry:
+        """The entry of that name; without a name, the only entry.
+
+        :raises LayoutError: listing the entries of the file.
+        """
+        return layout_yaml.choose(
+            self.entries, name,
+            layout_yaml.Where(self.source, layout_yaml.ROOT))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole file as plain values."""
+        return {'version': layout_yaml.VERSION, layout_yaml.ROOT: {
+            entry.name: [section.to_dict() for section in entry.sections]
+            for entry in self.entries}}
+
+    def dump(self) -> str:
+        """The file's text; :meth:`parse` reads the same from it."""
+        return layout_yaml.dump(self.to_dict())

@@ -29,9 +29,9 @@ import yaml
 from cyborg_gpu_driver import exception
 
 VERSION = 'v1'
-"""The only version of either format there is."""
-ROOTS = ('mig-configs', 'vgpu-configs')
-"""Keys of the two kinds of layout files."""
+"""The only version of mig-parted's format."""
+ROOT = 'mig-configs'
+"""The key that holds the entries of a layout file."""
 _BITS = 63
 """Of the greatest number; Python does not even print one of thousands."""
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError,
@@ -149,40 +149,33 @@ def plain(text: str, where: Where) -> Any:
                           'correct it there') from error
 
 
-def load(text: str, where: Where, root: str) -> dict[str, Any]:
+def load(text: str, where: Where) -> dict[str, Any]:
     """The entries of a layout file, by name; JSON is YAML too.
 
-    :param root: the key they stand below, such as ``mig-configs``.
     :returns: lists that are not empty, whose items are not looked at.
     :raises LayoutError: if the file is not one.
     """
-    content = plain(text, where)
-    if isinstance(content, dict) and root not in content:
-        other = next((key for key in ROOTS if key in content), None)
-        if other is not None:
-            raise where.error(f'{other} is another kind of layout',
-                              f'give a file with {root}')
-    where.mapping(content, ('version', root))
+    content = where.mapping(plain(text, where), ('version', ROOT))
     if content['version'] != VERSION:
         raise where.error(f'unknown version {content["version"]!r}',
                           f'this reads version: {VERSION}')
-    entries = content[root]
-    where = where.below(root)
+    entries = content[ROOT]
+    where = where.below(ROOT)
     if not isinstance(entries, dict) or not entries:
         raise where.error(f'{kind(entries)} stands there',
                           'expected at least one entry, NAME: [...]')
     for name, items in entries.items():
         if not isinstance(items, list) or not items:
-            raise where.below(root, name).error(
+            raise where.below(ROOT, name).error(
                 f'{kind(items)} stands there', 'expected a list of at '
                 'least one item, each with the key devices')
     return entries
 
 
-def dump(root: str, entries: dict[str, Any]) -> str:
+def dump(content: dict[str, Any]) -> str:
     """A layout file's text."""
-    return yaml.dump({'version': VERSION, root: entries}, Dumper=_Dumper,
-                     sort_keys=False, default_flow_style=False)
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
+                     default_flow_style=False)
 
 
 def choose(entries: Sequence[Any], name: str | None, where: Where) -> Any:

@@ -35,7 +35,7 @@ A100_HALVES = [{'devices': 'all', 'mig-enabled': True,
 
 def file(*entries, name='mine.yaml'):
     return layout_file.LayoutFile(tuple(
-        layout_file.LayoutFile.read_entry(name, entry, items)
+        layout_file.Entry.parse(name, entry, items)
         for entry, items in entries), name)
 
 

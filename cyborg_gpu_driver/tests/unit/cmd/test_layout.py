@@ -126,7 +126,7 @@ class RefusalTest(layouts.LayoutCase):
                 ('version: v1\nmig-configs: {x: [{devices: all}]}',
                  'mig-enabled'),
                 ('version: v1\nvgpu-configs: {x: []}',
-                 'vgpu-configs is another kind')):
+                 "unknown key 'vgpu-configs'")):
             path = self.write('bad.yaml', text)
             self.refused(('-f', path, '-c', 'x'), 'bad.yaml', word)
         self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')

@@ -41,7 +41,6 @@ from cyborg_gpu_driver.host import sysfs
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_vgpu
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import change_journal
@@ -75,26 +74,18 @@ def attempt(action, *args):
 # Files that operators write
 
 def layouts(text, gpus=()):
-    """A layout file of either kind."""
-    for kind in (layout_file.LayoutFile, layout_vgpu.LayoutFile):
-        layout(kind, text, gpus)
-
-
-def layout(kind, text, gpus):
-    """Read a layout file, and ask of what it says for each GPU."""
-    file = attempt(kind.parse, text, 'file')
+    """Read a layout file, and what it says of each GPU."""
+    file = attempt(layout_file.LayoutFile.parse, text, 'file')
     if file is None:
         return
-    hold(file.to_dict() == kind.parse(file.dump(), 'again').to_dict(), text)
+    hold(file == layout_file.LayoutFile.parse(file.dump(), 'file'), text)
     for entry in file.entries:
         for section in entry.sections:
-            hold(isinstance(section.to_dict().get('mig-enabled', True),
-                            bool), section)
+            hold(isinstance(section.to_dict()['mig-enabled'], bool), section)
         attempt(file.entry, entry.name)
         for index, gpu in enumerate(gpus):
             str(attempt(entry.for_gpu, index, gpu))
-        if hasattr(entry, 'for_host'):
-            attempt(entry.for_host, gpus)
+        attempt(entry.for_host, gpus)
     attempt(file.entry)
 
 

@@ -13,7 +13,6 @@
 
 """Layout files that are not quite right are refused by our own errors."""
 
-import itertools
 
 import hypothesis
 import yaml
@@ -21,7 +20,6 @@ import yaml
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_vgpu
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -35,10 +33,6 @@ _MIG = {'version': 'v1', 'mig-configs': {
             {'devices': [0, 2], 'device-filter': '0x25B610DE',
              'mig-enabled': False}],
     'two': [{'devices': [0], 'mig-enabled': True, 'mig-devices': {}}]}}
-_VGPU = {'version': 'v1', 'vgpu-configs': {
-    'default': [{'devices': 'all', 'device-filter': '0x20B010DE',
-                 'vgpu-devices': {'A100-10C': 2, 'A100-40C': 0}},
-                {'devices': [0], 'vgpu-devices': {'T4-2B': 1}}]}}
 
 
 class LayoutFileTest(base.FuzzCase):
@@ -50,32 +44,21 @@ class LayoutFileTest(base.FuzzCase):
         self.addCleanup(machine.uninstall)
         self.gpus = self.host.snapshot().gpus
 
-    def check(self, kind, text):
-        """Read a text, and ask of what it says for each GPU."""
-        checks.layout(kind, text, self.gpus)
-
     @base.examples(150)
     @hypothesis.given(oddities.texts(_MIG))
     @hypothesis.example('{version: v1, mig-configs: {a: [{devices: all, '
                         'mig-enabled: 1, mig-devices: {}}]}}')
     def test_mig(self, text):
-        self.check(layout_file.LayoutFile, text)
-
-    @base.examples(100)
-    @hypothesis.given(oddities.texts(_VGPU))
-    @hypothesis.example('{version: v1, vgpu-configs: [1]}')
-    def test_vgpus(self, text):
-        self.check(layout_vgpu.LayoutFile, text)
+        checks.layouts(text, self.gpus)
 
     def test_each_oddity_of_yaml(self):
-        """In each place of the files."""
-        for scalar, (kind, document) in itertools.product(oddities.SCALARS, (
-                (layout_file.LayoutFile, _MIG),
-                (layout_vgpu.LayoutFile, _VGPU))):
-            text = yaml.safe_dump(document, default_flow_style=True)
+        """In each place of the file."""
+        parse = layout_file.LayoutFile.parse
+        text = yaml.safe_dump(_MIG, default_flow_style=True)
+        for scalar in oddities.SCALARS:
             for word in ('v1', 'all', 'true', '2', 'one', '1g.5gb', '{}'):
-                self.attempt(kind.parse, text.replace(word, scalar), 'file')
-            self.attempt(kind.parse, scalar, 'file')
+                self.attempt(parse, text.replace(word, scalar), 'file')
+            self.attempt(parse, scalar, 'file')
 
     @base.examples(100)
     @hypothesis.given(base.damaged(yaml.safe_dump(_MIG).encode()))
@@ -85,5 +68,4 @@ class LayoutFileTest(base.FuzzCase):
             stream.write(data)
         read = self.attempt(terminal.read_text, path)
         if read is not None:
-            for kind in (layout_file.LayoutFile, layout_vgpu.LayoutFile):
-                self.attempt(kind.parse, *read)
+            self.attempt(layout_file.LayoutFile.parse, *read)

@@ -33,8 +33,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_vgpu
-from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
@@ -133,15 +131,6 @@ class LayoutFilesTest(base.BaseTestCase):
             self.assertTrue(entry.for_host(self.gpus), entry.name)
         self.assertEqual(file.to_dict(), layout_file.LayoutFile.parse(
             file.dump(), name).to_dict())
-
-    def test_vgpu_layouts(self):
-        name = 'example-vgpu-layouts.yaml'
-        file = layout_vgpu.LayoutFile.parse(self.text(name), name)
-        gpu = self.gpus[0]
-        known = {item.name for item in vgpu_types.types_of(gpu)}
-        for entry in file.entries:
-            wanted = entry.for_gpu(0, gpu)
-            self.assertLessEqual({item.name for item in wanted}, known)
 
     def test_hooks(self):
         name = 'example-hooks.yaml'
