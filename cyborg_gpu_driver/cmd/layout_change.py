@@ -110,8 +110,8 @@ class CheckpointLayout(layout_options.LayoutCommand):
         file = _checkpoint_file(parsed_args, shop)
         checkpoint.write(file, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
-                 'mig_enabled': item.arranged.enabled,
-                 'instances': len(item.arranged.cuts), 'error': None}
+                 'mig_enabled': item.layout.enabled,
+                 'instances': len(item.layout.instances), 'error': None}
                 for item in saved]
         _write(self, parsed_args.output_format, rows)
 

@@ -63,7 +63,7 @@ class ComputeReader:
         """
         handle = self._handle(address, instance.instance_id)
         found = []
-        profiles = self._profiles_of(address, instance, handle)
+        profiles = self._profiles_of(address, instance.profile_id, handle)
         for profile in profiles:
             found.extend(self._of_profile(handle, profile))
             if sum(item.size for item in found) >= profiles[0].slices:
@@ -72,11 +72,13 @@ class ComputeReader:
         return tuple(sorted(found))
 
     @gate.series
-    def create(self, address: model.PciAddress, instance: model.GpuInstance,
-               start: int | None, slices: int
+    def create(self, address: model.PciAddress, profile_id: int,
+               instance_id: int, start: int | None, slices: int
                ) -> model.ComputeInstance:
         """Create a compute instance and read it back.
 
+        :param profile_id: of the GPU instance.
+        :param instance_id: of the GPU instance.
         :param start: compute slice of the GPU instance that it begins at;
             None leaves that to the driver.
         :param slices: its size.
@@ -84,8 +86,8 @@ class ComputeReader:
         :raises InvalidValue: if the GPU instance has no profile of so many
             slices.
         """
-        handle = self._handle(address, instance.instance_id)
-        profiles = self._profiles_of(address, instance, handle)
+        handle = self._handle(address, instance_id)
+        profiles = self._profiles_of(address, profile_id, handle)
         for profile in profiles:
             if profile.slices == slices:
                 break
@@ -118,13 +120,13 @@ class ComputeReader:
         return self.nvml.call('nvmlDeviceGetGpuInstanceById',
                                self.nvml.device(address), instance_id)
 
-    def _profiles_of(self, address, instance, handle):
+    def _profiles_of(self, address, profile_id, handle):
         """Profiles, the largest first: most often it is the only one used.
 
         Of several with as many slices the first that NVML lists counts;
         the others are the same with media engines.
         """
-        key = (self.nvml.generation, address, instance.profile_id)
+        key = (self.nvml.generation, address, profile_id)
         if key not in self._profiles:
             by_slices: dict[int, Profile] = {}
             for index in range(_INDEX_LIMIT):

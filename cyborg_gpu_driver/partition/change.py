@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import spec
 
 
 class Action(enum.Enum):
@@ -121,25 +123,20 @@ class Change:
         """Whether the GPU is already as wanted."""
         return not self.steps
 
-    def after(self) -> model.Gpu:
-        """The GPU as it will be, for a picture of it.
-
-        Instances that are not there yet have the id -1.
-        """
-        if self.gpu.mig is None:
-            return self.gpu
-        instances = [
-            dataclasses.replace(item.instance, compute=_laid_out(
+    def after(self) -> spec.MigLayout:
+        """The layout that the GPU will have."""
+        stays = [
+            dataclasses.replace(spec.of(item.instance), compute=_laid_out(
                 item.wanted.compute)) if item.in_use is None
-            else item.instance for item in self.keep]
-        instances += [
-            model.GpuInstance(item.placement, item.wanted.profile.profile_id,
-                              -1, compute=_laid_out(item.wanted.compute))
+            else spec.in_full(item.instance) for item in self.keep]
+        comes = [
+            spec.MigInstanceSpec(item.placement,
+                                 item.wanted.profile.profile_id,
+                                 _laid_out(item.wanted.compute))
             for item in self.create]
         enabled = self.wanted.enabled
-        return dataclasses.replace(self.gpu, mig=dataclasses.replace(
-            self.gpu.mig, enabled=enabled, pending=enabled,
-            instances=tuple(sorted(instances))))
+        return spec.MigLayout(enabled, enabled,
+                              tuple(sorted((*stays, *comes))))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole plan for JSON."""
@@ -174,7 +171,7 @@ class Change:
             ' before', *picture.lines(self.gpu, before, pens),
             *(f' {number:2}. {step}'
               for number, step in enumerate(self.steps, start=1)),
-            ' after', *picture.lines(self.after(), after, pens))
+            ' after', *picture.lines(self.gpu, after, pens, self.after()))
 
     def _name(self, instance):
         profile = self.gpu.mig.profile_by_id(instance.profile_id)
@@ -188,8 +185,5 @@ class Change:
 
 def _laid_out(compute):
     """Compute instances of those sizes, one after the other."""
-    result, start = [], 0
-    for number, slices in enumerate(compute):
-        result.append(model.ComputeInstance(start, slices, number))
-        start += slices
-    return tuple(result)
+    starts = itertools.accumulate(compute, initial=0)
+    return tuple(zip(starts, compute, strict=False))

@@ -76,17 +76,10 @@ def _in_the_way(grid, occupancy, doomed, item):
                 instance.profile_id != item.wanted.profile.profile_id)
     for count in range(len(others) + 1):
         gone = first + others[:count]
-        if grid.can_place(_without(occupancy, gone), item.wanted.profile,
+        if grid.can_place(occupancy.without(gone), item.wanted.profile,
                           item.placement.start):
             return gone
     return first
-
-
-def _without(occupancy, instances):
-    gone = {(instance.profile_id, instance.placement)
-            for instance in instances}
-    return geometry.Occupancy(tuple(
-        item for item in occupancy.taken if item not in gone))
 
 
 def _destruction(mig, instance) -> Iterator[Step]:

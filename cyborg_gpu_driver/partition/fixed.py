@@ -29,6 +29,7 @@ from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_placement
 from cyborg_gpu_driver.partition import vgpu_types
 
@@ -52,8 +53,8 @@ class FixedPlan:
 
     assignments: tuple[Assignment, ...] = ()
     """What is to be, whether it is there or not, by virtual function."""
-    instances: tuple[tuple[int, model.Placement], ...] = ()
-    """(profile id, placement) of the GPU instances that are missing."""
+    instances: tuple[spec.MigInstanceSpec, ...] = ()
+    """The GPU instances that are missing."""
 
 
 def plan(gpu: model.Gpu, policy: policies.Policy,
@@ -303,5 +304,8 @@ def _packed(gpu, needs, refuse):
                      + ' beside the GPU instances that are there ('
                      + (', '.join(str(item.placement) for item in
                                   gpu.mig.instances) or 'none') + ')')
-    return tuple((collections.Counter(after.taken)
-                  - collections.Counter(before.taken)).elements())
+    return tuple(
+        spec.MigInstanceSpec(placement, profile_id)
+        for profile_id, placement in (
+            collections.Counter(after.taken)
+            - collections.Counter(before.taken)).elements())

@@ -33,6 +33,7 @@ import functools
 from collections.abc import Iterable
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 
 _ENGINES = tuple(field.name for field in dataclasses.fields(model.Engines))
 
@@ -69,6 +70,12 @@ class Occupancy:
         """The occupancy with one more instance; nothing is checked."""
         return Occupancy((*self.taken, (profile.profile_id, placement)))
 
+    def without(self, instances: Iterable[model.GpuInstance]) -> Occupancy:
+        """The occupancy once these instances are destroyed."""
+        gone = {(item.profile_id, item.placement) for item in instances}
+        return Occupancy(tuple(
+            item for item in self.taken if item not in gone))
+
 
 EMPTY = Occupancy()
 
@@ -95,9 +102,10 @@ class Geometry:
             for engine in _ENGINES})
         """What there is of each media engine, as far as profiles tell."""
 
-    def occupancy_of(self, instances: Iterable[model.GpuInstance]
-                     ) -> Occupancy:
-        """What live instances take.
+    def occupancy_of(
+            self, instances: Iterable[model.GpuInstance
+                                      | spec.MigInstanceSpec]) -> Occupancy:
+        """What instances take.
 
         One of an unknown profile, or where its profile cannot lie, takes
         its memory units all the same: the GPU is right, not we.

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_types
 
 WIDTH = 80
@@ -77,39 +78,46 @@ def pens_for(encoding: str | None) -> Pens:
 
 def lines(gpu: model.Gpu,
           owners: Mapping[model.Placement, str] | None = None,
-          pens: Pens = UNICODE) -> tuple[str, ...]:
+          pens: Pens = UNICODE, layout: spec.MigLayout | None = None
+          ) -> tuple[str, ...]:
     """The GPU as lines of text: its grid, or its time-sliced vGPUs.
 
     :param owners: whose the instance at a placement is, as far as known;
         for the others the instance's id is shown.
+    :param layout: drawn in place of the live instances.
     :returns: empty for a GPU that has neither.
     """
-    if gpu.mig is not None and gpu.mig.enabled and gpu.mig.profiles:
-        drawn = _mig(gpu.mig, owners or {}, pens)
+    layout = layout or spec.layout_of(gpu)
+    if gpu.mig is not None and layout.enabled and gpu.mig.profiles:
+        drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.all_mdevs:
-        drawn = ['MIG mode is on, NVML lists no profiles' if gpu.mig.enabled
+        drawn = ['MIG mode is on, NVML lists no profiles' if layout.enabled
                  else 'MIG mode is off']
     else:
         drawn = _time_sliced(gpu, pens)
     return tuple((_MARGIN + line).rstrip() for line in drawn)
 
 
-def _mig(mig, owners, pens):
+def _mig(mig, instances, owners, pens):
     grid = geometry.Geometry(mig.profiles)
+    occupancy = grid.occupancy_of(instances)
     units = max([grid.units, *(item.placement.start + item.placement.size
-                               for item in mig.instances)])
-    drawn, hidden = _laid_out(mig.instances)
+                               for item in instances)])
+    drawn, hidden = _laid_out(instances)
+    owners = {**{item.placement: f'id {item.instance_id}'
+                 for item in mig.instances}, **owners}
     cells = _cells(mig, drawn, units, owners)
     return [
         *_grid(cells, units, pens),
         *(f'{_label("also")}{_name(mig, item)} at {item.placement}'
           for item in hidden),
-        _compute(mig, pens), _memory(grid, mig, units, pens),
-        *_fitting(grid, mig, pens)]
+        _compute(mig, instances, pens), _memory(occupancy, units, pens),
+        *_fitting(grid, occupancy, pens)]
 
 
-def _laid_out(instances: Sequence[model.GpuInstance]
-              ) -> tuple[list[model.GpuInstance], list[model.GpuInstance]]:
+def _laid_out(instances: Sequence[spec.MigInstanceSpec]
+              ) -> tuple[list[spec.MigInstanceSpec],
+                         list[spec.MigInstanceSpec]]:
     """Those that can be drawn side by side, and the rest (never any)."""
     drawn, hidden, end = [], [], 0
     for instance in sorted(instances):
@@ -126,9 +134,8 @@ def _cells(mig, instances, units, owners):
     for instance in instances:
         place = instance.placement
         cells += [_Cell(1)] * (place.start - unit)
-        owner = owners.get(place, f'id {instance.instance_id}')
         owner = ''.join(letter if letter.isprintable() else '?'
-                        for letter in owner)
+                        for letter in owners.get(place, ''))
         cells.append(_Cell(place.size, (_name(mig, instance), owner)))
         unit = place.start + place.size
     return cells + [_Cell(1)] * (units - unit)
@@ -178,27 +185,26 @@ def _cell_text(cell, width, pens):
             for part in (*parts, owner)]
 
 
-def _compute(mig, pens):
+def _compute(mig, instances, pens):
     total = max(profile.slices for profile in mig.profiles)
     used = sum(profile.slices for profile in map(
-        mig.profile_by_id, (item.profile_id for item in mig.instances))
+        mig.profile_by_id, (item.profile_id for item in instances))
         if profile is not None)
     return (f'{_label("compute")}{_bar(used, total, pens)}  '
             f'{used} of {total} slices')
 
 
-def _memory(grid, mig, units, pens):
-    used = grid.occupancy_of(mig.instances).mask
+def _memory(occupancy, units, pens):
+    used = occupancy.mask
     bar = ''.join(pens.full_box if used >> unit & 1 else pens.empty_box
                   for unit in range(units))
     return (f'{_label("memory")}{bar[:WIDTH // 2]}  '
             f'{used.bit_count()} of {units} units')
 
 
-def _fitting(grid, mig, pens):
-    occupancy = grid.occupancy_of(mig.instances)
+def _fitting(grid, occupancy, pens):
     creatable = {profile.name: grid.creatable(occupancy, profile)
-                 for profile in mig.profiles}
+                 for profile in grid.profiles}
     words = [f'{count} {pens.times} {name}'.replace(' ', '\0')
              for name, count in creatable.items() if count]
     text = ' or '.join(words) or 'nothing'

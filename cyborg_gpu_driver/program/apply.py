@@ -36,7 +36,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import change_plan
 from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.program import arrangement
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
@@ -256,7 +256,7 @@ class Applier:
         gpu = planned.gpu
         record = change_journal.Record(
             gpu=gpu.address,
-            before=earlier.before if earlier else arrangement.of(gpu),
+            before=earlier.before if earlier else spec.layout_of(gpu),
             steps=tuple(map(str, planned.steps)),
             touched=earlier.touched if earlier else ())
         runner = steps.Runner(self._machine, gpu, options.may_reset)
@@ -306,8 +306,8 @@ def _verify(now, planned):
     """Compare what was read back, whatever the steps have said."""
     expected = _expected(planned)
     found = collections.Counter(
-        (cut.place, tuple(sorted(size for _, size in cut.compute)))
-        for cut in arrangement.of(now).cuts)
+        (item.bare, tuple(sorted(size for _, size in item.compute)))
+        for item in spec.layout_of(now).instances)
     if _mode_of(now) != (planned.wanted.enabled,) * 2:
         raise exception.StepFailed(
             reason='MIG mode is not what was asked for')
@@ -321,18 +321,19 @@ def _about_to(record, number, step):
     """The record before a step is taken."""
     touched = set(record.touched)
     if step.placement is not None and step.profile is not None:
-        touched.add((step.profile.profile_id, step.placement))
-    return dataclasses.replace(
-        record, at=number, touched=tuple(sorted(
-            touched, key=lambda place: (place[1], place[0]))))
+        touched.add(spec.MigInstanceSpec(step.placement,
+                                         step.profile.profile_id))
+    return dataclasses.replace(record, at=number,
+                               touched=tuple(sorted(touched)))
 
 
 def _expected(planned):
     """Instances as they should be when all steps are taken."""
     return collections.Counter([
-        *(((kept.instance.profile_id, kept.instance.placement),
-           _compute_of(kept)) for kept in planned.keep),
-        *(((made.wanted.profile.profile_id, made.placement),
+        *((spec.of(kept.instance), _compute_of(kept))
+          for kept in planned.keep),
+        *((spec.MigInstanceSpec(made.placement,
+                                made.wanted.profile.profile_id),
            tuple(sorted(made.wanted.compute))) for made in planned.create)])
 
 
@@ -351,6 +352,5 @@ def _mode_of(gpu):
 
 def _listed(counted):
     return ', '.join(
-        f'profile {profile_id} at {placement} with compute instances of '
-        f'{list(sizes)} slices' for (profile_id, placement), sizes
-        in sorted(counted, key=str)) or 'nothing'
+        f'{item} with compute instances of {list(sizes)} slices'
+        for item, sizes in sorted(counted)) or 'nothing'

@@ -265,7 +265,7 @@ class Binder:
         try:
             if entry.placement is not None and entry.instance_id is None:
                 entry = self._make_instance(entry)
-                cut = shared.instance(entry)
+                cut = shared.created(entry)
             entry = self._tools.make_vgpu(entry)
             moved, below = self._shared.settle(entry)
             if moved is not entry:

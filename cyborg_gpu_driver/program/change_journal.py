@@ -27,6 +27,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import arrangement
 
 _KIND = 'cyborg-gpu layout change'
@@ -44,13 +45,13 @@ class Record:
     """
 
     gpu: model.PciAddress
-    before: arrangement.Arrangement
+    before: spec.MigLayout
     steps: tuple[str, ...] = ()
     """For people, in their order."""
     at: int = 0
     """Index of the step that was about to be taken."""
-    touched: tuple[tuple[int, model.Placement], ...] = ()
-    """Profile id and placement of each instance that a step was about."""
+    touched: tuple[spec.MigInstanceSpec, ...] = ()
+    """Each instance that a step was about, without compute instances."""
     problem: str | None = None
     """Why undoing did not come to an end; None if it was not tried."""
 
@@ -169,9 +170,10 @@ def _content(record: Record) -> dict[str, Any]:
         'gpu': str(record.gpu),
         'before': arrangement.to_record(record.before),
         'steps': list(record.steps), 'at': record.at,
-        'touched': [{'profile_id': profile_id, 'start': place.start,
-                     'size': place.size}
-                    for profile_id, place in record.touched],
+        'touched': [{'profile_id': item.profile_id,
+                     'start': item.placement.start,
+                     'size': item.placement.size}
+                    for item in record.touched],
         'problem': record.problem}
 
 
@@ -181,8 +183,10 @@ def _record(content):
         before=arrangement.from_record(content['before']),
         steps=tuple(map(fields.text, content['steps'])),
         at=fields.number(content['at']),
-        touched=tuple((fields.number(item['profile_id']), model.Placement(
-            fields.number(item['start']), fields.number(item['size'])))
+        touched=tuple(spec.MigInstanceSpec(
+            model.Placement(fields.number(item['start']),
+                            fields.number(item['size'])),
+            fields.number(item['profile_id']))
             for item in content['touched']),
         problem=None if content['problem'] is None
         else fields.text(content['problem']))

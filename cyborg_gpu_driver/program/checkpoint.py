@@ -29,6 +29,7 @@ from typing import Any
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import locks
@@ -46,7 +47,7 @@ class Saved:
     """Of the board: on another one the same profile ids mean others."""
     vfs: bool
     """Whether it has virtual functions."""
-    arranged: arrangement.Arrangement
+    layout: spec.MigLayout
 
 
 def path(state_path: str) -> str:
@@ -55,20 +56,21 @@ def path(state_path: str) -> str:
 
 
 def saved(gpu: model.Gpu, entries: Iterable[journal.Entry],
-          fixed: Collection[tuple[int, model.Placement]] = ()) -> Saved:
+          fixed: Collection[spec.MigInstanceSpec] = ()) -> Saved:
     """What to remember of a GPU.
 
     :param gpu: as it is now, with compute instances.
     :param entries: its binds, whose instances are left out.
-    :param fixed: profile id and placement of the instances that were cut
-        for fixed vGPUs, which are left out, too.
+    :param fixed: the instances that were created for fixed vGPUs, which are
+        left out, too.
     """
-    others = {*fixed, *((entry.profile_id, entry.placement)
-                        for entry in entries)}
-    found = arrangement.of(gpu)
+    others = {*fixed, *(entry.instance for entry in entries)}
+    found = spec.layout_of(gpu)
     return Saved(gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
-                 dataclasses.replace(found, pending=found.enabled, cuts=tuple(
-                     cut for cut in found.cuts if cut.place not in others)))
+                 dataclasses.replace(
+                     found, pending=found.enabled, instances=tuple(
+                         item for item in found.instances
+                         if item.bare not in others)))
 
 
 def read(file: str) -> tuple[Saved, ...]:
@@ -92,7 +94,7 @@ def write(file: str, gpus: Iterable[Saved]) -> None:
     """
     durable.write(os.path.abspath(file), _KIND, _VERSION, [
         {'gpu': str(item.gpu), 'device_id': item.device_id, 'vfs': item.vfs,
-         **arrangement.to_record(item.arranged)}
+         **arrangement.to_record(item.layout)}
         for item in sorted(gpus, key=lambda item: item.gpu)])
 
 

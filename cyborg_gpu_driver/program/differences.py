@@ -23,11 +23,9 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
-
-Place = tuple[int, model.Placement]
-"""Profile id and placement of a GPU instance."""
 
 _REPAIR = 'cyborg-gpu doctor --repair does it'
 _RESTORE = '"cyborg-gpu layout restore" brings back what is bound'
@@ -51,7 +49,7 @@ class Facts:
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of vGPUs that are in use, or may be, and by what."""
     fixed: fixed_journal.Record = fixed_journal.Record()
-    laid_out: frozenset[Place] = frozenset()
+    laid_out: frozenset[spec.MigInstanceSpec] = frozenset()
     """Instances that an operator's layout has."""
     in_use: Mapping[model.Placement, str] | None = None
     """Instances in use and by what; None where that is not known."""
@@ -113,10 +111,10 @@ def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
 
 def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
     """Instances of which neither journal nor layout knows."""
-    known = {(entry.profile_id, entry.placement) for entry in facts.entries}
+    known = {entry.instance for entry in facts.entries}
     known |= facts.fixed.instances | facts.laid_out
     return tuple(instance for instance in _instances(facts.gpu)
-                 if (instance.profile_id, instance.placement) not in known)
+                 if spec.of(instance) not in known)
 
 
 def vgpu_name(entry: journal.Entry) -> str:
@@ -202,8 +200,7 @@ def _instance(facts, entry):
         return '', True
     free = True
     for instance in _instances(facts.gpu):
-        if ((instance.profile_id, instance.placement, instance.instance_id)
-                == (entry.profile_id, entry.placement, entry.instance_id)):
+        if entry.is_on(instance):
             return '', True
         if instance.placement.mask & entry.placement.mask:
             free = False

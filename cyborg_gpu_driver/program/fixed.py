@@ -33,6 +33,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import hardware
@@ -212,16 +213,16 @@ class FixedVgpus:
                      wanted and function not in carried)}
         instances = set(record.instances)
         if not wanted:
-            instances &= {(item.profile_id, item.placement) for item in (
-                gpu.mig.instances if gpu.mig else ())}
+            instances &= set(map(
+                spec.of, gpu.mig.instances if gpu.mig else ()))
         used = blockers.in_use(self._machine, gpu,
                                self._binds.entries(gpu.address))
         for instance in gpu.mig.instances if gpu.mig else ():
-            place = instance.profile_id, instance.placement
-            if place in instances and instance.placement not in used:
+            if (spec.of(instance) in instances
+                    and instance.placement not in used):
                 privileged.destroy_gpu_instance(str(gpu.address),
                                                 instance.instance_id)
-                instances.discard(place)
+                instances.discard(spec.of(instance))
                 done.append(f'destroy GPU instance at {instance.placement}')
         return fixed_journal.Record(types, frozenset(instances))
 
@@ -271,27 +272,28 @@ class FixedVgpus:
 
     def _carry_out(self, gpu, instances, missing, done):
         """Instances, then types: one without an instance is EIO."""
-        for profile_id, place in instances:
-            self._cut(gpu.address, profile_id, place, done)
+        for item in instances:
+            self._create(gpu.address, item, done)
         for item in sorted(missing, key=lambda item: _size(gpu, item)):
             self._make_one(item, gpu, done)
 
-    def _cut(self, address, profile_id, place, done):
-        where = place
+    def _create(self, address, item, done):
+        place = where = item.placement
 
         def back():
             nvml = self._machine.nvml
             with nvml.kept():
-                found = nvml.gpu_instances(nvml.device(address), profile_id)
-            for item in found:
-                if item.placement == where:
+                found = nvml.gpu_instances(nvml.device(address),
+                                           item.profile_id)
+            for live in found:
+                if live.placement == where:
                     privileged.destroy_gpu_instance(str(address),
-                                                    item.instance_id)
+                                                    live.instance_id)
 
         done.add(f'create GPU instance at {place}', back)
         try:
             _, start, size = privileged.create_gpu_instance(
-                str(address), profile_id, place.start, place.size)
+                str(address), item.profile_id, place.start, place.size)
         except exception.NvmlError as error:
             if hardware.was_refused(error):
                 # What is there now is somebody else's.

@@ -29,6 +29,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import locks
 
 _KIND = 'cyborg-gpu fixed vGPUs'
@@ -43,8 +44,8 @@ class Record:
     types: Mapping[model.PciAddress, str] = dataclasses.field(
         default_factory=dict)
     """Virtual function to the type that it was given, ``nvidia-1145``."""
-    instances: frozenset[tuple[int, model.Placement]] = frozenset()
-    """Profile id and placement of the GPU instances cut for them."""
+    instances: frozenset[spec.MigInstanceSpec] = frozenset()
+    """The GPU instances created for them."""
 
     @property
     def is_empty(self) -> bool:
@@ -99,9 +100,9 @@ def _content(gpu: model.PciAddress, record: Record) -> dict[str, Any]:
         'types': {str(function): type_id for function, type_id
                   in sorted(record.types.items())},
         'instances': [
-            {'profile_id': profile_id, 'start': place.start,
-             'size': place.size}
-            for profile_id, place in sorted(record.instances)]}
+            {'profile_id': item.profile_id, 'start': item.placement.start,
+             'size': item.placement.size}
+            for item in sorted(record.instances)]}
 
 
 def _parsed(content):
@@ -111,6 +112,8 @@ def _parsed(content):
         if not _TYPE.fullmatch(type_id):
             raise ValueError(f'{type_id!r} is not a vGPU type')
     return model.PciAddress.parse(content['gpu']), Record(types, frozenset(
-        (fields.number(item['profile_id']), model.Placement(
-            fields.number(item['start']), fields.number(item['size'])))
+        spec.MigInstanceSpec(
+            model.Placement(fields.number(item['start']),
+                            fields.number(item['size'])),
+            fields.number(item['profile_id']))
         for item in content['instances']))

@@ -31,6 +31,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import request
 
@@ -75,6 +76,18 @@ class Entry:
     """Made by the vendor's VFIO driver: no mdev, and no UUID."""
     vgpu_placement: int | None = None
     """Placement id of the vGPU among those of mixed sizes."""
+
+    @property
+    def instance(self) -> spec.MigInstanceSpec | None:
+        """The GPU instance below the vGPU; None for a time-sliced one."""
+        if self.placement is None or self.profile_id is None:
+            return None
+        return spec.MigInstanceSpec(self.placement, self.profile_id)
+
+    def is_on(self, instance: model.GpuInstance) -> bool:
+        """Whether a live instance is this entry's: ids alone are reused."""
+        return (self.instance_id == instance.instance_id
+                and self.instance == spec.of(instance))
 
 
 class Journal:

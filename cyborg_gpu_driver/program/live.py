@@ -25,6 +25,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers as partition_offers
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
@@ -140,11 +141,11 @@ class LiveHost:
 
     def record(self, address: model.PciAddress, *,
                made: tuple[model.GpuInstance | None, model.Vgpu] = None,
-               gone: tuple[model.GpuInstance | None, model.Vgpu] = None
+               gone: tuple[spec.MigInstanceSpec | None, model.Vgpu] = None
                ) -> None:
         """Take over a change that was made to a GPU.
 
-        :param made: instance (None if none was cut for it) and vGPU.
+        :param made: instance (None if none was created for it) and vGPU.
         :param gone: instance (None if none went with it) and vGPU.
         """
         self.host()
@@ -203,8 +204,7 @@ def _without(gpu, instance, vgpu):
         return gpu
     return _map_instances(gpu, lambda instances: (
         item for item in instances
-        if (item.profile_id, item.placement)
-        != (instance.profile_id, instance.placement)))
+        if spec.of(item) != instance))
 
 
 def _on_function(gpu, vgpu, **changes):

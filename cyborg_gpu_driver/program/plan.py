@@ -176,11 +176,8 @@ def _shared(gpu, offer, entries):
 
 def _ours(gpu, entries):
     """The live instances that the journal has; ids alone are reused."""
-    cut = {(entry.profile_id, entry.placement, entry.instance_id)
-           for entry in entries}
     return [instance for instance in (gpu.mig.instances if gpu.mig else ())
-            if (instance.profile_id, instance.placement,
-                instance.instance_id) in cut]
+            if any(entry.is_on(instance) for entry in entries)]
 
 
 def _placement_id(gpu, available, offer, asked, entries):

@@ -125,9 +125,8 @@ def create_compute_instance(address: str, profile_id: int, instance_id: int,
         check_number('start', start, _GRID_LIMIT)
     check_number('slices', slices, _GRID_LIMIT)
     made = _compute().create(
-        model.PciAddress.parse(address),
-        model.GpuInstance(model.Placement(0, 0), profile_id, instance_id),
-        start, slices)
+        model.PciAddress.parse(address), profile_id, instance_id, start,
+        slices)
     return made.compute_id, made.start, made.size
 
 

@@ -36,6 +36,7 @@ from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import fixed_journal
@@ -122,7 +123,7 @@ class Rebuilder:
         fixed = fixed_journal.FixedJournal(self._state_path).get(gpu.address)
         known = self._journal.entries(gpu.address)
         taken = fixed.instances | laid_out(self._state_path, gpu.address) | {
-            (entry.profile_id, entry.placement) for entry in known}
+            entry.instance for entry in known}
         bare = entries(
             gpu, self._host.offers(gpu), claims,
             {entry.handle for entry in known}, fixed.types)
@@ -145,13 +146,13 @@ class Rebuilder:
 
 
 def laid_out(state_path: str, gpu: model.PciAddress
-             ) -> frozenset[differences.Place]:
+             ) -> frozenset[spec.MigInstanceSpec]:
     """Instances that the checkpoint has of a GPU.
 
     :raises JournalError: if it cannot be read.
     """
     return frozenset().union(*(
-        saved.arranged.places()
+        saved.layout.bare
         for saved in checkpoint.read(checkpoint.path(state_path))
         if saved.gpu == gpu))
 
@@ -193,7 +194,7 @@ def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
 def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
            offers: Sequence[partition_offers.Offer],
            running: Sequence[usage.GuestVgpu],
-           taken: Collection[differences.Place]) -> list[journal.Entry]:
+           taken: Collection[spec.MigInstanceSpec]) -> list[journal.Entry]:
     """Entries with the GPU instances below them. Pure.
 
     The driver tells of vendor VFIO, and NVML of what runs. What is left is
@@ -210,7 +211,7 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
     told.update((vgpu.uuid, vgpu.instance_id) for vgpu in running)
     free = {instance.instance_id: instance
             for instance in (gpu.mig.instances if gpu.mig else ())
-            if (instance.profile_id, instance.placement) not in taken}
+            if spec.of(instance) not in taken}
     below = {entry.handle: free[told[name]] for entry in bare
              for name in (differences.vgpu_name(entry),)
              if told.get(name) in free}

@@ -124,7 +124,7 @@ class Repairer:
             if (entry.placement is not None
                     and tools.own_instance(entry) is None):
                 entry = self._cut(entry)
-                cut = shared.instance(entry)
+                cut = shared.created(entry)
                 done.append(f'GPU instance at {entry.placement}')
             below = None
             if tools.vgpu_type(entry) is None:
@@ -151,8 +151,8 @@ class Repairer:
             dataclasses.replace(other, instance_id=made.instance_id,
                                 foreign_ids=made.foreign_ids)
             for other in records.entries(entry.gpu)
-            if (other.profile_id, other.placement, other.instance_id)
-            == (entry.profile_id, entry.placement, entry.instance_id)))
+            if (other.instance, other.instance_id)
+            == (entry.instance, entry.instance_id)))
         return made
 
     def _record(self, difference):

@@ -35,8 +35,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import fixed
@@ -122,9 +122,9 @@ class Restorer:
                 self._applier.read(gpu)
             gpu = self._modes(gpu, saved, entries, done, failed)
             self._bound(gpu, saved, entries, done, failed)
-            if saved is not None and saved.arranged.enabled:
+            if saved is not None and saved.layout.enabled:
                 with _noted(failed, 'checkpoint'):
-                    self._cut(gpu, saved.arranged.cuts, done)
+                    self._create(gpu, saved.layout.instances, done)
         made = self._fixed.make(gpu)
         done.extend(made.done)
         if made.reason:
@@ -175,17 +175,17 @@ class Restorer:
         So each instance is cut only when its own vGPUs are next, and those
         with most of them come first.
         """
-        cuts = {cut.place: cut for cut in (saved.arranged.cuts if saved
-                                           else ())}
+        laid_out = {item.bare: item for item in (
+            saved.layout.instances if saved else ())}
         groups = collections.defaultdict(list)
         for entry in sorted(entries, key=lambda entry: entry.function):
-            groups[entry.profile_id, entry.placement].append(entry)
-        for place, sharers in sorted(groups.items(), key=_order):
-            with _noted(failed, f'GPU instance at {place[1]}'):
-                if place[1] is not None:
-                    self._cut(gpu, [cuts.get(place) or arrangement.Cut(
-                        place[1], place[0])], done)
-                    sharers = self._numbered(gpu, place, sharers)
+            groups[entry.instance].append(entry)
+        for instance, sharers in sorted(groups.items(), key=_order):
+            with _noted(failed, f'GPU instance {instance}'):
+                if instance is not None:
+                    self._create(gpu, [laid_out.get(instance, instance)],
+                                 done)
+                    sharers = self._numbered(gpu, instance, sharers)
                 for entry in sharers:
                     with _noted(failed, f'handle {entry.handle}'):
                         self._bind(entry, done)
@@ -197,21 +197,21 @@ class Restorer:
                 self._binds.put(made)
             done.append(f'make vGPU {entry.handle} on {entry.function}')
 
-    def _numbered(self, gpu, place, entries):
+    def _numbered(self, gpu, instance, entries):
         """Entries with their instance's new id, in the journal too."""
         for item in self._applier.read(gpu).mig.instances:
-            if (item.profile_id, item.placement) == place:
+            if spec.of(item) == instance:
                 entries = [dataclasses.replace(
                     entry, instance_id=item.instance_id)
                     for entry in entries]
                 self._binds.put(*entries)
         return entries
 
-    def _cut(self, gpu, cuts, done):
-        """Make those of ``cuts`` that are missing."""
+    def _create(self, gpu, instances, done):
+        """Create those of ``instances`` that are missing."""
         now = self._applier.read(gpu)
-        todo = way_back.steps(now, arrangement.Arrangement(
-            True, True, tuple(cuts)), ())
+        todo = way_back.steps(now, spec.MigLayout(
+            True, True, tuple(instances)), ())
         runner = steps.Runner(self._machine, now)
         for step in todo:
             runner.take(step)
@@ -228,8 +228,8 @@ def _noted(failed, what):
 
 
 def _order(group):
-    (_, placement), entries = group
-    return (placement is not None, -len(entries), placement or ())
+    instance, entries = group
+    return (instance is not None, -len(entries), instance or ())
 
 
 def _needed(wants: readiness.Wants, gpu: model.Gpu,
@@ -265,11 +265,11 @@ def _needed_mig(wanted, gpu, saved, entries):
     if gpu.mig is None:
         return None
     if (any(entry.placement is not None for entry in entries)
-            or saved is not None and saved.arranged.cuts):
+            or saved is not None and saved.layout.instances):
         return True
     if entries and wanted:
         # Time-sliced vGPUs of an earlier policy, which need it off.
         return None
     if wanted is None and saved is not None and not gpu.mig.instances:
-        return saved.arranged.enabled
+        return saved.layout.enabled
     return wanted

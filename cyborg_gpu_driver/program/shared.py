@@ -25,14 +25,13 @@ import dataclasses
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 
 
-def instance(entry: journal.Entry) -> model.GpuInstance | None:
-    """The instance that an entry names; None for a time-sliced vGPU."""
-    if entry.placement is None:
-        return None
+def created(entry: journal.Entry) -> model.GpuInstance:
+    """The instance of an entry, as NVML has just given it back."""
     return model.GpuInstance(entry.placement, entry.profile_id,
                              entry.instance_id)
 
@@ -71,7 +70,7 @@ class SharedInstances:
                     instance_id=found), found
         return entry, found
 
-    def remove(self, entry: journal.Entry) -> model.GpuInstance | None:
+    def remove(self, entry: journal.Entry) -> spec.MigInstanceSpec | None:
         """Destroy the instance of an entry, if no other keeps it alive.
 
         :param entry: its vGPU is gone.
@@ -87,7 +86,7 @@ class SharedInstances:
             if error.symbol != 'IN_USE':
                 raise
             return self._exchange(entry, error)
-        return instance(entry)
+        return entry.instance
 
     def _exchange(self, entry, error):
         """Give the instance to whose vGPU is on it, and remove theirs.
@@ -114,7 +113,7 @@ class SharedInstances:
                     entry, placement=others[0].placement,
                     instance_id=others[0].instance_id),
                 *(dataclasses.replace(other, **ours) for other in others))
-            return instance(others[0])
+            return others[0].instance
         for others in groups.values():
             if len(others) > 1:
                 self._journal.put(dataclasses.replace(others[-1], **ours))

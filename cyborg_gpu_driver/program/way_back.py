@@ -18,14 +18,13 @@ from collections.abc import Collection
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change
-from cyborg_gpu_driver.program import arrangement
-
-_Place = tuple[int, model.Placement]
+from cyborg_gpu_driver.partition import spec
 
 
-def steps(gpu: model.Gpu, before: arrangement.Arrangement,
-          touched: Collection[_Place]) -> tuple[change.Step, ...]:
-    """What brings back an earlier arrangement of GPU instances.
+def steps(gpu: model.Gpu, before: spec.MigLayout,
+          touched: Collection[spec.MigInstanceSpec]
+          ) -> tuple[change.Step, ...]:
+    """What brings back an earlier layout.
 
     Instances are recreated where they were, with the compute instances that
     they had; ids and UUIDs cannot be brought back. An instance that is in
@@ -33,14 +32,14 @@ def steps(gpu: model.Gpu, before: arrangement.Arrangement,
     is the caller's business: ``gpu`` is in the mode that ``before`` needs.
 
     :param gpu: as it is now, with compute instances.
-    :param touched: profile id and placement of each instance that the
-        change may have made, destroyed or cut differently.
+    :param touched: the instances that the change may have created,
+        destroyed or given other compute instances.
     """
-    live = {_place(instance): instance for instance in gpu.mig.instances}
-    wanted = {cut.place: cut for cut in before.cuts}
+    live = {spec.of(instance): instance for instance in gpu.mig.instances}
+    wanted = {item.bare: item for item in before.instances}
     away: list[change.Step] = []
     anew: list[change.Step] = []
-    for place, instance in sorted(live.items(), key=_start):
+    for place, instance in sorted(live.items()):
         if place not in touched:
             continue
         if place not in wanted:
@@ -52,19 +51,19 @@ def steps(gpu: model.Gpu, before: arrangement.Arrangement,
                              has - had))
         anew.extend(_compute(gpu, change.Action.CREATE_COMPUTE, place,
                              had - has))
-    for place, cut in sorted(wanted.items(), key=_start):
+    for place, item in sorted(wanted.items()):
         if place not in live:
             anew.append(_step(gpu, change.Action.CREATE_INSTANCE, place))
             anew.extend(_compute(gpu, change.Action.CREATE_COMPUTE, place,
-                                 cut.compute))
+                                 item.compute))
     return (*away, *anew)
 
 
-def differences(gpu: model.Gpu, before: arrangement.Arrangement,
-                touched: Collection[_Place]) -> tuple[str, ...]:
+def differences(gpu: model.Gpu, before: spec.MigLayout,
+                touched: Collection[spec.MigInstanceSpec]) -> tuple[str, ...]:
     """What is still not as it was, for people; empty if all is back."""
     found = []
-    mig = arrangement.of(gpu)
+    mig = spec.layout_of(gpu)
     for what, is_now, was in (('MIG mode', mig.enabled, before.enabled),
                               ('pending MIG mode', mig.pending,
                                before.pending)):
@@ -76,18 +75,10 @@ def differences(gpu: model.Gpu, before: arrangement.Arrangement,
     return tuple(found)
 
 
-def _place(instance):
-    return instance.profile_id, instance.placement
-
-
-def _start(item):
-    return item[0][1], item[0][0]
-
-
 def _step(gpu, action, place, **compute):
-    profile_id, placement = place
-    return change.Step(action=action, placement=placement,
-                       profile=gpu.mig.profile_by_id(profile_id), **compute)
+    return change.Step(action=action, placement=place.placement,
+                       profile=gpu.mig.profile_by_id(place.profile_id),
+                       **compute)
 
 
 def _compute(gpu, action, place, parts):

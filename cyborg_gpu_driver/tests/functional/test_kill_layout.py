@@ -19,7 +19,7 @@ import fixtures
 import testscenarios
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.program import arrangement
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import journal
@@ -167,7 +167,7 @@ class OwnerTest(kill_case.KillCase):
             with locks.gpu(self.state_path, address):
                 change_journal.ChangeJournal(self.state_path).put(
                     change_journal.Record(
-                        address, arrangement.Arrangement(False, False)))
+                        address, spec.MigLayout(False, False)))
             journal.Journal(self.state_path).put()
             audit.Audit(self.state_path).record(address, 'made', '', {})
 

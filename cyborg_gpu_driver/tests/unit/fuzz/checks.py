@@ -42,6 +42,7 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
@@ -251,8 +252,8 @@ def change_file(state_path):
     if record is not None:
         records.put(record)
         hold(record == records.get(ADDRESS) and str(record), record)
-        for _, place in record.touched:
-            hold(place >= model.Placement(0, 0), place)
+        for item in record.touched:
+            hold(item.placement >= model.Placement(0, 0), item)
 
 
 def fixed_file(state_path):
@@ -261,7 +262,8 @@ def fixed_file(state_path):
     record = attempt(records.get, ADDRESS)
     if record is not None:
         records.put(_OTHER, fixed_journal.Record(
-            instances=frozenset({(1, model.Placement(0, 1))})))
+            instances=frozenset({
+                spec.MigInstanceSpec(model.Placement(0, 1), 1)})))
         records.put(_OTHER, fixed_journal.Record())
         hold(record == records.get(ADDRESS), record)
 

@@ -190,7 +190,7 @@ class StateFileTest(base.FuzzCase):
             return
         self.assertEqual(found, arrangement.from_record(
             arrangement.to_record(found)))
-        for cut in found.cuts:
+        for cut in found.instances:
             self.assertGreaterEqual(
                 (cut.profile_id, cut.placement.start, cut.placement.size),
                 (0, 0, 0))

@@ -51,6 +51,22 @@ def end_to_end(sizes):
         for number, (start, size) in enumerate(zip(starts, sizes)))
 
 
+def made(planned):
+    """The GPU as NVML would show it after the change."""
+    if planned.gpu.mig is None:
+        return planned.gpu
+    layout = planned.after()
+    return dataclasses.replace(planned.gpu, mig=dataclasses.replace(
+        planned.gpu.mig, enabled=layout.enabled, pending=layout.pending,
+        instances=tuple(
+            model.GpuInstance(
+                item.placement, item.profile_id, number,
+                compute=tuple(
+                    model.ComputeInstance(start, size, index)
+                    for index, (start, size) in enumerate(item.compute)))
+            for number, item in enumerate(layout.instances))))
+
+
 def play(planned, in_use=()):
     """Carry out the steps.
 

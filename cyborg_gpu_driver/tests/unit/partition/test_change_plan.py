@@ -163,7 +163,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         self.assertLessEqual(
             {(item.instance.profile_id, item.instance.placement)
              for item in planned.keep}, set(there))
-        after = planned.after()
+        after = playing.made(planned)
         self.assertEqual(
             set(there), set(geometry.Geometry(
                 gpu.mig.profiles).occupancy_of(after.mig.instances).taken))
@@ -453,7 +453,7 @@ class ComputeTestCase(base.BaseTestCase):
             for (profile_id, _placement), sizes in there.items()
             for size in sizes))
         self.assertTrue(
-            change_plan.plan(planned.after(), wanted).is_empty)
+            change_plan.plan(playing.made(planned), wanted).is_empty)
 
 
 def _cut(chance, gpu, instance):

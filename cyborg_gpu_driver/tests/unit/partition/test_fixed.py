@@ -252,8 +252,8 @@ class TestInstances(FixedCase):
 
     def instances(self, gpu, **numbers):
         plan = fixed.plan(gpu, rules('mig', **numbers), {})
-        return [(gpu.mig.profile_by_id(profile_id).name, place.start)
-                for profile_id, place in plan.instances]
+        return [(gpu.mig.profile_by_id(item.profile_id).name,
+                 item.placement.start) for item in plan.instances]
 
     def test_shared_ones_are_packed(self):
         for count, instances in ((1, 1), (3, 1), (4, 2), (12, 4)):
@@ -318,10 +318,11 @@ class TestInstances(FixedCase):
             return
         grid = geometry.Geometry(gpu.mig.profiles)
         occupancy = geometry.EMPTY
-        for profile_id, place in plan.instances:
-            profile = gpu.mig.profile_by_id(profile_id)
-            self.assertTrue(grid.can_place(occupancy, profile, place.start))
-            occupancy = occupancy.add(profile, place)
+        for item in plan.instances:
+            profile = gpu.mig.profile_by_id(item.profile_id)
+            self.assertTrue(grid.can_place(occupancy, profile,
+                                           item.placement.start))
+            occupancy = occupancy.add(profile, item.placement)
         self.assertEqual(dict(governing.fixed_vgpus), {
             name: sum(item.name == name for item in plan.assignments)
             for name in names})

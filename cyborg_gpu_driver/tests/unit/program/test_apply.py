@@ -282,7 +282,7 @@ class CheckpointTest(layouts.LayoutCase):
         self.apply(_3g_40gb=2)
         (saved,) = checkpoint.read(checkpoint.path(self.state_path))
         self.assertEqual([0], [cut.placement.start
-                               for cut in saved.arranged.cuts])
+                               for cut in saved.layout.instances])
 
     def test_damaged_record_is_kept_beside(self):
         self.apply(_3g_40gb=1)

@@ -99,7 +99,7 @@ class Scenario(layouts.LayoutCase):
         self.assertIn('layout restore', str(error), what)
         self.assertEqual(self.old[2], sorted(
             (cut.placement.start, cut.placement.size, cut.profile_id,
-             list(cut.compute)) for cut in record.before.cuts), what)
+             list(cut.compute)) for cut in record.before.instances), what)
         self.change()
         self.assertEqual(self.new, self.truth(), what)
         self.assertIsNone(self.changes.get(self.address), what)
@@ -198,7 +198,7 @@ class LastingFaults(Scenario):
         self.assertEqual(
             ['1g.10gb'] * 4 + ['3g.40gb'], sorted(
                 self.gpu.mig.profile_by_id(cut.profile_id).name
-                for cut in record.before.cuts))
+                for cut in record.before.instances))
         self.machine.faults.clear()
         self.assertTrue(self.applier.recover(self.gpu))
         self.assertEqual(self.old, self.truth())

@@ -58,7 +58,7 @@ class FixedTest(ready_case.ReadyCase):
         saved = self.saved()
         self.assertEqual([_LAID_OUT], [
             (cut.profile_id, cut.placement.start)
-            for cut in saved.arranged.cuts])
+            for cut in saved.layout.instances])
         vgpus = self.vgpus()
         self.assertEqual(sorted([self.fixed_cut, _LAID_OUT]),
                          self.restore(saved))

@@ -19,6 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
@@ -187,7 +188,7 @@ class CompareTest(base.BaseTestCase):
     def test_what_explains_an_instance(self):
         bare = {'gpu': _gpu(()), 'entries': (), 'usages': (),
                 'claims': reconcile.Claims(), 'in_use': {}}
-        place = frozenset({(9, _PLACE)})
+        place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
         self.assertEqual([(K.FOREIGN_INSTANCE, False)], self.compare(**bare))
         self.assertEqual([], self.compare(**bare, laid_out=place))
         self.assertEqual([], self.compare(

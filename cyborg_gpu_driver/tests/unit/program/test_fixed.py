@@ -22,6 +22,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
@@ -386,7 +387,7 @@ class FaultsTest(FixedCase):
     def test_process_that_ends_between_record_and_making(self):
         record = fixed_journal.Record(
             {self.gpu().vfs[7].address: 'nvidia-1561'},
-            frozenset({(47, model.Placement(0, 3))}))
+            frozenset({spec.MigInstanceSpec(model.Placement(0, 3), 47)}))
         fixed_journal.FixedJournal(self.state_path).put(self.address, record)
         self.succeeds()
         self.assertEqual(1561, self.vgpus()[7])
@@ -399,7 +400,7 @@ class JournalTest(ready_case.ReadyCase):
         ours = fixed_journal.FixedJournal(self.state_path)
         record = fixed_journal.Record(
             {self.address: 'nvidia-1'},
-            frozenset({(0, model.Placement(0, 8))}))
+            frozenset({spec.MigInstanceSpec(model.Placement(0, 8), 0)}))
         ours.put(self.address, record)
         self.assertEqual(record, ours.get(self.address))
         (right,) = durable.read(path, 'cyborg-gpu fixed vGPUs', 1)

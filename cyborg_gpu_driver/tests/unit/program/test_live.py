@@ -19,6 +19,7 @@ import pynvml
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
@@ -41,7 +42,7 @@ class VfioTest(binder_case.BinderCase):
         self.assertEqual({None},
                          {vf.creatable_types for vf in changed.vfs})
         self.live.record(self.address, gone=(
-            dataclasses.replace(instance, mig_uuids=('MIG-x',)), vgpu))
+            spec.of(instance), vgpu))
         self.assertEqual(
             dataclasses.replace(gpu, vfs=tuple(
                 dataclasses.replace(vf, creatable_types=None)

@@ -26,12 +26,14 @@ from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
+_TAKEN = spec.MigInstanceSpec(model.Placement(0, 1), 19)
 
 
 def _vf(number):
@@ -130,7 +132,7 @@ class PlacedTest(base.BaseTestCase):
 
     def test_somebody_elses_instance_is_not_counted(self):
         self.assertEqual([2], self.placed(
-            [_entry(1)], 2, taken={(19, model.Placement(0, 1))}))
+            [_entry(1)], 2, taken={_TAKEN}))
 
     def test_what_runs_is_told(self):
         running = [usage.GuestVgpu('nvidia-1', _uuid(1), 2)]
@@ -141,7 +143,7 @@ class PlacedTest(base.BaseTestCase):
 
     def test_a_running_one_on_somebody_elses_instance(self):
         self.assertEqual([None], self.placed(
-            [_entry(1)], 1, taken={(19, model.Placement(0, 1))},
+            [_entry(1)], 1, taken={_TAKEN},
             running=[usage.GuestVgpu('nvidia-1', _uuid(1), 1)]))
 
     def test_vendor_vfio_is_told_by_the_driver(self):

@@ -20,7 +20,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.program import arrangement
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal
@@ -153,7 +153,7 @@ class FindTest(ReconcileCase):
     def test_a_change_of_layout(self):
         changes = change_journal.ChangeJournal(self.state_path)
         changes.put(change_journal.Record(
-            self.address, arrangement.Arrangement(True, True), ('cut',)))
+            self.address, spec.MigLayout(True, True), ('cut',)))
         self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
         with open(changes.path(self.address), 'w') as stream:
             stream.write('{')

@@ -20,8 +20,8 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
@@ -288,8 +288,9 @@ class ReadinessTest(RestoreCase):
 
     def test_functions_come_before_the_checkpoints_instances(self):
         saved = checkpoint.Saved(
-            self.address, '20b0', False, arrangement.Arrangement(
-                True, True, (arrangement.Cut(model.Placement(0, 4), 9),)))
+            self.address, '20b0', False, spec.MigLayout(
+                True, True,
+                (spec.MigInstanceSpec(model.Placement(0, 4), 9),)))
         self.reboot()
         self.restore(saved)
         self.assertEqual((True, 16, [(9, 0)], []), self.on_gpu())

@@ -50,7 +50,7 @@ class SharedInstancesTest(binder_case.BinderCase):
             entry, handle=str(uuid.UUID(int=2)),
             instance_id=entry.instance_id + 1)
         self.journal.put(entry, stale)
-        self.assertEqual(shared.instance(entry), self.shared.remove(entry))
+        self.assertEqual(entry.instance, self.shared.remove(entry))
         self.assertEqual([], self.truth()[0])
 
     def test_a_vgpu_is_not_settled_on_an_id_that_is_reused(self):
@@ -76,5 +76,5 @@ class SharedInstancesTest(binder_case.BinderCase):
         entry = dataclasses.replace(self.entry(1, 0), placement=None,
                                     profile_id=None, instance_id=None)
         self.assertIsNone(self.shared.remove(entry))
-        self.assertIsNone(shared.instance(entry))
+        self.assertIsNone(entry.instance)
         self.assertEqual([(47, 0)], self.truth()[0])

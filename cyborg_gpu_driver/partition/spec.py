@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Specifications of MIG instances: what records, plans and layouts hold.
+
+A specification says what an instance is and where it lies. It never has an
+id or a UUID: the driver gives out new ones each time it creates an
+instance. The live instance (:class:`~cyborg_gpu_driver.host.model.
+GpuInstance`) comes from NVML alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver.host import model
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class MigInstanceSpec:
+    """A GPU instance at a placement, with its compute instances."""
+
+    placement: model.Placement
+    profile_id: int
+    """GPU instance profile id as NVML numbers it on that board."""
+    compute: tuple[tuple[int, int], ...] = ()
+    """(start, size) of each compute instance in compute slices, sorted."""
+
+    @property
+    def bare(self) -> MigInstanceSpec:
+        """The GPU instance alone: equal whatever its compute instances."""
+        return MigInstanceSpec(self.placement, self.profile_id)
+
+    def __str__(self) -> str:
+        return f'profile {self.profile_id} at {self.placement}'
+
+
+@dataclasses.dataclass(frozen=True)
+class MigLayout:
+    """MIG mode and GPU instances of one GPU."""
+
+    enabled: bool
+    """Current MIG mode."""
+    pending: bool
+    """MIG mode after the next reset."""
+    instances: tuple[MigInstanceSpec, ...] = ()
+    """By placement."""
+
+    @property
+    def bare(self) -> frozenset[MigInstanceSpec]:
+        """The GPU instances without their compute instances."""
+        return frozenset(item.bare for item in self.instances)
+
+
+def of(instance: model.GpuInstance) -> MigInstanceSpec:
+    """The specification of a live GPU instance without compute instances."""
+    return MigInstanceSpec(instance.placement, instance.profile_id)
+
+
+def in_full(instance: model.GpuInstance) -> MigInstanceSpec:
+    """The specification of one whose compute instances have been read."""
+    return dataclasses.replace(of(instance), compute=tuple(sorted(
+        (part.start, part.size) for part in instance.compute)))
+
+
+def layout_of(gpu: model.Gpu) -> MigLayout:
+    """The layout of a GPU whose compute instances have been read."""
+    if gpu.mig is None:
+        return MigLayout(False, False)
+    return MigLayout(gpu.mig.enabled, gpu.mig.pending,
+                     tuple(sorted(map(in_full, gpu.mig.instances))))
