@@ -170,6 +170,13 @@ class JournalUnreadable(JournalError):
     """The journal may be in order; this process may not read it."""
 
 
+class LockTimeout(JournalError):
+    """Somebody else holds a lock for longer than can be waited for."""
+
+    template = ('{what} is locked: {holder} has not released it within '
+                '{seconds} s')
+
+
 class LayoutError(GpuDriverError):
     """A layout file, or one entry of it, cannot be used."""
 

@@ -187,7 +187,8 @@ class Applier:
             not have yet. One that it has is always kept up to date.
         :raises: as :meth:`apply`.
         """
-        with locks.gpu(self._state_path, gpu.address):
+        with locks.gpu(self._state_path, gpu.address,
+                       locks.COMMAND_SECONDS):
             now = self.read(gpu)
             earlier = self._changes.get(gpu.address)
             planned = decide(now)
@@ -228,7 +229,8 @@ class Applier:
         :raises ChangeFailed: if it cannot be undone now.
         :raises JournalError: if its record cannot be got at.
         """
-        with locks.gpu(self._state_path, gpu.address):
+        with locks.gpu(self._state_path, gpu.address,
+                       locks.COMMAND_SECONDS):
             self._changes.tidy(gpu.address)
             record = self._usable_record(gpu.address)
             if record is None:

@@ -18,6 +18,7 @@ what is left. Whatever fails on the way is undone before the error leaves.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 from collections.abc import Callable
@@ -136,7 +137,8 @@ class Binder:
         try:
             self._unbind(asked)
         except exception.JournalError:
-            self._journal.give_back(asked.handle)
+            with contextlib.suppress(exception.JournalError):
+                self._journal.give_back(asked.handle)
             raise
 
     def _unbind(self, asked):
@@ -303,14 +305,13 @@ class Binder:
         if planned.placement is not None and planned.instance_id is None:
             foreign = self._tools.instance_ids(
                 gpu.address, gpu.mig.profile_by_id(planned.profile_id))
-        return journal.Entry(
+        return self._tools.numbered(journal.Entry(
             handle=asked.handle, gpu=gpu.address, function=planned.function,
             mdev_type=asked.mdev_type, profile=offer.profile,
             phase=journal.Phase.BINDING, profile_id=planned.profile_id,
-            placement=planned.placement, instance_id=planned.instance_id,
-            foreign_ids=foreign,
+            placement=planned.placement, foreign_ids=foreign,
             vfio=gpu.framework is model.Framework.VENDOR_VFIO,
-            vgpu_placement=planned.vgpu_placement)
+            vgpu_placement=planned.vgpu_placement), planned.instance_id)
 
     def _undo(self, entry):
         """Back to what was there; what resists is left to recover()."""
@@ -348,9 +349,7 @@ class Binder:
         It goes all the same where that cannot be written: whoever is given
         the handle next must not find it.
         """
-        try:
-            self._journal.put(entry)
-        except exception.JournalError:
+        with contextlib.suppress(exception.JournalError):
             self._journal.give_back(entry.handle)
 
 

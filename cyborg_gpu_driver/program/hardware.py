@@ -75,18 +75,28 @@ class Hardware:
     def make_instance(self, entry: journal.Entry) -> journal.Entry:
         """Cut the entry's instance at its placement.
 
-        :returns: the entry with the instance's id.
+        :returns: the entry with the instance's id, and the boot that the
+            id is good for.
         :raises NvmlError: as NVML refused it.
         :raises BindRefused: if the driver put it somewhere else.
         """
         instance_id, start, size = privileged.create_gpu_instance(
             str(entry.gpu), entry.profile_id, entry.placement.start,
             entry.placement.size)
-        made = dataclasses.replace(entry, instance_id=instance_id)
+        made = self.numbered(entry, instance_id)
         if model.Placement(start, size) != entry.placement:
             raise _refused(entry, f'asked for {entry.placement}, the driver '
                            f'gave {start}:{size}')
         return made
+
+    def numbered(self, entry: journal.Entry, instance_id: int | None
+                 ) -> journal.Entry:
+        """The entry with the id of an instance of this boot.
+
+        :param instance_id: None if it is yet to be made.
+        """
+        return dataclasses.replace(entry, instance_id=instance_id,
+                                   boot=self._machine.boot_id())
 
     def make_vgpu(self, entry: journal.Entry) -> journal.Entry:
         """Create the entry's vGPU and read it back.
@@ -203,11 +213,14 @@ class Hardware:
         """Id of the instance that the entry made, None if there is none.
 
         A process that died while it cut one has not written the id: then it
-        is the one at the entry's placement that was not there before.
+        is the one at the entry's placement that was not there before. GPU
+        instances do not outlive a boot (MIG User Guide), so what an entry
+        of an earlier boot made is gone, whatever lies in its place now.
 
         :raises NvmlError: if the live instances cannot be read.
         """
-        if entry.placement is None:
+        if (entry.placement is None
+                or entry.boot not in (None, self._machine.boot_id())):
             return None
         nvml = self._machine.nvml
         try:

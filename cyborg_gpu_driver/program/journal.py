@@ -76,6 +76,13 @@ class Entry:
     """Made by the vendor's VFIO driver: no mdev, and no UUID."""
     vgpu_placement: int | None = None
     """Placement id of the vGPU among those of mixed sizes."""
+    boot: str | None = None
+    """Boot id of the machine when the instance was made. GPU instances do
+    not outlive a boot, and their ids are given again (MIG User Guide). None
+    in records of earlier releases."""
+    repeats: int = 0
+    """How often Cyborg has bound it again while it was bound. A repair that
+    has found nobody to want it compares the number."""
 
     @property
     def instance(self) -> spec.MigInstanceSpec | None:
@@ -120,14 +127,15 @@ class Journal:
     def put(self, *entries: Entry) -> None:
         """Write entries, in one step, over those of the same handles.
 
-        Without entries there is a file, too, afterwards.
+        Without entries there is a file, too, afterwards. What was given
+        back is written as unbinding, whatever phase an entry has here.
 
         :raises JournalError: if it cannot be put on the disk.
         """
         with locks.journal(self._state_path):
             known = self._load()
             known.update((entry.handle, entry) for entry in entries)
-            self._store(known)
+            self._store(self._as_given_back(known))
 
     def remove(self, handle: str) -> None:
         """Forget ``handle``; does nothing if it is not there."""
@@ -137,13 +145,22 @@ class Journal:
                 self._store(known)
 
     def give_back(self, handle: str) -> None:
-        """Remember that Cyborg has given a handle back.
+        """Write that Cyborg has given a handle back.
 
-        For where that cannot be written now: Cyborg does not ask twice, and
-        may give the handle to the next server. Its entry counts as
-        unbinding from now on, and is written so with the next write.
+        Only the lock of the journal is needed. The entry of the handle
+        counts as unbinding from now on until it is removed, also where
+        that cannot be written: Cyborg does not ask twice, and may give the
+        handle to the next server.
+
+        :raises JournalError: if it cannot be put on the disk.
         """
         self._given_back.add(handle)
+        with locks.journal(self._state_path):
+            known = self._load()
+            if handle in known:
+                self._store(known)
+            else:
+                self._given_back.discard(handle)
 
     def check(self) -> bool:
         """Set an unusable file aside, with a message, and start anew.
@@ -167,7 +184,9 @@ class Journal:
                 and bool(glob.glob(glob.escape(self._path) + '.unusable-*')))
 
     def _load(self) -> dict[str, Entry]:
-        found = self._load_file()
+        return self._as_given_back(self._load_file())
+
+    def _as_given_back(self, found: dict[str, Entry]) -> dict[str, Entry]:
         for handle in self._given_back & found.keys():
             if found[handle].phase is Phase.BOUND:
                 found[handle] = dataclasses.replace(
@@ -196,9 +215,8 @@ class Journal:
         durable.write(self._path, _KIND, _VERSION,
                       [_record(entry) for entry in known.values()])
         self._read = (_mark(self._path), known)
-        self._given_back -= {
-            handle for handle in tuple(self._given_back)
-            if handle not in known or known[handle].phase is not Phase.BOUND}
+        self._given_back -= {handle for handle in tuple(self._given_back)
+                             if handle not in known}
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
@@ -226,7 +244,8 @@ def _record(entry):
         'placement': place and {'start': place.start, 'size': place.size},
         'instance_id': entry.instance_id,
         'foreign_ids': list(entry.foreign_ids), 'vfio': entry.vfio,
-        'vgpu_placement': entry.vgpu_placement}
+        'vgpu_placement': entry.vgpu_placement, 'boot': entry.boot,
+        'repeats': entry.repeats}
 
 
 def _entry(record):
@@ -241,9 +260,12 @@ def _entry(record):
         placement=_placement(record['placement']),
         instance_id=fields.optional_number(record['instance_id']),
         foreign_ids=tuple(map(fields.number, record['foreign_ids'])),
-        # Records of the first release have neither, and are of mdevs.
+        # Records of earlier releases lack these. The first one had mdevs
+        # alone.
         vfio=fields.truth(record.get('vfio', False)),
-        vgpu_placement=fields.optional_number(record.get('vgpu_placement'))))
+        vgpu_placement=fields.optional_number(record.get('vgpu_placement')),
+        boot=_optional_text(record.get('boot')),
+        repeats=fields.number(record.get('repeats', 0))))
 
 
 def _placement(value):
@@ -251,3 +273,7 @@ def _placement(value):
         return None
     return model.Placement(fields.number(value['start']),
                            fields.number(value['size']))
+
+
+def _optional_text(value):
+    return None if value is None else fields.text(value)

@@ -10,88 +10,179 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Locks across threads and processes, one a GPU."""
+"""Locks across threads and processes: one for each GPU and each record.
+
+Every wait for a lock ends. A wait of more than a few seconds is logged with
+the name of who holds the lock.
+"""
+
+from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
+import time
+from collections.abc import Callable
 from collections.abc import Iterator
 
 from oslo_concurrency import lockutils
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import open_files
 
-_HEALTH_SECONDS = 5
+LOG = logging.getLogger(__name__)
+
+REPORT_SECONDS = 10.0
+"""How long a step of a report waits for a GPU; the next report tries again."""
+COMMAND_SECONDS = 300.0
+"""How long a person's command waits for a GPU, which may be reset."""
+_RECORD_SECONDS = 5.0
+"""How long to wait for a record. Whoever holds one reads and writes a file,
+unless its process was stopped."""
+_SAY_SECONDS = 3.0
+_PROC_LOCKS = '/proc/locks'
+
+_threads = lockutils.Semaphores()
+"""What keeps the threads of this process apart."""
+_holders: dict[str, str] = {}
+"""Lock file to what this process holds it for."""
 
 
-def gpu(state_path: str, address: model.PciAddress
+def gpu(state_path: str, address: model.PciAddress,
+        seconds: float = REPORT_SECONDS, purpose: str = ''
         ) -> contextlib.AbstractContextManager:
-    """Hold one GPU: whoever changes its partition or speaks of it does.
+    """Hold one GPU. Every change of its partition needs this lock.
 
     :param state_path: ``[gpu] state_path``; the files lie below ``locks``.
+    :param seconds: how long to wait.
+    :param purpose: what the lock is for, for people.
+    :raises LockTimeout: on entry, if the wait takes longer.
+    :raises JournalError: on entry, if the lock cannot be used at all.
     """
-    return _lock(state_path, f'gpu-{address}')
+    return _lock(state_path, f'gpu-{address}', f'GPU {address}', seconds,
+                 purpose)
 
 
 def journal(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the journal for one read and write of it."""
-    return _lock(state_path, 'journal')
+    """Hold the journal for one read and write of it.
+
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    return _record(state_path, 'journal')
 
 
 def checkpoint(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the checkpoint for one read and write of it."""
-    return _lock(state_path, 'checkpoint')
+    """Hold the checkpoint for one read and write of it.
+
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    return _record(state_path, 'checkpoint')
 
 
 def fixed(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the record of fixed vGPUs for one read and write of it."""
-    return _lock(state_path, 'fixed')
+    """Hold the record of fixed vGPUs for one read and write of it.
+
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    return _record(state_path, 'fixed')
 
 
 def health(state_path: str) -> contextlib.AbstractContextManager:
     """Hold the record of sick GPUs for one read and write of it.
 
-    Whoever waits for it for some seconds goes on without: a report must not
-    wait for a command that somebody has stopped.
-
-    :raises JournalError: on entry, if another process keeps it.
+    :raises LockTimeout, JournalError: as :func:`gpu`.
     """
-    return _lock(state_path, 'health', _HEALTH_SECONDS)
+    return _record(state_path, 'health')
+
+
+def _record(state_path, name):
+    return _lock(state_path, name, f'the record "{name}"', _RECORD_SECONDS)
 
 
 @contextlib.contextmanager
-def _lock(state_path, name, seconds=None) -> Iterator[None]:
+def _lock(state_path, name, what, seconds, purpose='') -> Iterator[None]:
     directory = os.path.join(state_path, 'locks')
     name = f'cyborg-gpu-{name}'
+    path = os.path.join(directory, name)
     _prepare(directory, name)
+    purpose = purpose or threading.current_thread().name
+    end = time.monotonic() + seconds
     with contextlib.ExitStack() as held:
+        thread = _threads.get(path)
+        file = lockutils.external_lock(name, lock_path=directory)
         try:
-            held.enter_context(
-                lockutils.lock(name, external=True, lock_path=directory)
-                if seconds is None else _in_time(directory, name, seconds))
+            for lock in (thread, file):
+                _acquire(lock.acquire, end, seconds,
+                         _Wait(what, purpose, path))
+                held.callback(lock.release)
         except (OSError, threading.ThreadError) as error:
             raise exception.JournalError(
-                path=os.path.join(directory, name),
-                reason=f'cannot be locked: {error}; check that [gpu] '
-                'state_path can be written') from error
+                path=path, reason=f'cannot be locked: {error}; check that '
+                '[gpu] state_path can be written') from error
+        _holders[path] = purpose
+        held.callback(_holders.pop, path, None)
         yield
 
 
-@contextlib.contextmanager
-def _in_time(directory, name, seconds):
-    """As lockutils.lock(), which waits for other processes for ever."""
-    with lockutils.internal_lock(name):
-        lock = lockutils.external_lock(name, lock_path=directory)
-        if not lock.acquire(timeout=seconds):
-            raise OSError(errno.ETIMEDOUT, 'another process has held it for '
-                          f'{seconds} s')
-        try:
-            yield
-        finally:
-            lock.release()
+def _acquire(acquire: Callable[..., bool], end: float, seconds: float,
+             wait: _Wait) -> None:
+    """Acquire a lock before ``end``, and log a wait that takes long."""
+    left = max(0.0, end - time.monotonic())
+    if acquire(timeout=min(left, _SAY_SECONDS)):
+        return
+    if left > _SAY_SECONDS:
+        LOG.warning('%s', wait)
+        if acquire(timeout=max(0.0, end - time.monotonic())):
+            return
+    raise exception.LockTimeout(what=wait.what, holder=wait.holder(),
+                                seconds=f'{round(seconds, 1):g}')
+
+
+class _Wait:
+    """One wait for a lock, for people."""
+
+    def __init__(self, what: str, purpose: str, path: str):
+        self.what = what
+        self._purpose = purpose
+        self._path = path
+
+    def __str__(self):
+        return (f'{self._purpose} waits for {self.what}, which '
+                f'{self.holder()} holds')
+
+    def holder(self) -> str:
+        """Who holds the lock."""
+        purpose = _holders.get(self._path)
+        if purpose is not None:
+            return f'{purpose} (in this process)'
+        pid = _owner(self._path)
+        if pid is None:
+            return 'another process'
+        return f'process {pid} ({open_files.process_name(pid)})'
+
+
+def _owner(path: str) -> int | None:
+    """The process that has a file locked; None if that is not known.
+
+    A line of proc_locks(5): number, POSIX, ADVISORY, WRITE, process id,
+    major:minor:inode (hexadecimal, hexadecimal, decimal), start and end.
+    """
+    try:
+        found = os.stat(path)
+        with open(_PROC_LOCKS, encoding='ascii') as stream:
+            lines = [line.split() for line in stream]
+    except (OSError, ValueError):
+        return None
+    device = (f'{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:'
+              f'{found.st_ino}')
+    for words in lines:
+        # A line of who waits has an arrow in the second place.
+        if len(words) > 5 and words[1] == 'POSIX' and words[5] == device:
+            return int(words[4]) if int(words[4]) > 0 else None
+    return None
 
 
 def _prepare(directory, name):

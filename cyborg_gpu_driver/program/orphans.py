@@ -140,7 +140,8 @@ class Keeper:
         :raises JournalError, UnknownGpu, SysfsError: if that is not known,
             or it cannot be removed.
         """
-        with locks.gpu(self._state_path, found.gpu.address):
+        with locks.gpu(self._state_path, found.gpu.address,
+                       locks.COMMAND_SECONDS):
             gpu = self._reader.gpu(found.gpu.address)
             now = next((item for item in self._on(gpu)
                         if item.vgpu.name == found.vgpu.name), None)

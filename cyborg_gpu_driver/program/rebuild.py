@@ -134,8 +134,10 @@ class Rebuilder:
                      'are on is not known: %(error)s',
                      {'gpu': gpu.address, 'error': error})
             running = ()
-        return placed(gpu, mixed(gpu, bare, running),
-                      self._host.offers(gpu), running, taken)
+        boot = self._machine.boot_id()
+        return [dataclasses.replace(entry, boot=boot) for entry in placed(
+            gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
+            taken)]
 
     def _lacks_instance(self, entry):
         if entry.placement is not None:

@@ -145,11 +145,10 @@ class Repairer:
         if profile is None:
             raise _kept('the GPU has no such profile now')
         made = tools.make_instance(dataclasses.replace(
-            entry, instance_id=None,
-            foreign_ids=tools.instance_ids(entry.gpu, profile)))
+            entry, foreign_ids=tools.instance_ids(entry.gpu, profile)))
         records.put(*(
             dataclasses.replace(other, instance_id=made.instance_id,
-                                foreign_ids=made.foreign_ids)
+                                foreign_ids=made.foreign_ids, boot=made.boot)
             for other in records.entries(entry.gpu)
             if (other.instance, other.instance_id)
             == (entry.instance, entry.instance_id)))

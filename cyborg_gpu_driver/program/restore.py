@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 
@@ -115,7 +114,8 @@ class Restorer:
         if self._applier.recover(gpu):
             done.append('undo a change that was interrupted')
         failed: list[str] = []
-        with locks.gpu(self._state_path, gpu.address):
+        with locks.gpu(self._state_path, gpu.address,
+                       locks.COMMAND_SECONDS):
             entries = [entry for entry in self._binds.entries(gpu.address)
                        if entry.phase is journal.Phase.BOUND]
             if saved is not None or entries:
@@ -201,9 +201,8 @@ class Restorer:
         """Entries with their instance's new id, in the journal too."""
         for item in self._applier.read(gpu).mig.instances:
             if spec.of(item) == instance:
-                entries = [dataclasses.replace(
-                    entry, instance_id=item.instance_id)
-                    for entry in entries]
+                entries = [self._tools.numbered(entry, item.instance_id)
+                           for entry in entries]
                 self._binds.put(*entries)
         return entries
 

@@ -126,6 +126,21 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((foreign, []), self.truth())
         self.assertEqual((), self.journal.entries())
 
+    def test_an_instance_of_an_earlier_boot_is_not_taken_for_anothers(self):
+        handle = self.handle('3g.20gb')
+        self.binder.bind(*handle)
+        (bound,) = self.journal.entries()
+        self.machine.reboot()
+        self.restart()
+        self.stranger(9, bound.placement.start, 4)
+        self.live.refresh()
+        (theirs,) = self.live.gpu(self.address).mig.instances
+        self.assertEqual((bound.placement, bound.instance_id),
+                         (theirs.placement, theirs.instance_id))
+        self.binder.unbind(*handle)
+        self.assertEqual([(9, 4)], self.truth()[0])
+        self.assertEqual((), self.journal.entries())
+
     def test_a_stranger_that_is_quicker_is_left_alone(self):
         # Between our look and our creation somebody takes the place.
         create = 'nvmlDeviceCreateGpuInstanceWithPlacement'

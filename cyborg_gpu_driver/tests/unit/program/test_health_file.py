@@ -94,7 +94,7 @@ class HealthFileTest(base.BaseTestCase):
         with self.file.held():
             pass
         self.useFixture(fixtures.MockPatchObject(
-            locks, '_HEALTH_SECONDS', 0.1))
+            locks, '_RECORD_SECONDS', 0.1))
         held = subprocess.Popen(
             [sys.executable, '-c', _HOLD, self.directory, self.lock_path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -102,7 +102,8 @@ class HealthFileTest(base.BaseTestCase):
         self.assertEqual('held\n', held.stdout.readline())
         error = self.assertRaises(exception.JournalError,
                                   self.file.held().__enter__)
-        self.assertIn('another process has held it for 0.1 s', str(error))
+        self.assertIn(f'process {held.pid} (', str(error))
+        self.assertIn('within 0.1 s', str(error))
 
     @property
     def lock_path(self):

@@ -24,6 +24,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import locks
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -51,7 +52,8 @@ class JournalTest(base.BaseTestCase):
         entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
                                      placement=None, foreign_ids=(),
                                      phase=journal.Phase.BOUND),
-                   _entry(3, vfio=True, vgpu_placement=0))
+                   _entry(3, vfio=True, vgpu_placement=0, boot='one',
+                          repeats=2))
         self.journal.put(*entries)
         again = journal.Journal(self.state_path)
         self.assertEqual(entries, again.entries())
@@ -70,19 +72,46 @@ class JournalTest(base.BaseTestCase):
         self.journal.remove(_entry(1).handle)
         self.assertEqual((_entry(2),), self.journal.entries())
 
-    def test_what_was_given_back_is_written_as_soon_as_it_can_be(self):
+    def test_what_was_given_back_is_written_at_once(self):
         stays, goes = (_entry(number, phase=journal.Phase.BOUND)
                        for number in (1, 2))
         self.journal.put(stays, goes)
         self.journal.give_back(goes.handle)
         unbinding = dataclasses.replace(goes, phase=journal.Phase.UNBINDING)
-        self.assertEqual((stays, unbinding), self.journal.entries())
-        self.assertEqual((stays, goes),
+        self.assertEqual((stays, unbinding),
                          journal.Journal(self.state_path).entries())
-        other = _entry(3)
-        self.journal.put(other)
-        self.assertEqual((stays, unbinding, other),
+
+    def test_what_was_given_back_stays_so_until_it_is_removed(self):
+        # A change of its entry that was read before must not revive it.
+        bound = _entry(phase=journal.Phase.BOUND)
+        unbinding = dataclasses.replace(bound, phase=journal.Phase.UNBINDING)
+        self.journal.put(bound)
+        self.journal.give_back(bound.handle)
+        self.journal.put(bound)
+        for records in (self.journal, journal.Journal(self.state_path)):
+            self.assertEqual((unbinding,), records.entries())
+
+    def test_what_cannot_be_written_was_given_back_all_the_same(self):
+        bound = _entry(phase=journal.Phase.BOUND)
+        unbinding = dataclasses.replace(bound, phase=journal.Phase.UNBINDING)
+        self.journal.put(bound)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.locks._RECORD_SECONDS', 0.0))
+        with locks.journal(self.state_path):
+            self.assertRaises(exception.LockTimeout, self.journal.give_back,
+                              bound.handle)
+        self.assertEqual((unbinding,), self.journal.entries())
+        self.assertEqual((bound,), journal.Journal(self.state_path).entries())
+        self.journal.put(_entry(2))
+        self.assertEqual((unbinding, _entry(2)),
                          journal.Journal(self.state_path).entries())
+
+    def test_only_a_bound_entry_is_given_back(self):
+        # A bind that is under way looks for itself whether it is wanted.
+        self.journal.put(_entry())
+        self.journal.give_back(_entry().handle)
+        self.journal.give_back(_entry(2).handle)
+        self.assertEqual((_entry(),), self.journal.entries())
 
     def test_a_handle_that_was_given_back_can_be_bound_again(self):
         bound = _entry(phase=journal.Phase.BOUND)
@@ -97,7 +126,8 @@ class JournalTest(base.BaseTestCase):
         self.journal.put(_entry())
         with open(self.path, encoding='utf-8') as stream:
             (old,) = json.load(stream)['content']
-        del old['vfio'], old['vgpu_placement']
+        for field in ('vfio', 'vgpu_placement', 'boot', 'repeats'):
+            del old[field]
         durable.write(self.path, 'cyborg-gpu journal', 1, [old])
         self.assertEqual((_entry(),), self.journal.entries())
 
@@ -112,7 +142,8 @@ class JournalTest(base.BaseTestCase):
                              ('instance_id', 1.5), ('foreign_ids', ['x']),
                              ('vfio', 1), ('vfio', None),
                              ('vgpu_placement', -1),
-                             ('vgpu_placement', '0'), ('unheard_of', 1)):
+                             ('vgpu_placement', '0'), ('boot', 1),
+                             ('repeats', -1), ('unheard_of', 1)):
             durable.write(self.path, 'cyborg-gpu journal', 1,
                           [dict(good, **{field: value})])
             self.assertRaises(exception.JournalError, self.journal.entries)

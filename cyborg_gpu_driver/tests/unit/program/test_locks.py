@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.program import locks
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_OTHER = model.PciAddress.parse('0000:0f:00.0')
+_HOLD = """
+import fcntl, sys
+with open(sys.argv[1], 'a') as stream:
+    fcntl.lockf(stream, fcntl.LOCK_EX)
+    print('held', flush=True)
+    sys.stdin.read()
+"""
+
+
+class _Said(logging.Handler):
+    """Keeps what is logged, and tells when that is the first time."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        self.event = threading.Event()
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+        self.event.set()
+
+
+class LockTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+
+    def gpu(self, seconds=0.0, purpose='a test'):
+        return locks.gpu(self.state_path, _GPU, seconds, purpose)
+
+    def refused(self, seconds=0.0):
+        lock = self.gpu(seconds)
+        return str(self.assertRaises(exception.LockTimeout, lock.__enter__))
+
+    def hold_elsewhere(self):
+        """Have another process hold the lock; end it by what is returned."""
+        with self.gpu():
+            pass
+        child = subprocess.Popen(
+            [sys.executable, '-c', _HOLD, os.path.join(
+                self.state_path, 'locks', f'cyborg-gpu-gpu-{_GPU}')],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(child.stdout.close)
+        self.addCleanup(child.wait)
+        self.addCleanup(child.stdin.close)
+        self.assertEqual('held\n', child.stdout.readline())
+        return child
+
+    def test_a_wait_for_a_thread_ends_and_names_it(self):
+        with self.gpu(purpose='bind of handle 1'):
+            self.assertEqual(
+                'GPU 0000:07:00.0 is locked: bind of handle 1 (in this '
+                'process) has not released it within 0.1 s',
+                self.refused(0.1))
+            with locks.gpu(self.state_path, _OTHER, 0.0):
+                pass
+        with self.gpu():
+            pass
+
+    def test_a_wait_for_a_process_ends_and_names_it(self):
+        child = self.hold_elsewhere()
+        self.assertIn(f'process {child.pid} (', self.refused(0.1))
+        # What was refused holds nothing that the next one needs.
+        self.assertIn(f'process {child.pid} (', self.refused())
+        child.stdin.close()
+        child.wait()
+        with self.gpu():
+            pass
+
+    def test_a_long_wait_is_logged_and_goes_on(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.locks._SAY_SECONDS', 0.0))
+        held, said = threading.Event(), _Said()
+        logger = logging.getLogger(locks.__name__)
+        logger.addHandler(said)
+        self.addCleanup(logger.removeHandler, said)
+
+        def hold():
+            with self.gpu(purpose='a reset'):
+                held.set()
+                said.event.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        self.assertTrue(held.wait(60))
+        with self.gpu(60.0, 'unbind of handle 2'):
+            pass
+        thread.join(60)
+        self.assertEqual(
+            ['unbind of handle 2 waits for GPU 0000:07:00.0, which a reset '
+             '(in this process) holds'], said.lines)
+
+    def test_a_record_is_waited_for_too(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.locks._RECORD_SECONDS', 0.0))
+        for record in (locks.journal, locks.checkpoint, locks.fixed,
+                       locks.health):
+            with record(self.state_path):
+                self.assertRaises(exception.LockTimeout,
+                                  record(self.state_path).__enter__)
