@@ -45,12 +45,12 @@ from collections.abc import Iterator
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
                 str(pathlib.Path(__file__).resolve().parent)]
 
+import online  # noqa: E402
 import oracle  # noqa: E402
 
 from cyborg_gpu_driver.host import model  # noqa: E402
 from cyborg_gpu_driver.partition import geometry  # noqa: E402
 from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
-from cyborg_gpu_driver.partition import online  # noqa: E402
 
 SLICES = (1, 2, 3, 4, 7)
 SLICES_PER_GPU = 7
@@ -191,17 +191,17 @@ def play(cluster, traffic: list[Request]) -> Score:
 def contestants(gpus: int) -> dict[str, object]:
     """A fresh cluster for each policy."""
     grid = geometry.Geometry(PROFILES)
-    lowest = occupancy_table.Table(grid)
-    driver = occupancy_table.Table(grid, starts=DRIVER_STARTS)
+    table = occupancy_table.Table(grid)
     empty = dict.fromkeys(range(gpus), geometry.EMPTY)
+    first, best, ours = online.Policy
     return {
-        FIRST_FIT: online.Cluster(lowest, empty, online.Policy.FIRST_FIT),
+        FIRST_FIT: online.Cluster(table, empty, first),
         'first-fit, driver starts': online.Cluster(
-            driver, empty, online.Policy.FIRST_FIT),
-        'best-fit': online.Cluster(lowest, empty, online.Policy.BEST_FIT),
+            table, empty, first, DRIVER_STARTS),
+        'best-fit': online.Cluster(table, empty, best),
         'best-fit, driver starts': online.Cluster(
-            driver, empty, online.Policy.BEST_FIT),
-        OURS: online.Cluster(lowest, empty, online.Policy.CAPACITY_LOSS),
+            table, empty, best, DRIVER_STARTS),
+        OURS: online.Cluster(table, empty, ours),
         REPACKING: oracle.Repacking(gpus),
     }
 

@@ -41,6 +41,7 @@ import sys
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
                 str(pathlib.Path(__file__).resolve().parent)]
 
+import online  # noqa: E402
 import oracle  # noqa: E402
 import packing  # noqa: E402
 
@@ -48,7 +49,6 @@ from cyborg_gpu_driver.nova import weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova import weigher_published  # noqa: E402
 from cyborg_gpu_driver.partition import geometry  # noqa: E402
 from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
-from cyborg_gpu_driver.partition import online  # noqa: E402
 from cyborg_gpu_driver.partition import planner  # noqa: E402
 
 NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')

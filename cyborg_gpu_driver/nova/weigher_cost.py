@@ -14,8 +14,7 @@
 
 The cost is the room that is lost, each unit of it at a price. Room is how
 many more of a resource class could be had in the whole cloud; the price is
-``1 / (1/2 + room)``: what is scarce is dear. That is the measure of
-:mod:`cyborg_gpu_driver.partition.online` for equal demand.
+``1 / (1/2 + room)``: what is scarce is dear.
 
 Of a GPU whose arrangement can be told from what is published
 (:mod:`.weigher_grid`) the room that is lost is computed; if several

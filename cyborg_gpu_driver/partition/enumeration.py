@@ -59,13 +59,6 @@ def maximal_multisets(grid: geometry.Geometry,
     return frozenset(map(multiset, maximal_layouts(grid, profiles)))
 
 
-def packable_multisets(grid: geometry.Geometry,
-                       profiles: Iterable[model.GpuInstanceProfile]
-                       | None = None) -> frozenset[Multiset]:
-    """Everything that can be on the GPU together; not the empty one."""
-    return frozenset(map(multiset, states(grid, profiles))) - {()}
-
-
 def multiset(occupancy: geometry.Occupancy) -> Multiset:
     """How many of each profile there are."""
     return tuple(sorted(occupancy.counts.items()))

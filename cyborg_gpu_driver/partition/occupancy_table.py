@@ -28,12 +28,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 
 ENDING = 1 / 8
@@ -81,43 +78,6 @@ class Row:
                                   for placement in self._free(profile))
                      for profile in self.table.profiles)
 
-    @functools.cached_property
-    def first(self) -> tuple[Option | None, ...]:
-        """For each profile, the first free start in the table's order."""
-        return tuple(
-            next((self._option(profile, placement)
-                  for placement in sorted(self._free(profile),
-                                          key=self.table.order(profile))),
-                 None)
-            for profile in self.table.profiles)
-
-    @functools.cached_property
-    def rank(self) -> tuple:
-        """Orders rows that are equally good: the fullest first."""
-        return -self.taken, self.occupancy.taken
-
-    def without(self, profile_id: int, placement: model.Placement) -> Row:
-        """The row once an instance has ended.
-
-        :raises InvalidValue: if there is none of it.
-        """
-        item = (profile_id, placement)
-        row = self._ended.get(item)
-        if row is None:
-            left = list(self.occupancy.taken)
-            if item not in left:
-                raise exception.InvalidValue(
-                    what='instance', value=f'{profile_id}@{placement}',
-                    expected='expected one of those on the GPU')
-            left.remove(item)
-            row = self._ended[item] = self.table.row(
-                geometry.Occupancy(tuple(left)))
-        return row
-
-    @functools.cached_property
-    def _ended(self):
-        return {}
-
     def _free(self, profile):
         return self.table.grid.free_placements(self.occupancy, profile)
 
@@ -134,25 +94,18 @@ class Table:
     :param grid: the grid, of any size that NVML describes.
     :param profiles: those that are offered, whose room counts; None for
         all of the grid's.
-    :param starts: for some profile ids the order in which first-fit and
-        best-fit try the starts; from the lowest where nothing is said.
     """
 
     def __init__(self, grid: geometry.Geometry,
-                 profiles: Iterable[model.GpuInstanceProfile] | None = None,
-                 starts: Mapping[int, Sequence[int]] | None = None):
+                 profiles: Iterable[model.GpuInstanceProfile] | None = None
+                 ):
         self.grid = grid
         self.profiles = tuple(grid.profiles if profiles is None
                               else profiles)
         self._index = {profile.profile_id: number
                        for number, profile in enumerate(self.profiles)}
-        self._starts = dict(starts or {})
         self._rows: dict[geometry.Occupancy, Row] = {}
         self._creatable: dict[geometry.Occupancy, tuple[int, ...]] = {}
-
-    def __len__(self) -> int:
-        """How many rows there are so far."""
-        return len(self._rows)
 
     def index(self, profile_id: int) -> int:
         """Where the profile stands in every tuple of the table.
@@ -175,19 +128,6 @@ class Table:
                 self, occupancy, occupancy.mask.bit_count(),
                 self._room(occupancy))
         return row
-
-    def fill(self) -> None:
-        """Make every row now; there may be thousands."""
-        for occupancy in enumeration.states(self.grid, self.profiles):
-            row = self.row(occupancy)
-            _made = row.options, row.first
-
-    def order(self, profile: model.GpuInstanceProfile):
-        """The key by which first-fit sorts a profile's placements."""
-        starts = self._starts.get(profile.profile_id)
-        if starts is None:
-            return lambda placement: placement.start
-        return lambda placement: starts.index(placement.start)
 
     def _room(self, occupancy):
         room = [0.0] * len(self.profiles)

@@ -26,6 +26,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 _WALKS = int(os.environ.get('CYBORG_GPU_WALKS', '150'))
@@ -59,7 +60,7 @@ class BoardCase(layouts.LayoutCase):
             self.names[item[2]] for item in self.truth()[2]))
 
     def check_every_multiset_in_every_order(self):
-        multisets = enumeration.packable_multisets(self.grid, self.base())
+        multisets = boards.packable(self.grid, self.base())
         self.assertEqual(self.PACKABLE, len(multisets))
         tried = 0
         for multiset in sorted(multisets):
@@ -83,7 +84,7 @@ class BoardCase(layouts.LayoutCase):
         chance = random.Random(self.MACHINE)
         occupancies = sorted(enumeration.states(self.grid),
                              key=lambda item: item.taken)
-        multisets = sorted(enumeration.packable_multisets(self.grid)) + [()]
+        multisets = sorted(boards.packable(self.grid)) + [()]
         reached = 0
         for _ in range(_WALKS):
             self.load(self.empty)

@@ -25,8 +25,8 @@ import sys
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.tests.unit.partition import boards
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
@@ -49,7 +49,7 @@ packing = program('packing')
 def on_one_gpu():
     """Counts of everything that one GPU can hold, by enumeration."""
     return {tuple(dict(held).get(number, 0) for number in range(5))
-            for held in enumeration.packable_multisets(
+            for held in boards.packable(
                 geometry.Geometry(packing.PROFILES))} | {(0,) * 5}
 
 

@@ -26,7 +26,6 @@ from cyborg_gpu_driver.nova import weigher_cost
 from cyborg_gpu_driver.nova import weigher_published as published
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import occupancy_table
-from cyborg_gpu_driver.partition import online
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -82,13 +81,18 @@ class GridTest(CostCase):
         profiles = [next(profile for profile in boards.H100_80
                          if profile.name == name) for name in names]
         grid = geometry.Geometry(boards.H100_80)
-        cluster = online.Cluster(
-            occupancy_table.Table(grid, profiles),
-            {gpu.address: self.occupancy(gpu, grid) for gpu in gpus})
-        for profile in profiles:
-            place = cluster.choose(profile.profile_id)
-            self.assertEqual(place.gpu,
-                             self.order(gpus, profile.name)[0])
+        table = occupancy_table.Table(grid, profiles)
+        rows = {gpu.address: table.row(self.occupancy(gpu, grid))
+                for gpu in gpus}
+        prices = [1 / (0.5 + sum(room)) for room in zip(
+            *(row.room for row in rows.values()))]
+        for number, profile in enumerate(profiles):
+            losses = [(sum(map(operator.mul, prices, option.loss)), gpu)
+                      for gpu, row in rows.items()
+                      for option in row.options[number]]
+            found = self.costs(gpus, profile.name)
+            self.assertAlmostEqual(min(losses)[0], found[0][0].loss)
+            self.assertEqual(min(losses)[1], found[0][1])
 
     def occupancy(self, gpu, grid):
         taken = {'empty': (), 'left': (('3g.40gb', 4),),

@@ -17,6 +17,7 @@ and as NVIDIA's MIG user guide gives them.
 """
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import enumeration
 
 
 def _profile(profile_id, name, memory_mib, maximum, starts, size,
@@ -127,6 +128,15 @@ def named(profiles, *names):
     """The profiles of those names, in the order of ``names``."""
     by_name = {profile.name: profile for profile in profiles}
     return tuple(by_name[name] for name in names)
+
+
+def packable(grid, profiles=None):
+    """Every multiset of instances that fits on the GPU; not the empty one.
+
+    Each is (profile id, count) pairs, by id.
+    """
+    return {enumeration.multiset(occupancy) for occupancy
+            in enumeration.states(grid, profiles)} - {()}
 
 
 def gpu(profiles, live=(), enabled=True, **fields):

@@ -102,7 +102,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
     def test_all_that_packs_is_planned_in_every_order_of_writing(self):
         for board, profiles in boards.ALL.items():
             plain = boards.named(profiles, *boards.BASE[board])
-            multisets = enumeration.packable_multisets(
+            multisets = boards.packable(
                 geometry.Geometry(profiles), plain)
             gpu = boards.gpu(profiles)
             for multiset in multisets:

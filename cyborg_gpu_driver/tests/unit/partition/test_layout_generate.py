@@ -14,7 +14,6 @@
 from oslotest import base
 
 from cyborg_gpu_driver.partition import change_plan
-from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_generate
@@ -97,7 +96,7 @@ class GenerateTestCase(base.BaseTestCase):
             gpu, = host(name)
             grid = geometry.Geometry(gpu.mig.profiles)
             plain = boards.named(gpu.mig.profiles, *boards.BASE[name])
-            packable = enumeration.packable_multisets(grid, plain)
+            packable = boards.packable(grid, plain)
             found = layout_generate.generate([gpu])
             for entry in found.entries:
                 counts = entry.sections[0].mig_devices

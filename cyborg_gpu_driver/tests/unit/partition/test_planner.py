@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.tests.unit.partition import boards
@@ -132,7 +131,7 @@ class TestChooseStart(base.BaseTestCase):
         for board, profiles in boards.ALL.items():
             grid = geometry.Geometry(profiles)
             by_id = {profile.profile_id: profile for profile in profiles}
-            for multiset in enumeration.packable_multisets(grid):
+            for multiset in boards.packable(grid):
                 wanted = sorted(
                     (by_id[profile_id] for profile_id, count in multiset
                      for _ in range(count)), reverse=True,
@@ -147,7 +146,7 @@ class TestChooseStart(base.BaseTestCase):
             profiles = boards.named(boards.ALL[board], *names)
             grid = geometry.Geometry(profiles)
             by_id = {profile.profile_id: profile for profile in profiles}
-            for multiset in enumeration.packable_multisets(grid):
+            for multiset in boards.packable(grid):
                 wanted = sorted(
                     (by_id[profile_id] for profile_id, count in multiset
                      for _ in range(count)), reverse=True,

@@ -11,11 +11,7 @@
 # under the License.
 
 
-"""Which GPU and which start for one more instance, on a host or a cluster.
-
-For whoever sees many GPUs at once: a scheduler's weigher, an operator's
-command, a simulation. The GPUs are of one kind; there is one
-:class:`Cluster` for each kind. Pure: it knows what it is told.
+"""Policies that place instances online, on a cluster of GPUs of one kind.
 
 Three policies choose, and none refuses what fits on any GPU as it is:
 
@@ -49,6 +45,7 @@ import operator
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -119,13 +116,18 @@ class Cluster:
 
     :param table: the kind. Clusters may share one.
     :param gpus: what is on each GPU, in the order of first-fit.
+    :param starts: for some profile ids, the order in which first-fit and
+        best-fit try the starts; ascending for the other profiles.
     """
 
     def __init__(self, table: occupancy_table.Table,
                  gpus: Mapping[Hashable, geometry.Occupancy],
-                 policy: Policy = Policy.CAPACITY_LOSS):
+                 policy: Policy = Policy.CAPACITY_LOSS,
+                 starts: Mapping[int, Sequence[int]] | None = None):
         self.table = table
         self.policy = policy
+        self._starts = starts or {}
+        self._firsts = {}
         self.demand = Demand(
             profile.profile_id for profile in table.profiles)
         self._rows = {gpu: table.row(occupancy)
@@ -169,8 +171,8 @@ class Cluster:
         chosen = self._choosers[self.policy](self.table.index(profile_id))
         if chosen is None:
             return None
-        gpu, option = chosen
-        return Place(gpu, profile_id, option.placement)
+        gpu, placement, _after = chosen
+        return Place(gpu, profile_id, placement)
 
     def request(self, profile_id: int) -> Place | None:
         """Choose a place and take it; the request counts as demand.
@@ -183,9 +185,9 @@ class Cluster:
         chosen = self._choosers[self.policy](number)
         if chosen is None:
             return None
-        gpu, option = chosen
-        self._move(gpu, option.after)
-        return Place(gpu, profile_id, option.placement)
+        gpu, placement, after = chosen
+        self._move(gpu, after)
+        return Place(gpu, profile_id, placement)
 
     def add(self, place: Place) -> None:
         """An instance has come to be there, whoever chose its place.
@@ -207,8 +209,15 @@ class Cluster:
 
         :raises InvalidValue: if none was there.
         """
-        self._move(place.gpu, self._row(place.gpu).without(
-            place.profile_id, place.placement))
+        left = list(self._row(place.gpu).occupancy.taken)
+        item = place.profile_id, place.placement
+        if item not in left:
+            raise exception.InvalidValue(
+                what='instance', value=f'{place.profile_id}@{place.placement}',
+                expected='expected one of those on the GPU')
+        left.remove(item)
+        self._move(place.gpu, self.table.row(
+            geometry.Occupancy(tuple(left))))
 
     def _row(self, gpu):
         try:
@@ -248,11 +257,8 @@ class Cluster:
     def _first_fit(self, number):
         if not self._open[number]:
             return None
-        for gpu, row in self._rows.items():
-            option = row.first[number]
-            if option is not None:
-                return gpu, option
-        return None
+        return next((gpu, *first) for gpu, row in self._rows.items()
+                    if (first := self._first_start(row, number)))
 
     def _best_fit(self, number):
         best = max((row.taken for row in self._open[number]), default=None)
@@ -261,7 +267,7 @@ class Cluster:
         if not gpus:
             return None
         gpu = min(gpus, key=self._order.__getitem__)
-        return gpu, self._rows[gpu].first[number]
+        return gpu, *self._first_start(self._rows[gpu], number)
 
     def _capacity_loss(self, number):
         prices = tuple(root / (_SPARE + room) for root, room in
@@ -271,6 +277,26 @@ class Cluster:
         for row, options in self._open[number].items():
             for option in options:
                 loss = sum(map(multiply, prices, option.loss))
-                if loss < least or loss == least and row.rank < best.rank:
+                if loss < least or (loss == least
+                                    and _rank(row) < _rank(best)):
                     least, best, chosen = loss, row, option
-        return chosen and (self._first(best), chosen)
+        return chosen and (
+            self._first(best), chosen.placement, chosen.after)
+
+    def _first_start(self, row, number):
+        """The first free placement of a profile and the row after it."""
+        key = row, number
+        if key not in self._firsts:
+            profile = self.table.profiles[number]
+            order = self._starts.get(profile.profile_id)
+            free = self.table.grid.free_placements(row.occupancy, profile)
+            first = min(free, default=None, key=lambda placement: (
+                order.index(placement.start) if order else placement.start))
+            self._firsts[key] = first and (first, self.table.row(
+                row.occupancy.add(profile, first)))
+        return self._firsts[key]
+
+
+def _rank(row):
+    """Orders rows that are equally good: the fullest first."""
+    return -row.taken, row.occupancy.taken

@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+"""The policies that the packing benchmark compares."""
 
 import itertools
 import math
@@ -21,12 +22,12 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import occupancy_table
-from cyborg_gpu_driver.partition import online
+from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 from cyborg_gpu_driver.tests.unit.partition import boards
-from cyborg_gpu_driver.tests.unit.partition import test_geometry
+
+online = test_packing.program('online')
 
 # Tables are kept: making the rows of a full A100 takes most of a second.
 FULL = {board: occupancy_table.Table(geometry.Geometry(profiles))
@@ -66,93 +67,6 @@ def shake(cluster, steps, chance):
 
 def gpus_of(cluster):
     return {gpu: cluster.occupancy(gpu) for gpu in cluster._rows}
-
-
-class TableTest(base.BaseTestCase):
-
-    def test_every_state_is_a_row(self):
-        for board, names in boards.BASE.items():
-            table = occupancy_table.Table(geometry.Geometry(
-                boards.named(boards.ALL[board], *names)))
-            table.fill()
-            self.assertEqual(
-                298 if table.grid.units == 8 else 26, len(table), board)
-
-    def test_room_of_an_empty_gpu(self):
-        for table in FULL.values():
-            self.assertEqual(
-                tuple(profile.max_instances for profile in table.profiles),
-                table.row(geometry.EMPTY).room)
-
-    def test_room_counts_what_may_end(self):
-        table = BASE['A30']
-        one, two, four = table.profiles
-        occupancy = geometry.EMPTY.add(one, model.Placement(1, 1))
-        # 3 of 4 small ones, 1 of 2 halves, and all of it with 1/8.
-        self.assertEqual((3.125, 1.125, 0.125), table.row(occupancy).room)
-        occupancy = occupancy.add(two, model.Placement(2, 2))
-        self.assertEqual((1 + 1 / 8 + 2 / 8, 2 / 8, 1 / 64),
-                         table.row(occupancy).room)
-
-    def test_what_ends_together_is_worth_more(self):
-        table = BASE['A100-80']
-        one, two, three, _four, _seven = table.profiles
-        whole = geometry.EMPTY.add(three, model.Placement(0, 4))
-        parts = geometry.EMPTY.add(two, model.Placement(0, 2)).add(
-            two, model.Placement(2, 2))
-        self.assertEqual(whole.mask, parts.mask)
-        self.assertGreater(table.row(whole).room[-1],
-                           table.row(parts).room[-1])
-
-    @hypothesis.given(test_geometry.occupied_boards())
-    def test_options_are_the_free_starts_that_cost_least(self, reached):
-        grid, occupancy = reached
-        table = occupancy_table.Table(grid)
-        row = table.row(occupancy)
-        for number, profile in enumerate(table.profiles):
-            free = grid.free_placements(occupancy, profile)
-            options = row.options[number]
-            self.assertEqual(bool(free), bool(options))
-            self.assertLessEqual({option.placement for option in options},
-                                 set(free))
-            for placement in free:
-                after = table.row(occupancy.add(profile, placement))
-                loss = [had - has for had, has in zip(row.room, after.room)]
-                self.assertTrue(any(
-                    all(map(float.__le__, option.loss, loss))
-                    for option in options), placement)
-            self.assertEqual(free[0] if free else None,
-                             row.first[number] and
-                             row.first[number].placement)
-
-    def test_rows_lead_there_and_back(self):
-        table = BASE['A30']
-        for occupancy in enumeration.states(table.grid):
-            row = table.row(occupancy)
-            for number, profile in enumerate(table.profiles):
-                for option in row.options[number]:
-                    self.assertIs(row, option.after.without(
-                        profile.profile_id, option.placement))
-
-    def test_starts_in_another_order(self):
-        table = occupancy_table.Table(
-            BASE['A30'].grid, starts={14: (2, 3, 1, 0)})
-        row, starts = table.row(geometry.EMPTY), []
-        while row.first[0] is not None:
-            starts.append(row.first[0].placement.start)
-            row = row.first[0].after
-        self.assertEqual([2, 3, 1, 0], starts)
-
-    def test_only_the_offered_profiles_count(self):
-        profiles = boards.ALL['A100-80']
-        small, = boards.named(profiles, '1g.10gb')
-        table = occupancy_table.Table(geometry.Geometry(profiles), [small])
-        row = table.row(geometry.EMPTY)
-        self.assertEqual((7.0,), row.room)
-        # Where it costs nothing else, all starts are alike: the highest.
-        self.assertEqual([6], [option.placement.start
-                               for option in row.options[0]])
-        self.assertRaises(exception.InvalidValue, table.index, 0)
 
 
 class DemandTest(base.BaseTestCase):
