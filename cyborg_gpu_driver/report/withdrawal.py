@@ -141,7 +141,7 @@ class Withdrawal:
         present = {gpu.address: gpu for gpu in host.gpus}
         for address in sorted({*present, *known}):
             before = known.get(address)
-            look = _not_ours(address, earlier) or self._look_at(
+            look = _not_ours(address, before, earlier) or self._look_at(
                 present.get(address), before, make, ignored,
                 address in claimed, host.library_missing)
             device, reason, left = look.device, look.reason, look.left
@@ -313,16 +313,19 @@ def remembered(state_path: str) -> dict[model.PciAddress, memory.Remembered]:
             path=path, reason=f'is damaged: {error!r}') from error
 
 
-def _not_ours(address, earlier):
+def _not_ours(address, before, earlier):
     """What to do with a GPU that is not ours to report; None if it is.
 
-    Until Placement has told it, Cyborg cannot report either: it asks
-    Placement for the compute node.
+    Before Placement has answered, that is a GPU that was never reported.
     """
-    if address not in {item.gpu for item in earlier or ()}:
-        return None
-    return _Look(None, None,
-                 "a server has it through Cyborg's own driver", '')
+    if earlier is None:
+        reason = '' if before else (
+            'Placement has not answered yet whether a server has it through '
+            "Cyborg's own driver")
+    else:
+        reason = '' if address not in {item.gpu for item in earlier} else (
+            "a server has it through Cyborg's own driver")
+    return _Look(None, None, reason, '') if reason else None
 
 
 def _path(state_path):

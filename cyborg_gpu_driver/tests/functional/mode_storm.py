@@ -41,6 +41,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import nobody
 
 _LAYOUT = """version: v1
@@ -114,7 +115,7 @@ class Storm:
         self._rng = rng
         self._state_path = conf.gpu.state_path
         self._agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                  _no_placement)
+                                  empty_placement.EmptyPlacement)
         self._machine = self._agent._preparer._machine
         self._reader = reader.HostReader(self._machine)
         self._over = threading.Event()
@@ -223,11 +224,6 @@ def main(directory, machine, rounds, seed, user=''):
     trouble = truth(world)
     print(f'{storm.switches} switches; {trouble or "no trouble"}')
     return 1 if trouble else 0
-
-
-def _no_placement():
-    """Where Placement is out of reach."""
-    raise ConnectionError('no Placement here')
 
 
 if __name__ == '__main__':

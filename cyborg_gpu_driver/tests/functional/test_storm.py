@@ -41,6 +41,7 @@ from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -297,9 +298,5 @@ class ProcessesTest(base.BaseTestCase):
             conf.set_override(name, value, group='gpu')
         for name, value in (('mode', 'mig'), ('match_address', self.gpus)):
             conf.set_override(name, value, group='gpu_policy:p')
-        return agent.Agent(conf, policies.read(conf), 'host1', _no_placement)
-
-
-def _no_placement():
-    """Where Placement is out of reach."""
-    raise ConnectionError('no Placement here')
+        return agent.Agent(conf, policies.read(conf), 'host1',
+                           empty_placement.EmptyPlacement)

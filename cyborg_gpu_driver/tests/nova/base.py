@@ -36,7 +36,6 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_config import cfg
 
 from cyborg_gpu_driver import agent
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
@@ -47,6 +46,7 @@ from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests import empty_placement
 
 HOST = 'compute1'
 
@@ -81,7 +81,8 @@ class GpuHost(fixtures.Fixture):
                             ('simulate_state', state)):
             conf.set_override(name, value, group='gpu')
         self.sysfs = platform.from_conf(conf).sysfs
-        self._agent = agent.Agent(conf, self._settings, HOST, _no_placement)
+        self._agent = agent.Agent(conf, self._settings, HOST,
+                                  empty_placement.EmptyPlacement)
         self.addCleanup(self._agent.stop)
 
     def handles(self, profile=None):
@@ -115,10 +116,6 @@ def function_of(request):
     info = request['attach_handle_info']
     return (f'{info["domain"]}:{info["bus"]}:{info["device"]}.'
             f'{info["function"]}')
-
-
-def _no_placement():
-    raise exception.PlacementRefused(what='all', code=503, text='not here')
 
 
 def arq(handle, server):

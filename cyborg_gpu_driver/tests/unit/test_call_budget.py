@@ -28,6 +28,7 @@ from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.tests import empty_placement
 
 PER_HOST = 1
 PER_GPU = 8
@@ -35,11 +36,6 @@ PER_CHECK = 5
 """What asking one GPU for its health takes."""
 PER_INSTANCE = 2
 PER_BIND = 8
-
-
-def _no_placement():
-    """Where Placement is out of reach, which costs no NVML call."""
-    raise ConnectionError('no Placement here')
 
 
 class TestCallBudget(base.BaseTestCase):
@@ -56,7 +52,7 @@ class TestCallBudget(base.BaseTestCase):
         conf.set_override('health_events', False, group='gpu')
         self.addCleanup(_uninstall_all)
         self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 _no_placement)
+                                 empty_placement.EmptyPlacement)
         self.devices = self.agent.report()
         self.machine = pynvml.nvmlLib.machine
 

@@ -89,7 +89,9 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertEqual(left, {address for address, device
                                     in reported.items() if device.stub})
 
-    def test_while_placement_has_not_told(self):
+    def test_while_placement_has_not_told_only_known_gpus_are_reported(self):
+        self.assertTrue(self.report(_GPU, earlier=None)[_ADDRESS].stub)
+        self.report(_GPU)
         self.assertFalse(self.report(_GPU, earlier=None)[_ADDRESS].stub)
 
     def test_a_healthy_gpu_is_reported_as_it_is(self):
