@@ -234,7 +234,8 @@ class CloudTest(outages.OutageCase):
                 ('Content-Length', '0')])
             return []
 
-        here = self.useFixture(keystone.KeystoneFixture(answer))
+        here = self.useFixture(keystone.KeystoneFixture(answer, others={
+            'placement': self.cloud.cloud.placement_service.url}))
         self.door = self.useFixture(outages.Door(here.auth_url))
         here.write_clouds(here=f'{self.door.url}/v3')
         self.end_agent()

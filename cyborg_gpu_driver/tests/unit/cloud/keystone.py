@@ -22,7 +22,8 @@ from keystoneauth1 import fixture
 
 from cyborg_gpu_driver.demo import httpd
 
-TOKEN = '5f0c7a1e'
+TOKEN = 'admin'
+"""What Placement without Keystone takes for an administrator's."""
 PROJECT = '7a9b6c0e4a0f4d4c9b5d0c1d1f6f2a11'
 _USER = {'auth_type': 'password', 'username': 'operator', 'password': 'x',
          'project_name': 'admin', 'user_domain_name': 'Default',
@@ -30,15 +31,15 @@ _USER = {'auth_type': 'password', 'username': 'operator', 'password': 'x',
 
 
 class Keystone:
-    """Gives everybody one token, for a catalog of one service.
+    """Gives everybody one token.
 
     :param roles: of whoever asks.
-    :param url: of the service of type ``accelerator``.
+    :param catalog: the URL of each service by its type.
     """
 
-    def __init__(self, roles, url):
+    def __init__(self, roles, catalog):
         self.roles = roles
-        self.accelerator = url
+        self.catalog = catalog
 
     def __call__(self, environ, start_response):
         if environ['REQUEST_METHOD'] == 'POST':
@@ -46,8 +47,9 @@ class Keystone:
             token.set_project_scope(id=PROJECT)
             for role in self.roles:
                 token.add_role(role)
-            token.add_service('accelerator').add_standard_endpoints(
-                public=self.accelerator, region='one')
+            for kind, url in self.catalog.items():
+                token.add_service(kind).add_standard_endpoints(
+                    public=url, region='one')
             return _answer(start_response, '201 Created', token,
                            ('X-Subject-Token', TOKEN))
         return _answer(start_response, '200 OK', {
@@ -56,26 +58,30 @@ class Keystone:
 
 
 class KeystoneFixture(fixtures.Fixture):
-    """An environment that names a cloud of Keystone and one service.
+    """An environment that names a cloud of Keystone and Cyborg.
 
-    The service is told who asks as Keystone's filter tells it.
+    Cyborg learns who asks as from Keystone's filter.
 
-    :param application: the service's, as WSGI has it.
+    :param application: Cyborg's, as WSGI has it.
     :param roles: of whoever asks.
-    :param path: of the service's endpoint.
+    :param path: of its endpoint.
+    :param others: URLs of more services by their types.
     """
 
-    def __init__(self, application, roles=('admin',), path='/v2'):
+    def __init__(self, application, roles=('admin',), path='/v2',
+                 others=None):
         super().__init__()
         self._application = application
         self._roles = roles
         self._path = path
+        self._others = others or {}
 
     def _setUp(self):
         forget_clouds(self)
         self._service = self._serve(self._filter)
         self.auth_url = self._serve(Keystone(
-            self._roles, self._service + self._path)) + '/v3'
+            self._roles, {'accelerator': self._service + self._path,
+                          **self._others})) + '/v3'
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.name('OS_AUTH_URL', self.auth_url)
         for name, value in _USER.items():
