@@ -87,22 +87,26 @@ class Listing(Directory):
     :param names: the names that there are now.
     :param make: the node of such a name.
     :param entries: nodes that are always there.
+    :param has: whether there is such a name now, where that can be told
+        faster than by ``names``.
     """
 
     def __init__(self, names: Callable[[], Iterable[str]],
                  make: Callable[[str], Node],
                  entries: Mapping[str, Node] | None = None,
-                 present: Callable[[], bool] | None = None):
+                 present: Callable[[], bool] | None = None,
+                 has: Callable[[str], bool] | None = None):
         super().__init__(entries or {}, present)
         self._names = names
         self._make = make
+        self._has = has or (lambda name: name in names())
 
     def names(self) -> Iterable[str]:
         return [*super().names(), *self._names()]
 
     def child(self, name: str) -> Node | None:
         node = super().child(name)
-        if node is None and name in self._names():
+        if node is None and self._has(name):
             node = self._make(name)
         return node
 

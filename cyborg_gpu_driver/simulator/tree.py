@@ -81,7 +81,7 @@ class _Builder:
                 'pci': directory({
                     'devices': nodes.Listing(
                         self.present, lambda address: nodes.Link(
-                            _place(address))),
+                            _place(address)), has=self.is_present),
                     'drivers': nodes.Listing(
                         self.drivers.names, self._driver),
                     'drivers_probe': nodes.File(
@@ -101,7 +101,7 @@ class _Builder:
                                      present=lambda: self.host.wsl)})}),
             'devices': directory({
                 'pci0000:00': nodes.Listing(
-                    self.present, self._device)}),
+                    self.present, self._device, has=self.is_present)}),
             'kernel': directory({
                 'iommu_groups': nodes.Listing(
                     self._group_names, self._group)}),
@@ -126,6 +126,13 @@ class _Builder:
             addresses.append(gpu.address)
             addresses.extend(gpu.vfs())
         return sorted(addresses)
+
+    def is_present(self, address: str) -> bool:
+        """Whether there is such a PCI function now."""
+        gpu = self.owner.get(address)
+        if gpu is None:
+            return address in self.functions
+        return address == gpu.address or address in gpu.vfs()
 
     def _driver(self, name):
         return nodes.Listing(

@@ -38,9 +38,9 @@ class VgpuFiles:
         if gpu.vgpu_on_pf != (address == gpu.address):
             return {}
         if gpu.spec.framework == spec.MDEV:
-            return {'mdev_supported_types': nodes.Directory(
-                {_type_id(kind): self._type(address, kind)
-                 for kind in gpu.model.vgpu_types},
+            kinds = {_type_id(kind): kind for kind in gpu.model.vgpu_types}
+            return {'mdev_supported_types': nodes.Listing(
+                kinds.keys, lambda name: self._type(address, kinds[name]),
                 present=lambda: gpu.framework == spec.MDEV)}
         if gpu.spec.framework == spec.VENDOR_VFIO:
             return {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -30,6 +31,9 @@ from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files
 
 HOST = 'compute1'
+TWO_GPUS = str(pathlib.Path(__file__).parents[1] / 'data' / 'hosts'
+               / 'a100x2.yaml')
+"""A machine with two A100; each GPU more makes each report longer."""
 
 
 class _NoRoute:
@@ -48,7 +52,7 @@ class GpuTestCase(base.TestCase):
     the driver that is tested.
     """
 
-    machine = 'dgx-a100-80'
+    machine = TWO_GPUS
     gpu = '0000:07:00.0'
     overrides: dict = {}
     hardware_directory: str | None = None

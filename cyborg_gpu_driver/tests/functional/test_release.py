@@ -51,14 +51,14 @@ class WhatThereIsTest(functional.TestCase):
         self.assertEqual('', self.release.mismatch)
 
     def test_the_agent_asks_placement_from_16_on(self):
-        cloud = self.use_cloud(simulate='dgx-a100-80')
+        cloud = self.use_cloud(simulate=gpu_cloud.TWO_GPUS)
         self.assertEqual(self.release.major >= 16,
                          self.release.asks_placement)
         self.assertEqual(self.release.asks_placement,
                          hasattr(cloud.agent, 'placement_client'))
 
     def test_a_service_token_is_asked_for(self):
-        cloud = self.use_cloud(simulate='dgx-a100-80')
+        cloud = self.use_cloud(simulate=gpu_cloud.TWO_GPUS)
         cloud.cyborg._headers.pop('X-Service-Roles')
         delete = (client.Cyborg.delete_arqs, cloud.cyborg)
         if self.release.wants_service_token:

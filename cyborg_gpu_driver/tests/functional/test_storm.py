@@ -64,7 +64,7 @@ class StormTest(gpu_cloud.GpuTestCase):
 
     scenarios = [
         ('slices on mdev', {
-            'machine': 'dgx-a100-80', 'gpus': (
+            'machine': gpu_cloud.TWO_GPUS, 'gpus': (
                 '0000:07:00.0', '0000:0f:00.0'),
             'classes': ('1G_10GB', '2G_20GB', '3G_40GB', '4G_40GB',
                         '7G_80GB'),
@@ -226,7 +226,7 @@ class StormTest(gpu_cloud.GpuTestCase):
 class ProcessesTest(base.BaseTestCase):
     """Two agents on one machine, each of which believes to be alone."""
 
-    machine = 'dgx-a100-80'
+    machine = gpu_cloud.TWO_GPUS
     gpus = ('0000:07:00.0', '0000:0f:00.0')
     binds = 60
 

@@ -66,11 +66,11 @@ class UnprivilegedTest(base.BaseTestCase):
         self.assertEqual(0, done.returncode, done.stderr)
 
     def test_nothing_goes_past_the_daemon(self):
-        self.run_tests('dgx-a100-80', 'unprivileged.ClosedTest')
+        self.run_tests(gpu_cloud.TWO_GPUS, 'unprivileged.ClosedTest')
 
     def test_slices(self):
         self.run_tests(
-            'dgx-a100-80',
+            gpu_cloud.TWO_GPUS,
             'test_mig.BindTest.test_every_profile_is_cut_where_planned_and_'
             'given_back',
             'test_mig.BindTest.test_two_in_one_server',
@@ -97,11 +97,11 @@ class UnprivilegedTest(base.BaseTestCase):
 
     def test_a_gpu_is_made_ready(self):
         self.run_tests(
-            'dgx-a100-80', 'test_prepare.WholeTest.test_a_gpu_that_was_'
+            gpu_cloud.TWO_GPUS, 'test_prepare.WholeTest.test_a_gpu_that_was_'
             'carved_up_is_whole_again')
 
     def test_beside_root(self):
-        self.run_tests('dgx-a100-80', 'root_beside.BesideTest')
+        self.run_tests(gpu_cloud.TWO_GPUS, 'root_beside.BesideTest')
 
     def test_whole_gpus(self):
         machine = os.path.join(self.directory, test_whole.FILE)

@@ -50,7 +50,7 @@ class ClosedTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.machine = platform.simulated(
-            'dgx-a100-80', os.path.join(
+            gpu_cloud.TWO_GPUS, os.path.join(
                 gpu_cloud.GpuTestCase.hardware_directory, 'hardware.json'))
 
     def test_it_is_not_root(self):
