@@ -12,16 +12,12 @@
 
 """A device that an operator disables in Cyborg, on the released services."""
 
-import contextlib
-import io
 import json
 
 import fixtures
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -75,16 +71,9 @@ class DisableCase(gpu_cloud.GpuTestCase):
         self.assertEqual({True}, self.is_closed(SECOND))
 
     def doctor(self, *arguments):
-        before = privileged._platform
-        output = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(output):
-                code = main.main([
-                    '--config-file', self.cloud.cloud.config_path, 'doctor',
-                    '-f', 'json', '--os-cloud', 'here', *arguments])
-        finally:
-            privileged._platform = before
-        return code, json.loads(output.getvalue())
+        code, output, _ = self.command(
+            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+        return code, json.loads(output)
 
 
 class DisableTest(DisableCase):

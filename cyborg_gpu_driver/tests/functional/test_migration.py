@@ -13,16 +13,12 @@
 
 """A change from Cyborg's own driver with servers that stay."""
 
-import contextlib
-import io
 import json
 
 import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
-from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'
@@ -77,16 +73,8 @@ class MigrationCase(gpu_cloud.GpuTestCase):
                     f'{gpu_cloud.HOST}_{address}')['uuid']).values()]
 
     def doctor(self):
-        before = privileged._platform
-        output = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(output):
-                code = main.main([
-                    '--config-file', self.cloud.cloud.config_path, 'doctor',
-                    '-f', 'json'])
-        finally:
-            privileged._platform = before
-        return code, json.loads(output.getvalue())
+        code, output, _ = self.command('doctor', '-f', 'json')
+        return code, json.loads(output)
 
 
 class WholeGpuTest(MigrationCase):

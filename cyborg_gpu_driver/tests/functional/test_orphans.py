@@ -12,16 +12,12 @@
 
 """Orphans, told from servers' vGPUs by the released Cyborg's own answers."""
 
-import contextlib
-import io
 import json
 import os
 
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -43,18 +39,9 @@ class OrphanCase(gpu_cloud.GpuTestCase):
 
     def vgpu(self, *arguments, code=0):
         """Run a command; what it says to programs and to people."""
-        before = privileged._platform
-        output, errors = io.StringIO(), io.StringIO()
-        try:
-            with contextlib.redirect_stdout(output), \
-                    contextlib.redirect_stderr(errors):
-                result = main.main([
-                    '--config-file', self.cloud.cloud.config_path, 'vgpu',
-                    *arguments])
-        finally:
-            privileged._platform = before
-        self.assertEqual(code, result, errors.getvalue())
-        return output.getvalue(), errors.getvalue()
+        result, output, errors = self.command('vgpu', *arguments)
+        self.assertEqual(code, result, errors)
+        return output, errors
 
     def listed(self, *arguments):
         """Rows by name of vGPU."""

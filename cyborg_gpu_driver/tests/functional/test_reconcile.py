@@ -12,11 +12,8 @@
 
 """What disagrees is named once, and repaired where that harms nobody."""
 
-import contextlib
 import ctypes
-import io
 import json
-import logging
 import os
 
 import fixtures
@@ -25,8 +22,6 @@ from cyborg import context
 from cyborg import objects
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -66,25 +61,10 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
 
     def doctor(self, *arguments, code=0):
         """Rows by kind that the command lists, and what it says."""
-        before = privileged._platform
-        output, errors = io.StringIO(), io.StringIO()
-        # A command filters what every handler of its process shows.
-        root = logging.getLogger('')
-        handlers, level = root.handlers[:], root.level
-        root.handlers.clear()
-        try:
-            with contextlib.redirect_stdout(output), \
-                    contextlib.redirect_stderr(errors):
-                result = main.main([
-                    '--config-file', self.cloud.cloud.config_path, 'doctor',
-                    '-f', 'json', '--os-cloud', 'here', *arguments])
-        finally:
-            privileged._platform = before
-            root.handlers[:] = handlers
-            root.setLevel(level)
-        self.assertEqual(code, result, errors.getvalue())
-        return ({row['kind']: row for row in json.loads(output.getvalue())},
-                errors.getvalue())
+        result, output, errors = self.command(
+            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+        self.assertEqual(code, result, errors)
+        return {row['kind']: row for row in json.loads(output)}, errors
 
     def assert_named_once(self, lines, *words):
         """One line has all the words, and only one of the lines has."""
