@@ -177,10 +177,14 @@ class LockTimeout(JournalError):
                 '{seconds} s')
 
 
-class LayoutError(GpuDriverError):
-    """A layout file, or one entry of it, cannot be used."""
+class DocumentError(GpuDriverError):
+    """A document that others wrote (a file, an answer) cannot be used."""
 
     template = '{source}: {where}: {problem}; {expected}'
+
+
+class LayoutError(DocumentError):
+    """A layout file, or one entry of it, cannot be used."""
 
 
 class LayoutUnreachable(GpuDriverError):
@@ -214,7 +218,7 @@ class SriovError(GpuDriverError):
 
 
 class HookError(GpuDriverError):
-    """A hook of an apply cannot be used, or failed."""
+    """A hook of an apply cannot be run, or failed."""
 
     template = '{source}: {where}: {reason}'
 
@@ -327,12 +331,6 @@ class DriverStuck(DriverError):
     """A kernel driver does not let go of a function; nobody can stop it."""
 
 
-class DefinitionError(GpuDriverError):
-    """The file of what a cloud is to have cannot be used."""
-
-    template = '{source}: {where}: {problem}; {expected}'
-
-
 def steady(error: BaseException) -> str:
     """The text of an error without what differs each time it is raised.
 
@@ -348,16 +346,8 @@ class OrphanKept(GpuDriverError):
     template = '{kind} {subject} stays: {reason}'
 
 
-class PluginConfigError(GpuDriverError):
-    """A configuration file of NVIDIA's device plugin cannot be used."""
-
-    template = '{source}: {where}: {problem}; {expected}'
-
-
-class InventoryError(GpuDriverError):
+class InventoryError(DocumentError):
     """What a ramdisk says of a node's GPUs cannot be used."""
-
-    template = '{where}: {problem}; {expected}'
 
 
 class ImageRefused(GpuDriverError):

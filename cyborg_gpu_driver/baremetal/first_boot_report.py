@@ -97,7 +97,7 @@ class Report:
     def _lines(self):
         yield from map(str, self.gpus)
         for other in self.others:
-            yield f'A layout also stands in {other}; it does not count.'
+            yield f'There is a layout in {other} too; it does not count.'
         yield from self.notes
         yield _SENTENCES[self.result].format(
             layout=self.layout, source=self.source, error=self.error,

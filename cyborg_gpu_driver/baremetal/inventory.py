@@ -25,31 +25,32 @@ are passed over; what is known must be right.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg_gpu_driver.baremetal import inventory_fields as fields
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.baremetal import inventory_schema
 from cyborg_gpu_driver.baremetal import modes as modes_module
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health as health_module
 
-VERSION = 1
+VERSION = inventory_schema.VERSION
 NO_COLLECTOR = 'the ramdisk has no collector nvidia-gpus'
 
-_UNITS_MAX = 64
-"""Of a grid of memory slices; the largest known has 12."""
-_SLICES_MAX = 16
 _WAYS_MAX = 40_000
 """To cut one of each kind of board, overlaps alone considered; those known
 have 5536 at most. To list the layouts of a board is to go through them."""
-_MEMORY_MAX = 1 << 26
-_ID_MAX = (1 << 32) - 1
-_CODE = re.compile(r'XID_\d{1,6}|(?!XID_)[A-Z][A-Z0-9_]{0,62}', re.ASCII)
 _NO_MODES = modes_module.Modes()
 _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
+_GPU_TEXTS = ('model', 'architecture', 'uuid', 'serial', 'driver')
+_GPU_VALUES = ('vendor_id', 'device_id', 'class_code', 'subsystem_vendor_id',
+               'subsystem_device_id', 'memory_mib', 'numa_node',
+               'in_pci_sysfs', 'visible_to_nvml', 'sriov_totalvfs')
+_PROFILE_VALUES = ('profile_id', 'slices', 'memory_mib', 'max_instances',
+                   'multiprocessors', 'copy_engines', 'capabilities')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,8 @@ def to_dict(host: model.Host,
     :param modes: MIG modes are the GPUs' own.
     """
     return {'version': VERSION,
-            'driver_version': fields.tidy(host.driver_version),
-            'nvml_problem': fields.tidy(host.nvml_problem),
+            'driver_version': _tidied(host.driver_version),
+            'nvml_problem': _tidied(host.nvml_problem),
             'problems': _tidy(host.problems),
             'confidential_computing': modes.confidential_computing,
             'gpus': [{**_plain_gpu(gpu),
@@ -110,15 +111,17 @@ def parse(value: Any) -> Inventory:
 
     :raises InventoryError: naming what is wrong where.
     """
-    content = fields.mapping(value, 'inventory')
-    version = content.get('version')
-    # True equals 1.
-    if type(version) is not int or version != VERSION:
-        raise fields.error(
-            'inventory.version', 'another version than this release reads',
-            f'expected {VERSION}: the cyborg_gpu_driver of the ramdisk and '
-            "of Ironic's conductor are too far apart")
-    return _INVENTORY(content, 'inventory')
+    place = schema.Place('inventory', '', exception.InventoryError)
+    schema.check(value, inventory_schema.INVENTORY, place,
+                 inventory_schema.FORMATS)
+    where = place.below('gpus')
+    return _inventory(
+        [_gpu(item, where.below(number))
+         for number, item in enumerate(value['gpus'])], where,
+        driver_version=_line(value['driver_version']),
+        nvml_problem=_line(value['nvml_problem']),
+        problems=tuple(map(_line, value['problems'])),
+        confidential_computing=value.get('confidential_computing'))
 
 
 def from_pci(value: Any) -> Inventory:
@@ -129,12 +132,15 @@ def from_pci(value: Any) -> Inventory:
 
     :raises InventoryError: if it is something else.
     """
-    if not isinstance(value, list):
-        raise fields.error('pci_devices', 'no list', 'expected the list of '
-                           'the collector pci-devices')
-    found = [_PCI(item, f'pci_devices[{number}]')
-             for number, item in enumerate(value) if _is_gpu(item)]
-    return _inventory(found, nvml_problem=NO_COLLECTOR)
+    place = schema.Place('pci_devices', '', exception.InventoryError)
+    schema.check(value, inventory_schema.PCI_DEVICES, place)
+    found = []
+    for number, item in enumerate(value):
+        if _is_gpu(item):
+            schema.check(item, inventory_schema.PCI_GPU, place.below(number),
+                         inventory_schema.FORMATS)
+            found.append(_pci_gpu(item))
+    return _inventory(found, place, nvml_problem=NO_COLLECTOR)
 
 
 def _is_gpu(item):
@@ -148,20 +154,11 @@ def _codes(ailments):
 
 
 def _plain_gpu(gpu):
-    """A GPU as JSON; the keys are those of :data:`_GPU`."""
+    """A GPU as JSON, as ``inventory_schema`` has it."""
     return {
-        'address': str(gpu.address), 'vendor_id': gpu.vendor_id,
-        'device_id': gpu.device_id, 'class_code': gpu.class_code,
-        'subsystem_vendor_id': gpu.subsystem_vendor_id,
-        'subsystem_device_id': gpu.subsystem_device_id,
-        'model': fields.tidy(gpu.model),
-        'architecture': fields.tidy(gpu.architecture),
-        'uuid': fields.tidy(gpu.uuid), 'serial': fields.tidy(gpu.serial),
-        'memory_mib': gpu.memory_mib, 'numa_node': gpu.numa_node,
-        'driver': fields.tidy(gpu.driver),
-        'in_pci_sysfs': gpu.in_pci_sysfs,
-        'visible_to_nvml': gpu.visible_to_nvml,
-        'sriov_totalvfs': gpu.sriov_totalvfs,
+        'address': str(gpu.address),
+        **{name: getattr(gpu, name) for name in _GPU_VALUES},
+        **{name: _tidied(getattr(gpu, name)) for name in _GPU_TEXTS},
         'mig': None if gpu.mig is None else {
             'enabled': gpu.mig.enabled, 'pending': gpu.mig.pending,
             'profiles': [_plain_profile(profile)
@@ -170,50 +167,77 @@ def _plain_gpu(gpu):
         'problems': _tidy(gpu.problems)}
 
 
+def _tidied(text):
+    """Any text as the schema takes it, shortened where it is longer."""
+    if text is None:
+        return None
+    plain = ''.join(letter if letter.isprintable() else '?'
+                    for letter in _line(text))
+    return plain[:inventory_schema.TEXT_MAX] or None
+
+
 def _tidy(problems):
-    return [text for text in map(fields.tidy, problems)
-            if text][:fields.LIST_MAX]
+    return [text for text in map(_tidied, problems)
+            if text][:inventory_schema.LIST_MAX]
 
 
 def _plain_profile(profile):
-    return {**{name: getattr(profile, name) for name in _PLAIN},
+    return {**{name: getattr(profile, name)
+               for name in ('name', *_PROFILE_VALUES)},
             'engines': dataclasses.asdict(profile.engines),
             'placements': [dataclasses.asdict(placement)
                            for placement in profile.placements]}
 
 
-# Reading: for each kind of thing its keys, and what each must be.
-
-_COUNT = fields.number(0, _UNITS_MAX)
-_ENGINES = fields.record(model.Engines, {
-    field.name: _COUNT for field in dataclasses.fields(model.Engines)})
-_PLACEMENT = fields.record(model.Placement, {
-    'start': fields.number(0, _UNITS_MAX - 1),
-    'size': fields.number(1, _UNITS_MAX)})
-_PLAIN = {
-    'profile_id': fields.number(0, _ID_MAX),
-    'name': fields.text,
-    'slices': fields.number(1, _SLICES_MAX),
-    'memory_mib': fields.number(0, _MEMORY_MAX),
-    'max_instances': _COUNT,
-    'multiprocessors': fields.number(0, 1 << 16),
-    'copy_engines': _COUNT,
-    'capabilities': fields.number(0, _ID_MAX)}
-_PROFILE = fields.record(model.GpuInstanceProfile, {
-    **_PLAIN, 'placements': fields.several(_PLACEMENT),
-    'engines': _ENGINES})
-_PCI_IDS = {'vendor_id': fields.pci_id, 'device_id': fields.pci_id,
-            'class_code': fields.pci_id}
+def _gpu(item, place):
+    """A GPU, what ails it and its ECC mode."""
+    values = {name: item[name] for name in _GPU_VALUES}
+    values.update((name, _line(item[name])) for name in _GPU_TEXTS)
+    return model.Gpu(
+        address=model.PciAddress.parse(item['address']),
+        mig=None if item['mig'] is None else _mig(
+            item['mig'], place.below('mig', 'profiles')),
+        nvlink_peers=tuple(map(model.PciAddress.parse,
+                               item['nvlink_peers'])),
+        problems=tuple(map(_line, item['problems'])), **values), (
+            None if item['health'] is None else tuple(item['health'])
+        ), item.get('ecc')
 
 
-def _profiles(value, where):
-    """Profiles that differ from each other."""
-    profiles = fields.several(_PROFILE)(value, where)
+def _mig(item, place):
+    profiles = tuple(map(_profile, item['profiles']))
     for key in ('profile_id', 'name'):
         if len({getattr(item, key) for item in profiles}) < len(profiles):
-            raise fields.error(where, f'two have the same {key}',
-                               'expected each once')
-    return profiles
+            raise place.error(f'two have the same {key}',
+                              'expected each once')
+    return model.Mig(enabled=item['enabled'], pending=item['pending'],
+                     profiles=profiles)
+
+
+def _profile(item):
+    engines, placements = item['engines'], item['placements']
+    return model.GpuInstanceProfile(
+        **{name: item[name] for name in _PROFILE_VALUES},
+        name=_line(item['name']),
+        engines=model.Engines(**{
+            field.name: engines[field.name]
+            for field in dataclasses.fields(model.Engines)}),
+        placements=tuple(model.Placement(each['start'], each['size'])
+                         for each in placements))
+
+
+def _line(text):
+    """Text with one blank between words; None for none."""
+    return None if text is None else ' '.join(text.split())
+
+
+def _pci_gpu(item):
+    numa = item['numa_node_id']
+    return model.Gpu(
+        address=model.PciAddress.parse(item['bus']),
+        vendor_id=item['vendor_id'], device_id=item['product_id'],
+        class_code=item['class'][:4],
+        numa_node=None if numa in (None, '-1') else int(numa)), None, None
 
 
 def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
@@ -229,83 +253,20 @@ def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
     return found[0]
 
 
-def _code(value, where):
-    code = fields.text(value, where)
-    if not _CODE.fullmatch(code):
-        raise fields.error(where, f'{code!r} is no code of an ailment',
-                           'expected one such as XID_79 or REMAP_FAILED')
-    return code
-
-
-def _gpu(health, ecc, **values):
-    return model.Gpu(**values), health, ecc
-
-
-_GPU = fields.record(_gpu, {
-    'address': fields.address, **_PCI_IDS,
-    'subsystem_vendor_id': fields.optional(fields.pci_id),
-    'subsystem_device_id': fields.optional(fields.pci_id),
-    'model': fields.optional(fields.text),
-    'architecture': fields.optional(fields.text),
-    'uuid': fields.optional(fields.text),
-    'serial': fields.optional(fields.text),
-    'memory_mib': fields.optional(fields.number(0, _MEMORY_MAX)),
-    'numa_node': fields.optional(fields.number(0, 1 << 16)),
-    'driver': fields.optional(fields.text),
-    'in_pci_sysfs': fields.truth,
-    'visible_to_nvml': fields.truth,
-    'sriov_totalvfs': fields.number(0, 1 << 16),
-    'mig': fields.optional(fields.record(model.Mig, {
-        'enabled': fields.truth, 'pending': fields.truth,
-        'profiles': _profiles})),
-    'nvlink_peers': fields.several(fields.address),
-    'problems': fields.several(fields.text),
-    'health': fields.optional(fields.several(_code))}, later={
-    # Whether ECC is on, or will be after the next restart.
-    'ecc': fields.truth})
-
-
-def _numa(value, where):
-    """A file's text: a number, -1 for none."""
-    if value is None or value == '-1':
-        return None
-    if not isinstance(value, str) or not re.fullmatch(
-            r'\d{1,4}', value, re.ASCII):
-        raise fields.error(where, 'no number of a NUMA node',
-                           'expected one as text, or null')
-    return int(value)
-
-
-def _pci_class(value, where):
-    return fields.pci_id(value[:4] if isinstance(value, str) else value,
-                         where)
-
-
-def _pci(bus, numa_node_id, vendor_id, product_id, **values):
-    return model.Gpu(
-        address=bus, vendor_id=vendor_id, device_id=product_id,
-        class_code=values['class'], numa_node=numa_node_id), None, None
-
-
-_PCI = fields.record(_pci, {
-    'vendor_id': fields.pci_id, 'product_id': fields.pci_id,
-    'class': _pci_class, 'bus': fields.address, 'numa_node_id': _numa})
-
-
-def _inventory(gpus, driver_version=None, nvml_problem=None, problems=(),
-               confidential_computing=None):
+def _inventory(gpus, place, driver_version=None, nvml_problem=None,
+               problems=(), confidential_computing=None):
     """The whole, of GPUs with their ailments and ECC modes."""
-    if len(gpus) > fields.LIST_MAX:
-        raise fields.error('gpus', f'more than {fields.LIST_MAX}',
-                           'no machine has as many')
+    if len(gpus) > inventory_schema.LIST_MAX:
+        raise place.error(f'found {len(gpus)} GPUs', 'expected at most '
+                          f'{inventory_schema.LIST_MAX}')
     addresses = [gpu.address for gpu, _ailments, _ecc in gpus]
     if len(set(addresses)) < len(addresses):
-        raise fields.error('gpus', 'two have the same address',
-                           'expected each GPU once')
+        raise place.error('two have the same address',
+                          'expected each GPU once')
     boards = {gpu.mig.profiles for gpu, _ailments, _ecc in gpus if gpu.mig}
     if sum(map(ways, boards)) > _WAYS_MAX:
-        raise fields.error('gpus', 'too many ways to cut them',
-                           f'expected {_WAYS_MAX} at most')
+        raise place.error('too many ways to partition them',
+                          f'expected at most {_WAYS_MAX}')
     return Inventory(
         tuple(sorted((gpu for gpu, _ailments, _ecc in gpus),
                      key=lambda gpu: gpu.address)),
@@ -317,11 +278,3 @@ def _inventory(gpus, driver_version=None, nvml_problem=None, problems=(),
              if ecc is not None},
             {gpu.address: gpu.mig.pending for gpu, _ailments, _ecc in gpus
              if gpu.mig is not None}, confidential_computing))
-
-
-_INVENTORY = fields.record(_inventory, {
-    'driver_version': fields.optional(fields.text),
-    'nvml_problem': fields.optional(fields.text),
-    'problems': fields.several(fields.text),
-    'gpus': fields.several(_GPU)}, later={
-    'confidential_computing': fields.choice('off', 'on', 'devtools')})

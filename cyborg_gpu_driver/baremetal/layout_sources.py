@@ -36,6 +36,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.partition import layout_yaml
 
 KEY = 'cyborg_gpu_layout'
@@ -206,7 +207,7 @@ def _document(read, name, source):
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise layout_yaml.Where(source).error(
+        raise layout_schema.place(source).error(
             f'not JSON: {error}', 'correct what writes it') from error
     # vendor_data.json is whatever an operator's file says.
     return content if isinstance(content, dict) else {}
@@ -215,9 +216,7 @@ def _document(read, name, source):
 def _below(content, key, source):
     value = content.get(key) or {}
     if not isinstance(value, dict):
-        raise layout_yaml.Where(source).error(
-            f'{key}: {layout_yaml.kind(value)} stands there',
-            'expected an object')
+        raise layout_schema.place(source, key).wrong(value, 'an object')
     return value
 
 
@@ -228,25 +227,20 @@ def _found(value, source):
     _check(text, source)
     if isinstance(value, str) and _NAME.fullmatch(text):
         return Found(source, text)
-    value = layout_yaml.plain(text, layout_yaml.Where(source))
-    if isinstance(value, dict) and layout_yaml.ROOT in value:
+    value = layout_yaml.plain(text, layout_schema.place(source))
+    if isinstance(value, dict) and layout_schema.ROOT in value:
         return Found(source,
                      layout_file.LayoutFile.parse(text, source).entry())
     if isinstance(value, str):
-        raise layout_yaml.Where(source).error(
-            f'{value!r} is no name of a layout', 'give one such as '
-            'all-1g.10gb, or the layout itself')
+        raise layout_schema.place(source).wrong(
+            value, 'the name of a layout, such as all-1g.10gb, or the layout '
+            'itself')
     return Found(source, _named(source, value))
 
 
 def _named(source, value, gpus=()):
-    """An entry that is complained about by its source."""
-    try:
-        entry = layouts.entry_of(value, gpus)
-    except exception.LayoutError as error:
-        raise exception.LayoutError(
-            **{**error.kwargs, 'source': source}) from error
-    return dataclasses.replace(entry, source=source)
+    return dataclasses.replace(
+        layouts.entry_of(value, gpus, source=source), source=source)
 
 
 def _check(text: str, source: str) -> None:
@@ -254,19 +248,19 @@ def _check(text: str, source: str) -> None:
 
     :raises LayoutError: if it does.
     """
-    where = layout_yaml.Where(source)
+    place = layout_schema.place(source)
     if len(text) > _LAYOUT_LIMIT:
-        raise where.error(f'longer than {_LAYOUT_LIMIT} characters',
+        raise place.error(f'longer than {_LAYOUT_LIMIT} characters',
                           'give a shorter one')
     depth = 0
     for event in _events(text):
         depth += (isinstance(event, yaml.CollectionStartEvent)
                   - isinstance(event, yaml.CollectionEndEvent))
         if depth > _DEPTH:
-            raise where.error(f'nested more than {_DEPTH} times deep',
+            raise place.error(f'nested more than {_DEPTH} times deep',
                               'expected a layout')
         if isinstance(event, yaml.AliasEvent):
-            raise where.error('a YAML alias stands there',
+            raise place.error('found a YAML alias',
                               'write out what it stands for')
 
 

@@ -24,12 +24,15 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout_devices
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_generate
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition import layout_schema
 
 _INLINE = 'inline'
-_ARGUMENT = 'layout'
-_EXPECTED = ('expected the name of a layout, a list of items as in a layout '
-             'file, or {NAME: [...]}')
+_ONE_LAYOUT = {
+    'type': 'object', 'minProperties': 1, 'maxProperties': 1,
+    'description': 'the name of a layout, a list of items as in a layout '
+                   'file, or {NAME: [...]}',
+    'propertyNames': {'type': 'string', 'minLength': 1},
+    'additionalProperties': layout_schema.ITEMS}
 
 
 def known(gpus: Sequence[model.Gpu],
@@ -80,7 +83,7 @@ def _speaks(entry, index, gpu):
              if section.devices.include(index, gpu)]
     if len(found) > 1 or any(section.mig_enabled and not
                              section.devices.boards for section in found):
-        raise layout_yaml.Where(
+        raise layout_schema.place(
             entry.source, f'entry {entry.name}, GPU {index}').error(
             'NVML did not see the GPU', 'name its board once, in a '
             f'device-filter: "{layout_devices.board(gpu)}"')
@@ -96,31 +99,25 @@ def applicable(gpus: Sequence[model.Gpu],
 
 
 def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
-             files: Iterable[layout_file.LayoutFile] = ()
-             ) -> layout_file.Entry:
+             files: Iterable[layout_file.LayoutFile] = (),
+             source: str = 'layout') -> layout_file.Entry:
     """The layout that a step's argument means.
 
     :param value: a layout's name; the items of one, as they stand in a
         layout file; or ``{name: items}``.
     :param gpus: those on which names of generated layouts mean something.
+    :param source: of the value, for error messages.
     :raises LayoutError: saying what would be right.
     """
-    where = layout_yaml.Where(_ARGUMENT)
+    place = layout_schema.place(source)
     if isinstance(value, str):
         entries = known(gpus, files)
         if value not in entries:
-            raise where.error(f'no layout {value!r}', 'there are '
+            raise place.error(f'no layout {value!r}', 'there are '
                               + ', '.join(entries))
         return entries[value]
     if isinstance(value, list):
         value = {_INLINE: value}
-    if not isinstance(value, dict) or len(value) != 1:
-        raise where.error(
-            f'{len(value)} layouts stand there' if isinstance(value, dict)
-            else f'{layout_yaml.kind(value)} stands there', _EXPECTED)
+    layout_schema.check(value, _ONE_LAYOUT, place)
     (name, items), = value.items()
-    if not isinstance(name, str) or not name \
-            or not isinstance(items, list) or not items:
-        raise where.error(f'{layout_yaml.kind(items)} stands below '
-                          f'{name!r}', _EXPECTED)
-    return layout_file.Entry.parse(_ARGUMENT, name, items)
+    return layout_file.Entry.parse(name, items, place.below(name))

@@ -106,7 +106,7 @@ def make(profile: resources.DeviceProfile, source: str,
 
     :param source: the file that it is from, for complaints.
     :param devices: the GPUs that are cut; all, of any board, unless given.
-    :raises DefinitionError: if a node cannot be so.
+    :raises DocumentError: if a node cannot be so.
     """
     place = _Place(source, profile.name)
     wanted = collections.Counter()
@@ -139,16 +139,16 @@ def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
            source: str) -> resources.DeviceProfile:
     """The device profile of that name; without one, the only there is.
 
-    :raises DefinitionError: listing those that there are.
+    :raises DocumentError: listing those that there are.
     """
     if not profiles:
-        raise exception.DefinitionError(
-            source=source, where='profiles', problem='nothing stands there',
+        raise exception.DocumentError(
+            source=source, where='profiles', problem='there is none',
             expected='expected a device profile')
     for profile in profiles:
         if profile.name == name or (name is None and len(profiles) == 1):
             return profile
-    raise exception.DefinitionError(
+    raise exception.DocumentError(
         source=source, where='profiles',
         problem='one of several must be chosen' if name is None
         else f'no profile {name!r}',
@@ -215,7 +215,7 @@ class _Place:
     profile: str
 
     def error(self, problem, expected):
-        return exception.DefinitionError(
+        return exception.DocumentError(
             source=self.source, where=f'profile {self.profile}',
             problem=problem, expected=f'on bare metal {expected}')
 

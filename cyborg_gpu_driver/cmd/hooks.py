@@ -34,6 +34,7 @@ from typing import Any
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.partition import layout_yaml
 
 START = 'apply-start'
@@ -44,8 +45,17 @@ NAMES = (START, MODE, CONFIG, EXIT)
 """Before all; before MIG modes change; before instances change; at the end,
 also of an apply that failed."""
 
-_VERSION = 'v1'
-_KEYS = frozenset({'workdir', 'command', 'args', 'envs'})
+_HOOK = schema.mapping({
+    'command': {'type': 'string', 'minLength': 1, 'description': 'a program',
+                'examples': ['/usr/bin/systemctl']}}, {
+    'workdir': schema.nullable(schema.TEXT),
+    'args': schema.nullable(schema.listing(schema.TEXT)),
+    'envs': schema.nullable({'type': 'object',
+                             'additionalProperties': schema.TEXT})})
+HOOKS_FILE = schema.mapping({'version': {'const': 'v1'}}, {
+    'hooks': schema.nullable(schema.mapping(
+        {}, {name: schema.listing(_HOOK) for name in NAMES}))})
+"""The schema of a hooks file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,69 +103,26 @@ class Hooks:
                     self.say(text.rstrip())
 
 
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """Where a complaint about the whole file belongs."""
-
-    source: str
-
-    def error(self, problem: str, expected: str) -> exception.HookError:
-        return _error(self.source, 'the file', f'{problem}; {expected}')
-
-
 def parse(text: str, source: str, envs: Mapping[str, str],
           say: Callable[[str], None]) -> Hooks:
     """Read a hooks file.
 
     :param source: its name, for complaints.
     :param envs: given to each hook, over its own ``envs``.
-    :raises HookError: saying what would be right.
+    :raises DocumentError: saying what would be right.
     """
-    content = layout_yaml.plain(text, _File(source))
-    if not isinstance(content, dict) or content.get('version') != _VERSION:
-        raise _error(source, 'version', f'expected {_VERSION}')
-    unknown = sorted(set(content) - {'version', 'hooks'})
-    if unknown:
-        raise _error(source, 'the file', f'unknown key {unknown[0]!r}; '
-                     'expected version and hooks')
-    named = content.get('hooks') or {}
-    if not isinstance(named, dict):
-        raise _error(source, 'hooks', 'expected hooks by name')
-    for name in named:
-        if name not in NAMES:
-            raise _error(source, f'hooks.{name}', 'unknown hook; expected '
-                         + ', '.join(NAMES))
+    place = schema.Place(source)
+    content = layout_yaml.plain(text, place)
+    schema.check(content, HOOKS_FILE, place)
     return Hooks(source, {
-        name: tuple(_hook(item, source, f'hooks.{name}[{number}]')
-                    for number, item in enumerate(_list(
-                        items, source, f'hooks.{name}')))
-        for name, items in named.items()}, dict(envs), say)
+        name: tuple(map(_hook, items))
+        for name, items in (content.get('hooks') or {}).items()},
+        dict(envs), say)
 
 
-def _hook(item: Any, source: str, where: str) -> Hook:
-    if not isinstance(item, dict) or not set(item) <= _KEYS:
-        raise _error(source, where, 'expected ' + ', '.join(sorted(_KEYS)))
-    command = item.get('command')
-    if not isinstance(command, str) or not command:
-        raise _error(source, where, 'command: expected a program')
-    args = _list(item.get('args') or [], source, f'{where}.args')
-    envs = item.get('envs') or {}
-    workdir = item.get('workdir')
-    if not all(isinstance(value, str) for value in args):
-        raise _error(source, f'{where}.args', 'expected texts')
-    if not isinstance(envs, dict) or not all(
-            isinstance(value, str) for pair in envs.items()
-            for value in pair):
-        raise _error(source, f'{where}.envs', 'expected texts by name')
-    if not isinstance(workdir, (str, type(None))):
-        raise _error(source, f'{where}.workdir', 'expected a directory')
-    return Hook(command, tuple(args), envs, workdir)
-
-
-def _list(value, source, where):
-    if not isinstance(value, list):
-        raise _error(source, where, 'expected a list')
-    return value
+def _hook(item: dict[str, Any]) -> Hook:
+    return Hook(item['command'], tuple(item.get('args') or ()),
+                item.get('envs') or {}, item.get('workdir'))
 
 
 def _reason(error):
@@ -164,7 +131,3 @@ def _reason(error):
         return f'cannot be run: {error}'
     said = f'{error.stdout}{error.stderr}'.strip()
     return f'exit code {error.exit_code}' + (f': {said}' if said else '')
-
-
-def _error(source, where, reason):
-    return exception.HookError(source=source, where=where, reason=reason)

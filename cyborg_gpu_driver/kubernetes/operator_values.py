@@ -25,10 +25,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.kubernetes import plugin_config
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
 from cyborg_gpu_driver.partition import layout_devices
 from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.partition import layout_yaml
 
 DISABLED = 'all-disabled'
@@ -40,6 +42,24 @@ _PLUGIN_MAP = 'cyborg-gpu-device-plugin'
 _MIG_MAP = 'cyborg-gpu-mig-parted'
 _MIG_FILE = 'config.yaml'
 _SOURCE = 'rendered layouts'
+
+
+def _section(**keywords):
+    return schema.nullable({'type': 'object', **keywords})
+
+
+def _data(**keywords):
+    return _section(properties={'config': _section(properties={
+        'data': _section(**keywords)})})
+
+
+VALUES = _section(properties={
+    'mig': _section(properties={'strategy': {'enum': [
+        None, *(item.value for item in kubernetes_strategy.Strategy)]}}),
+    'devicePlugin': _data(additionalProperties=schema.TEXT),
+    'migManager': _data(properties={
+        _MIG_FILE: schema.nullable(schema.TEXT)})})
+"""What of the chart's values is read here; there is more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +79,15 @@ class Values:
 
         Values of the chart that are not ours are kept as they are.
 
-        :raises LayoutError, PluginConfigError: if what this module writes
-            there is not what it writes.
+        :raises DocumentError: if what this module writes there is not what
+            it writes.
         """
-        content = layout_yaml.plain(text, layout_yaml.Where(source))
+        place = layout_schema.place(source)
+        content = layout_yaml.plain(text, place)
+        schema.check(content, VALUES, place)
         values = cls(content if content is not None else {}, source)
         for name, config in values.configs.items():
-            if not isinstance(config, str):
-                raise values._error(f'devicePlugin.config.data.{name}',
-                                    config, 'text')
             plugin_config.parse(config, f'{source}, configuration {name}')
-        values.check_strategy()
         values.layouts()
         return values
 
@@ -84,16 +102,6 @@ class Values:
         found = self._below('mig').get('strategy')
         return found and kubernetes_strategy.Strategy(found)
 
-    def check_strategy(self) -> None:
-        """Refuse a strategy that does not exist.
-
-        :raises LayoutError: naming those that do.
-        """
-        found = self._below('mig').get('strategy')
-        known = [item.value for item in kubernetes_strategy.Strategy]
-        if found is not None and found not in known:
-            raise self._error('mig.strategy', found, ', '.join(known))
-
     def layouts(self) -> tuple[layout_file.Entry, ...]:
         """The layouts in mig-parted's file.
 
@@ -103,13 +111,11 @@ class Values:
         if text is None:
             return ()
         source = f'{self.source}, migManager.config.data.{_MIG_FILE}'
-        if not isinstance(text, str):
-            raise self._error(source, text, 'text')
         entries = layout_file.LayoutFile.parse(text, source).entries
         for entry in entries:
             if entry.name == DISABLED and any(
                     section.mig_enabled for section in entry.sections):
-                raise layout_yaml.Where(source, f'entry {DISABLED}').error(
+                raise layout_schema.place(source, f'entry {DISABLED}').error(
                     'it turns MIG mode on', 'rename it: this name sets a '
                     'node back')
         return entries
@@ -117,18 +123,9 @@ class Values:
     def _below(self, *keys):
         """A mapping, empty where there is none."""
         found = self.content
-        for number, key in enumerate(('', *keys)):
-            if number:
-                found = found.get(key)
-            found = {} if found is None else found
-            if not isinstance(found, Mapping):
-                raise self._error('.'.join(keys[:number]) or 'top level',
-                                  found, 'a mapping')
+        for key in keys:
+            found = found.get(key) or {}
         return found
-
-    def _error(self, where, found, expected):
-        return layout_yaml.Where(self.source, where).error(
-            f'{layout_yaml.kind(found)} stands there', f'expected {expected}')
 
 
 def choose_strategy(asked: kubernetes_strategy.Strategy | None,

@@ -29,7 +29,7 @@ from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc import sync
 from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition import layout_schema
 
 
 class CreateBaremetalProfile(sync.Changing):
@@ -129,8 +129,9 @@ def _profile(parsed_args):
               else parsed_args.devices}
     if parsed_args.board:
         chosen['device-filter'] = parsed_args.board
-    devices = layout_devices.Devices.parse(
-        chosen, layout_yaml.Where('arguments', '--devices and --board'))
+    place = layout_schema.place('--devices and --board')
+    layout_schema.check(chosen, layout_schema.DEVICES, place)
+    devices = layout_devices.Devices.parse(chosen, place)
     text, source = terminal.read_text(parsed_args.file)
     profiles = [item for item in definition.parse(text, source).items
                 if item.kind is resources.Kind.PROFILE]

@@ -16,18 +16,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.partition import layout_yaml
-
-KEYS = ('devices',)
-OPTIONAL_KEYS = ('device-filter',)
-
-_ALL = 'all'
-_FILTER = re.compile(r'0[xX][0-9a-fA-F]{8}', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +35,19 @@ class Devices:
     """``0x20B010DE``: device id and vendor id; empty for every board."""
 
     @classmethod
-    def parse(cls, item: dict[str, Any], where: layout_yaml.Where
-              ) -> Devices:
+    def parse(cls, item: dict[str, Any], place: schema.Place) -> Devices:
         """Read ``devices`` and ``device-filter`` of an item.
 
-        :raises LayoutError: if either is malformed.
+        :param item: that has passed its schema.
+        :raises LayoutError: if a board is there twice.
         """
-        return cls(_indices(item['devices'], where),
-                   _boards(item.get('device-filter'), where))
+        found = item.get('device-filter') or ()
+        boards = (found,) if isinstance(found, str) else tuple(found)
+        if len({board.lower() for board in boards}) < len(boards):
+            raise place.below('device-filter').error(
+                'a board is there twice', 'leave one')
+        return cls(None if item['devices'] == layout_schema.ALL
+                   else tuple(item['devices']), boards)
 
     def to_dict(self) -> dict[str, Any]:
         """As they stand in a file."""
@@ -56,7 +56,7 @@ class Devices:
             result['device-filter'] = self.boards[0]
         elif self.boards:
             result['device-filter'] = layout_yaml.Flow(self.boards)
-        result['devices'] = (_ALL if self.indices is None
+        result['devices'] = (layout_schema.ALL if self.indices is None
                              else layout_yaml.Flow(self.indices))
         return result
 
@@ -77,7 +77,7 @@ class Devices:
         return not set(self.indices).isdisjoint(other.indices)
 
     def __str__(self) -> str:
-        chosen = (_ALL if self.indices is None
+        chosen = (layout_schema.ALL if self.indices is None
                   else f'[{", ".join(map(str, self.indices))}]')
         boards = f' of {", ".join(self.boards)}' if self.boards else ''
         return f'devices {chosen}{boards}'
@@ -88,47 +88,7 @@ def board(gpu: model.Gpu) -> str:
     return f'0x{gpu.device_id.upper()}{gpu.vendor_id.upper()}'
 
 
-def _indices(value, where):
-    if value == _ALL:
-        return None
-    if not isinstance(value, list) or not all(
-            isinstance(index, int) and not isinstance(index, bool)
-            and index >= 0 for index in value):
-        raise where.error(
-            f'devices: {value!r} is not a choice of GPUs',
-            'expected all, or a list of indices such as [0, 1]')
-    if len(set(value)) < len(value):
-        raise where.error(f'devices: {value!r} names a GPU twice',
-                          'give each index once')
-    return tuple(value)
-
-
-def _boards(value, where):
-    if value is None or value == '':
-        return ()
-    listed = [value] if isinstance(value, (str, int)) else value
-    if not isinstance(listed, list) or not listed:
-        raise where.error(f'device-filter: {value!r} is not a filter',
-                          _expected_filter())
-    for text in listed:
-        if not isinstance(text, str) or not _FILTER.fullmatch(text):
-            shown = f'0x{text:08X}' if isinstance(text, int) else repr(text)
-            raise where.error(
-                f'device-filter: {shown} is not a quoted board id',
-                _expected_filter())
-    lowered = [text.lower() for text in listed]
-    if len(set(lowered)) < len(lowered):
-        raise where.error('device-filter names a board twice',
-                          'give each id once')
-    return tuple(listed)
-
-
-def _expected_filter():
-    return ('expected one or a list of "0xDDDDVVVV", PCI device id and '
-            'vendor id in quotes, such as "0x233010DE"')
-
-
-def check_overlaps(chosen: Sequence[Devices], where: layout_yaml.Where
+def check_overlaps(chosen: Sequence[Devices], place: schema.Place
                    ) -> None:
     """Refuse two items of one entry that are sure to choose one GPU.
 
@@ -137,6 +97,6 @@ def check_overlaps(chosen: Sequence[Devices], where: layout_yaml.Where
     for number, devices in enumerate(chosen):
         for other in range(number):
             if devices.overlap(chosen[other]):
-                raise where.item(number).error(
-                    f'speaks of the same GPUs as item {other}',
+                raise place.below(number).error(
+                    f'chooses GPUs that item {other} chooses too',
                     'choose each GPU in one item only')

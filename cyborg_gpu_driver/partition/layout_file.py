@@ -35,15 +35,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.partition import layout_yaml
-from cyborg_gpu_driver.partition import names
-
-_EXAMPLE = '"1g.10gb": 2'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,31 +55,23 @@ class Section:
     """MIG devices by name; with ``mig_enabled`` none clears the GPU."""
 
     @classmethod
-    def parse(cls, item: Any, where: layout_yaml.Where) -> Section:
-        """Read one item.
+    def parse(cls, item: dict[str, Any], place: schema.Place) -> Section:
+        """Read one item that has passed its schema.
 
-        :raises LayoutError: saying what would be right.
+        :raises LayoutError: if its parts do not go together.
         """
-        where.mapping(item, (*layout_devices.KEYS, 'mig-enabled'),
-                      (*layout_devices.OPTIONAL_KEYS, 'mig-devices'))
         enabled = item['mig-enabled']
-        if not isinstance(enabled, bool):
-            raise where.error(f'mig-enabled: {enabled!r} is neither',
-                              'expected true or false')
         if enabled and 'mig-devices' not in item:
-            raise where.error("key 'mig-devices' is missing", 'give {} '
+            raise place.error("key 'mig-devices' is missing", 'give {} '
                               'for a GPU in MIG mode without instances')
-        counts = layout_yaml.counts(
-            item.get('mig-devices', {}), where, _EXAMPLE)
+        counts = item.get('mig-devices', {})
         if not enabled and counts:
-            raise where.error('mig-devices without MIG mode',
+            raise place.error('mig-devices without MIG mode',
                               'set mig-enabled: true, or leave them out')
-        for name in counts:
-            try:
-                names.ProfileName.parse(name)
-            except exception.InvalidValue as error:
-                raise where.error('mig-devices', str(error)) from error
-        return cls(layout_devices.Devices.parse(item, where), enabled,
+        if counts and not any(counts.values()):
+            raise place.below('mig-devices').error(
+                'all counts are 0', 'give {} for none at all')
+        return cls(layout_devices.Devices.parse(item, place), enabled,
                    dict(counts))
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,19 +92,19 @@ class Entry:
     sections: tuple[Section, ...]
 
     @classmethod
-    def parse(cls, source: str, name: str, items: list) -> Entry:
+    def parse(cls, name: str, items: list[dict[str, Any]],
+              place: schema.Place) -> Entry:
         """Read one entry.
 
-        :param items: what stands below its name, as plain values.
-        :raises LayoutError: naming file, entry and item.
+        :param items: that have passed ``layout_schema.ITEMS``.
+        :param place: of the items.
+        :raises LayoutError: if they do not go together.
         """
-        where = layout_yaml.Where(source, f'entry {name}')
-        sections = tuple(
-            Section.parse(item, where.item(number))
-            for number, item in enumerate(items))
+        sections = tuple(Section.parse(item, place.below(number))
+                         for number, item in enumerate(items))
         layout_devices.check_overlaps(
-            [section.devices for section in sections], where)
-        return cls(source, name, sections)
+            [section.devices for section in sections], place)
+        return cls(place.source, name, sections)
 
     def for_gpu(self, index: int, gpu: model.Gpu) -> layout.Wanted | None:
         """What is wanted of one GPU, in its own profiles.
@@ -129,7 +120,7 @@ class Entry:
                  if section.devices.include(index, gpu)]
         if not found:
             return None
-        where = layout_yaml.Where(
+        where = layout_schema.place(
             self.source, f'entry {self.name}, GPU {index}')
         if len(found) > 1:
             raise where.error(
@@ -172,7 +163,7 @@ class Entry:
         wanted = {index: self.for_gpu(index, gpus[index])
                   for index in indices}
         if wanted and all(value.without_mig for value in wanted.values()):
-            raise layout_yaml.Where(
+            raise layout_schema.place(
                 self.source, f'entry {self.name}').error(
                 'mig-enabled: true, and no GPU that it speaks of has MIG',
                 'choose GPUs that have')
@@ -194,7 +185,7 @@ class Entry:
             index for section in self.sections
             for index in section.devices.indices or () if index >= count})
         if missing:
-            raise layout_yaml.Where(
+            raise layout_schema.place(
                 self.source, f'entry {self.name}').error(
                 f'there is no GPU {", ".join(map(str, missing))}',
                 f'this host has 0 to {count - 1}' if count
@@ -216,9 +207,13 @@ class LayoutFile:
         :param source: the file's name, for error messages.
         :raises LayoutError: naming file, entry and item.
         """
-        content = layout_yaml.load(text, layout_yaml.Where(source))
-        return cls(tuple(Entry.parse(source, name, items)
-                         for name, items in content.items()), source)
+        place = layout_schema.place(source)
+        content = layout_yaml.plain(text, place)
+        layout_schema.check(content, layout_schema.LAYOUT_FILE, place)
+        place = place.below(layout_schema.ROOT)
+        return cls(tuple(
+            Entry.parse(name, items, place.below(name))
+            for name, items in content[layout_schema.ROOT].items()), source)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -230,13 +225,17 @@ class LayoutFile:
 
         :raises LayoutError: listing the entries of the file.
         """
-        return layout_yaml.choose(
-            self.entries, name,
-            layout_yaml.Where(self.source, layout_yaml.ROOT))
+        for entry in self.entries:
+            if entry.name == name or (
+                    name is None and len(self.entries) == 1):
+                return entry
+        raise layout_schema.place(self.source, layout_schema.ROOT).error(
+            'an entry must be chosen' if name is None
+            else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole file as plain values."""
-        return {'version': layout_yaml.VERSION, layout_yaml.ROOT: {
+        return {'version': layout_schema.VERSION, layout_schema.ROOT: {
             entry.name: [section.to_dict() for section in entry.sections]
             for entry in self.entries}}
 

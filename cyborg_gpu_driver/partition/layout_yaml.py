@@ -19,19 +19,12 @@ or empty it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 
-VERSION = 'v1'
-"""The only version of mig-parted's format."""
-ROOT = 'mig-configs'
-"""The key that holds the entries of a layout file."""
 _BITS = 63
 """Of the greatest number; Python does not even print one of thousands."""
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError,
@@ -93,130 +86,21 @@ _Dumper.add_representer(Flow, lambda dumper, value: (
                               flow_style=True)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """A place in a layout file, for complaints."""
-
-    source: str
-    """The file's name."""
-    path: str = 'top level'
-
-    def below(self, *parts: object) -> Where:
-        """The place of an entry below this one."""
-        return dataclasses.replace(self, path=' '.join(map(str, parts)))
-
-    def item(self, number: int) -> Where:
-        """The place of an item of the list that stands here."""
-        return self.below(f'{self.path}, item {number}')
-
-    def error(self, problem: str, expected: str) -> exception.LayoutError:
-        """The complaint; raise it."""
-        return exception.LayoutError(
-            source=self.source, where=self.path, problem=problem,
-            expected=expected)
-
-    def mapping(self, value: Any, required: Collection[str],
-                optional: Collection[str] = ()) -> dict[str, Any]:
-        """``value``, which must have these keys and no others.
-
-        :raises LayoutError: if it is anything else.
-        """
-        known = [*required, *optional]
-        if not isinstance(value, dict):
-            raise self.error(f'{kind(value)} stands there',
-                             'expected keys: ' + ', '.join(known))
-        for key in value:
-            if key not in known:
-                raise self.error(f'unknown key {key!r}',
-                                 'known are ' + ', '.join(known))
-        for key in required:
-            if key not in value:
-                raise self.error(f'key {key!r} is missing',
-                                 'expected keys: ' + ', '.join(known))
-        return value
-
-
-def plain(text: str, where: Where) -> Any:
+def plain(text: str, place: schema.Place) -> Any:
     """What YAML or JSON says: plain values, and no key of a mapping twice.
 
-    :param where: whose ``error`` is raised if it is not YAML.
+    :param place: of the text.
+    :raises DocumentError: of the place's type, if it is not YAML.
     """
     try:
         # A subclass of SafeLoader: plain values only.
         return yaml.load(text, Loader=_Loader)  # noqa: S506
     except _NOT_YAML as error:
-        raise where.error(f'not YAML: {error}'.replace('\n', ' '),
+        raise place.error(f'not YAML: {error}'.replace('\n', ' '),
                           'correct it there') from error
-
-
-def load(text: str, where: Where) -> dict[str, Any]:
-    """The entries of a layout file, by name; JSON is YAML too.
-
-    :returns: lists that are not empty, whose items are not looked at.
-    :raises LayoutError: if the file is not one.
-    """
-    content = where.mapping(plain(text, where), ('version', ROOT))
-    if content['version'] != VERSION:
-        raise where.error(f'unknown version {content["version"]!r}',
-                          f'this reads version: {VERSION}')
-    entries = content[ROOT]
-    where = where.below(ROOT)
-    if not isinstance(entries, dict) or not entries:
-        raise where.error(f'{kind(entries)} stands there',
-                          'expected at least one entry, NAME: [...]')
-    for name, items in entries.items():
-        if not isinstance(items, list) or not items:
-            raise where.below(ROOT, name).error(
-                f'{kind(items)} stands there', 'expected a list of at '
-                'least one item, each with the key devices')
-    return entries
 
 
 def dump(content: dict[str, Any]) -> str:
     """A layout file's text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
                      default_flow_style=False)
-
-
-def choose(entries: Sequence[Any], name: str | None, where: Where) -> Any:
-    """The entry of that name; without one, the only one there is.
-
-    :param entries: each with a ``name``.
-    :raises LayoutError: listing those that there are.
-    """
-    for entry in entries:
-        if entry.name == name or (name is None and len(entries) == 1):
-            return entry
-    raise where.error(
-        'an entry must be chosen' if name is None
-        else f'no entry {name!r}',
-        'there are ' + ', '.join(entry.name for entry in entries))
-
-
-def kind(value: Any) -> str:
-    """What a value is, for a complaint."""
-    if value is None or value in ({}, []):
-        return 'nothing'
-    if isinstance(value, dict):
-        return 'a mapping'
-    return 'a list' if isinstance(value, list) else f'{value!r}'
-
-
-def counts(value: Any, where: Where, example: str) -> dict[str, int]:
-    """A mapping of names to how many; 0 is a number too.
-
-    :param example: an entry that would be right.
-    :raises LayoutError: if it is anything else, or all of it is 0.
-    """
-    if not isinstance(value, dict):
-        raise where.error(f'{kind(value)} stands there',
-                          f'expected names and counts, such as {example}')
-    for name, count in value.items():
-        if isinstance(count, bool) or not isinstance(count, int) \
-                or count < 0:
-            raise where.error(
-                f'{name}: {count!r} is not a count',
-                f'expected a whole number from 0 up, such as {example}')
-    if value and not any(value.values()):
-        raise where.error('all counts are 0', 'give {} for none at all')
-    return value

@@ -23,21 +23,15 @@ import pynvml
 import yaml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.simulator import entry as entry_module
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver import schema_words
+from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import spec
 
 HERE = pathlib.Path(__file__).parent
 # The same loader in C where PyYAML was built with it.
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _SUFFIXES = ('.yaml', '.yml')
-_ARCHITECTURES = {
-    'volta': pynvml.NVML_DEVICE_ARCH_VOLTA,
-    'turing': pynvml.NVML_DEVICE_ARCH_TURING,
-    'ampere': pynvml.NVML_DEVICE_ARCH_AMPERE,
-    'ada': pynvml.NVML_DEVICE_ARCH_ADA,
-    'hopper': pynvml.NVML_DEVICE_ARCH_HOPPER,
-    'blackwell': pynvml.NVML_DEVICE_ARCH_BLACKWELL,
-}
 _SPACE = uuid.UUID('7c7d2f0e-52f0-4a3c-9d5e-6f1f0a8f7a11')
 """Names everything that is made up here, so that it never changes."""
 
@@ -61,19 +55,18 @@ def load(name_or_path: str) -> spec.Host:
     """Read a host.
 
     :param name_or_path: one of :func:`names`, or the path of a YAML file.
-    :raises SimulationError: if there is none, or it is not right.
+    :raises SimulationError: if there is none.
+    :raises DocumentError: if it is not right.
     """
     path = _find(name_or_path)
-    digest = hashlib.sha256()
-    root = entry_module.Entry(str(path), '', _read(path, digest))
-    host = _Reader(path, digest).host(root)
-    return host
+    return _Reader(path).host()
 
 
 def load_model(name: str) -> spec.Model:
     """Read one model that is installed with the library.
 
-    :raises SimulationError: if there is none, or it is not right.
+    :raises SimulationError: if there is none.
+    :raises DocumentError: if it is not right.
     """
     path = HERE / 'models' / f'{name}.yaml'
     if name not in model_names():
@@ -95,260 +88,243 @@ def _find(name_or_path):
                + ', '.join(names()))
 
 
-def _read(path, digest):
+def _read(path, digest, what):
+    """What a file says.
+
+    Those that are installed with the library are checked by its tests.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise exception.SimulationError(
             name=str(path), reason=error.strerror) from error
     digest.update(data)
+    place = schema.Place(str(path))
     try:
-        return yaml.load(data, _LOADER)
+        value = yaml.load(data, _LOADER)
     except yaml.YAMLError as error:
-        raise exception.SimulationError(
-            name=str(path), reason=f'not YAML: {error}') from error
+        raise place.error(f'not YAML: {error}', 'correct it there') from error
+    if path.parent.parent != HERE:
+        schema.check(value, what, place)
+    return value
 
 
 class _Reader:
     """Reads one host file and the models that it names."""
 
-    def __init__(self, path, digest):
+    def __init__(self, path):
         self._path = path
-        self._digest = digest
+        self._digest = hashlib.sha256()
+        self._place = schema.Place(str(path))
         self._models = {}
         self._taken = set()
 
-    def host(self, root):
-        name = self._path.stem
-        driver_version = root.text('driver_version')
-        cuda_version = root.integer('cuda_version', 12040)
-        wsl = root.boolean('wsl', False)
-        virtual = root.boolean('virtual', False)
-        switches = self._functions(root, 'nvswitches')
-        functions = switches + self._functions(root, 'functions')
+    def host(self):
+        content = _read(self._path, self._digest, file_schema.HOST)
+        driver_version = content['driver_version']
+        cuda_version = content.get('cuda_version', 12040)
+        wsl = content.get('wsl', False)
+        switches = self._functions(content, 'nvswitches')
         addresses = tuple(function.address for function in switches)
-        gpus = [self._gpu(item, name, wsl, addresses)
-                for item in root.entries('gpus')]
-        root.done()
-        gpus.sort(key=lambda gpu: gpu['address'])
+        functions = switches + self._functions(content, 'functions')
+        gpus = sorted((
+            self._gpu(item, self._place.below('gpus', number), wsl, addresses)
+            for number, item in enumerate(content.get('gpus', ()))),
+            key=lambda gpu: gpu['address'])
         gpus = [spec.Gpu(minor=minor, **gpu)
                 for minor, gpu in enumerate(gpus)]
         self._check_peers(gpus, addresses)
         return spec.Host(
-            name=name, digest=self._digest.hexdigest(),
+            name=self._path.stem, digest=self._digest.hexdigest(),
             driver_version=driver_version,
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
             cuda_version=cuda_version, wsl=wsl, gpus=tuple(gpus),
-            functions=functions, virtual=virtual)
+            functions=functions, virtual=content.get('virtual', False))
 
-    def _gpu(self, item, host_name, wsl, switches):
-        model = self._model(item)
-        address = self._address(item)
-        made_up = made_up_uuid(host_name, address)
-        vfs = item.take(
-            'vfs', lambda value: value == 'all' or (
-                entry_module.is_integer(value)
-                and 0 <= value <= model.totalvfs),
-            f"'all' or at most {model.totalvfs}", 0)
-        mig = item.boolean('mig', False)
+    def _gpu(self, item, place, wsl, switches):
+        model = self._model(item['model'], place.below('model'))
+        address = self._address(item, place)
+        made_up = made_up_uuid(self._path.stem, address)
+        mig = item.get('mig', False)
         if mig and model.mig is None:
-            item.refuse('mig', mig, f'false: {model.name} has no MIG')
-        if vfs and wsl:
-            item.refuse('vfs', vfs, '0 under WSL')
-        gpu = {
+            raise place.below('mig').wrong(
+                mig, f'false: {model.name} has no MIG')
+        return {
             'address': address,
             'model': model,
-            'uuid': item.text('uuid', f'GPU-{made_up}'),
-            'serial': item.text(
+            'uuid': item.get('uuid', f'GPU-{made_up}'),
+            'serial': item.get(
                 'serial', '1' + str(int(made_up[:8], 16)).zfill(12)[-12:]),
-            'numa_node': item.take(
-                'numa_node', lambda value: entry_module.is_integer(value)
-                and value >= -1, 'an integer of at least -1', -1),
-            'iommu_group': item.integer('iommu_group', None),
-            'driver': item.take(
-                'driver', lambda value: value in (None, 'nvidia',
-                                                  'vfio-pci', 'nouveau'),
-                'nvidia, vfio-pci, nouveau or null', 'nvidia'),
+            'numa_node': item.get('numa_node', -1),
+            'iommu_group': item.get('iommu_group'),
+            'driver': item.get('driver', 'nvidia'),
             'mig': mig,
-            'vfs': model.totalvfs if vfs == 'all' else vfs,
-            'framework': item.choice('framework', spec.FRAMEWORKS,
-                                     spec.NO_FRAMEWORK),
-            'nvlink_peers': self._peers(item, model, switches),
+            'vfs': _vfs(item.get('vfs', 0), place.below('vfs'), model, wsl),
+            'framework': item.get('framework', spec.NO_FRAMEWORK),
+            'nvlink_peers': _peers(item.get('nvlink', []),
+                                   place.below('nvlink'), model, switches),
         }
-        item.done()
-        return gpu
 
-    def _model(self, item):
-        name = item.text('model')
+    def _model(self, name, place):
         if name not in self._models:
             path = HERE / 'models' / f'{name}.yaml'
             if pathlib.Path(name).suffix in _SUFFIXES:
                 path = self._path.parent / name
             elif name not in model_names():
-                item.refuse('model', name,
-                            'a .yaml file or one of '
-                            + ', '.join(model_names()))
+                raise place.wrong(name, 'a .yaml file or one of '
+                                  + ', '.join(model_names()))
             self._models[name] = _model(path.stem, path, self._digest)
         return self._models[name]
 
-    def _address(self, item):
-        address = item.address('address')
+    def _address(self, item, place):
+        address = item['address']
         if address in self._taken:
-            item.refuse('address', address, 'an address used only once')
+            raise place.below('address').wrong(
+                address, 'an address used only once')
         self._taken.add(address)
         return address
 
-    def _peers(self, item, model, switches):
-        value = item.take(
-            'nvlink', lambda value: value == 'switches' or (
-                isinstance(value, list)
-                and len(value) <= model.nvlinks
-                and all(entry_module.is_address(peer) for peer in value)),
-            f"'switches' or at most {model.nvlinks} addresses, one a link",
-            [])
-        if value != 'switches':
-            return tuple(value)
-        if not switches:
-            item.refuse('nvlink', value, 'nvswitches in the file')
-        # Links are spread evenly over the switches.
-        return tuple(switches[link % len(switches)]
-                     for link in range(model.nvlinks))
-
-    def _functions(self, root, key):
-        functions = []
-        for item in root.entries(key):
-            functions.append(spec.Function(
-                address=self._address(item),
-                vendor=item.digits('vendor', 4),
-                device=item.digits('device', 4),
-                class_code=item.digits('class', 6),
-                driver=item.text('driver', None),
-                numa_node=item.take(
-                    'numa_node', entry_module.is_integer,
-                    'an integer', -1),
-                iommu_group=item.integer('iommu_group', None)))
-            item.done()
-        return tuple(functions)
+    def _functions(self, content, key):
+        return tuple(spec.Function(
+            address=self._address(item, self._place.below(key, number)),
+            vendor=item['vendor'], device=item['device'],
+            class_code=item['class'], driver=item.get('driver'),
+            numa_node=item.get('numa_node', -1),
+            iommu_group=item.get('iommu_group'))
+            for number, item in enumerate(content.get(key, ())))
 
     def _check_peers(self, gpus, switches):
         known = {gpu.address for gpu in gpus} | set(switches)
         for gpu in gpus:
             for peer in gpu.nvlink_peers:
                 if peer not in known:
-                    raise exception.SimulationError(
-                        name=str(self._path),
-                        reason=f'{gpu.address}: NVLink peer {peer} is '
-                               f'neither a GPU nor an NVSwitch of this '
-                               f'file')
+                    raise self._place.below('gpus').error(
+                        f'{gpu.address} has the NVLink peer {peer}',
+                        'expected a GPU or an NVSwitch of this file')
+
+
+def _vfs(value, place, model, wsl):
+    """How many virtual functions a GPU has at the start."""
+    count = model.totalvfs if value == file_schema.ALL else value
+    if count > model.totalvfs:
+        raise place.wrong(value, f"'all' or at most {model.totalvfs}")
+    if value and wsl:
+        raise place.wrong(value, '0 under WSL')
+    return count
+
+
+def _peers(value, place, model, switches):
+    """Addresses at the other end, one a link."""
+    if value != file_schema.SWITCHES:
+        if len(value) > model.nvlinks:
+            raise place.error(
+                f'found {len(value)} addresses', 'expected at most '
+                f'{model.nvlinks}, one for each link of {model.name}')
+        return tuple(value)
+    if not switches:
+        raise place.wrong(value, 'nvswitches in the file')
+    # Links are spread evenly over the switches.
+    return tuple(switches[link % len(switches)]
+                 for link in range(model.nvlinks))
 
 
 def _model(name, path, digest):
-    root = entry_module.Entry(str(path), '', _read(path, digest))
-    sriov = root.entry('sriov')
-    mig = _mig(root.entry('mig'))
-    model = spec.Model(
+    content = _read(path, digest, file_schema.MODEL)
+    place = schema.Place(str(path))
+    sriov = content.get('sriov') or {'totalvfs': 0}
+    mig = _mig(content.get('mig'), place.below('mig'))
+    return spec.Model(
         name=name,
-        product=root.text('product'),
-        brand=root.integer('brand', pynvml.NVML_BRAND_NVIDIA),
-        architecture=_ARCHITECTURES[
-            root.choice('architecture', _ARCHITECTURES)],
-        compute_capability=root.take(
-            'compute_capability', lambda value: isinstance(value, list)
-            and len(value) == 2, 'a list of two integers'),
+        product=content['product'],
+        brand=content.get('brand', pynvml.NVML_BRAND_NVIDIA),
+        architecture=getattr(
+            pynvml, f'NVML_DEVICE_ARCH_{content["architecture"].upper()}'),
+        compute_capability=tuple(content['compute_capability']),
         vendor='10de',
-        device=root.digits('device', 4),
-        subsystem_vendor=root.digits('subsystem_vendor', 4, '10de'),
-        subsystem_device=root.digits('subsystem_device', 4),
-        class_code=root.digits('class', 6, '030200'),
-        memory_mib=root.integer('memory_mib', minimum=1),
-        bar1_mib=root.integer('bar1_mib'),
-        power_limit_watts=root.integer('power_limit_watts'),
-        multiprocessors=root.integer('multiprocessors'),
-        row_remapping=root.boolean('row_remapping'),
-        totalvfs=sriov.integer('totalvfs') if sriov else 0,
-        vf_offset=sriov.integer('offset', 4, 1) if sriov else 4,
-        vf_stride=sriov.integer('stride', 1, 1) if sriov else 1,
-        nvlinks=root.integer('nvlinks', 0),
+        device=content['device'],
+        subsystem_vendor=content.get('subsystem_vendor', '10de'),
+        subsystem_device=content['subsystem_device'],
+        class_code=content.get('class', '030200'),
+        memory_mib=content['memory_mib'],
+        bar1_mib=content['bar1_mib'],
+        power_limit_watts=content['power_limit_watts'],
+        multiprocessors=content['multiprocessors'],
+        row_remapping=content['row_remapping'],
+        totalvfs=sriov['totalvfs'],
+        vf_offset=sriov.get('offset', 4),
+        vf_stride=sriov.get('stride', 1),
+        nvlinks=content.get('nvlinks', 0),
         mig=mig,
-        placement_region=root.integer('placement_region', None, 1),
-        vgpu_types=tuple(_vgpu_type(item, mig)
-                         for item in root.entries('vgpu_types')))
-    if sriov:
-        sriov.done()
-    root.done()
-    return model
+        placement_region=content.get('placement_region'),
+        vgpu_types=tuple(
+            _vgpu_type(item, mig, place, number) for number, item
+            in enumerate(content.get('vgpu_types', ()))))
 
 
-def _mig(item):
+def _mig(item, place):
     if item is None:
         return None
-    units = item.integer('units', minimum=1)
-    needs_reset = item.boolean('needs_reset')
-    profiles = tuple(_instance_profile(profile, units)
-                     for profile in item.entries('profiles'))
+    profiles = tuple(
+        _instance_profile(profile, item['units'],
+                          place.below('profiles', number))
+        for number, profile in enumerate(item['profiles']))
     for number, profile in enumerate(profiles):
         for other in profiles[:number]:
             if (profile.enum == other.enum
                     or profile.profile_id == other.profile_id):
-                item.refuse('profiles', profile.name,
-                            f"an enum and an id other than {other.name}'s")
-    compute = item.entry('compute_profiles')
-    by_slices = {
-        slices: tuple(_compute_profile(profile) for profile
-                      in compute.entries(slices))
-        for slices in sorted({profile.slices for profile in profiles})}
-    compute.done()
-    item.done()
-    return spec.Mig(units=units, needs_reset=needs_reset,
-                    profiles=profiles, compute_profiles=by_slices)
+                raise place.below('profiles', number).error(
+                    f'{profile.name} has the enum or the id of {other.name}',
+                    'expected others')
+    slices = sorted({profile.slices for profile in profiles})
+    compute = item['compute_profiles']
+    for key in compute:
+        if key not in slices:
+            raise place.below('compute_profiles').error(
+                f'found key {schema_words.shown(key)}', 'expected slices of a '
+                f'profile: {", ".join(map(str, slices))}')
+    return spec.Mig(
+        units=item['units'], needs_reset=item['needs_reset'],
+        profiles=profiles, compute_profiles={
+            count: tuple(spec.ComputeProfile(
+                enum=profile['enum'], slices=profile['slices'],
+                max_instances=profile['max'])
+                for profile in compute.get(count, ()))
+            for count in slices})
 
 
-def _instance_profile(item, units):
-    size = item.integer('size', minimum=1)
-    starts = item.integers('starts')
-    if not starts or any(start + size > units for start in starts):
-        item.refuse('starts', starts,
-                    f'starts that end within {units} units')
-    order = item.integers('order', starts)
+def _instance_profile(item, units, place):
+    starts, order = item['starts'], item.get('order', item['starts'])
+    if max(starts) + item['size'] > units:
+        raise place.below('starts').error(
+            f'{max(starts)} and size {item["size"]} go too far',
+            f'expected starts that end within {units} units')
     if sorted(order) != sorted(starts):
-        item.refuse('order', order, 'the same numbers as starts')
-    profile = spec.InstanceProfile(
-        enum=item.integer('enum'),
-        profile_id=item.integer('id'),
-        name=item.text('name'),
-        slices=item.integer('slices', minimum=1),
-        memory_mib=item.integer('memory_mib', minimum=1),
-        max_instances=item.integer('max', minimum=1),
-        size=size, starts=starts, order=order,
-        multiprocessors=item.integer('multiprocessors'),
-        copy_engines=item.integer('copy_engines'),
-        capabilities=item.integer('capabilities', 0),
-        **{engine: item.integer(engine, 0) for engine in spec.ENGINES})
-    item.done()
-    return profile
+        raise place.below('order').error(
+            f'found {", ".join(map(str, order))}',
+            'expected the same numbers as starts')
+    return spec.InstanceProfile(
+        enum=item['enum'], profile_id=item['id'], name=item['name'],
+        slices=item['slices'], memory_mib=item['memory_mib'],
+        max_instances=item['max'], size=item['size'],
+        starts=tuple(starts), order=tuple(order),
+        multiprocessors=item['multiprocessors'],
+        copy_engines=item['copy_engines'],
+        capabilities=item.get('capabilities', 0),
+        **{engine: item.get(engine, 0) for engine in spec.ENGINES})
 
 
-def _compute_profile(item):
-    profile = spec.ComputeProfile(
-        enum=item.integer('enum'), slices=item.integer('slices', minimum=1),
-        max_instances=item.integer('max', minimum=1))
-    item.done()
-    return profile
-
-
-def _vgpu_type(item, mig):
-    profile_id = item.integer('profile', None)
+def _vgpu_type(item, mig, place, number):
+    profile_id = item.get('profile')
     if profile_id is not None and (
             mig is None or mig.by_id(profile_id) is None):
-        item.refuse('profile', profile_id, "one of the profiles' ids")
-    kind = spec.VgpuType(
-        type_id=item.integer('id', minimum=1),
-        name=item.text('name'),
-        vgpu_class=item.text('class'),
-        framebuffer_mib=item.integer('framebuffer_mib', minimum=1),
-        max_instances=item.integer('max', minimum=1),
+        raise place.below('vgpu_types', number, 'profile').wrong(
+            profile_id, "one of the profiles' ids")
+    return spec.VgpuType(
+        type_id=item['id'],
+        name=item['name'],
+        vgpu_class=item['class'],
+        framebuffer_mib=item['framebuffer_mib'],
+        max_instances=item['max'],
         profile_id=profile_id,
-        per_instance=item.integer(
-            'per_instance', None if profile_id is None else 1))
-    item.done()
-    return kind
+        per_instance=item.get('per_instance',
+                              None if profile_id is None else 1))

@@ -16,12 +16,7 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import hashlib
-import importlib.metadata
-import os
-import pathlib
 import shutil
 import tempfile
 
@@ -34,49 +29,17 @@ from cyborg_gpu_driver.demo import database
 
 # Asked now, because a test's own temporary directory goes away with it.
 _TEMPORARY = tempfile.gettempdir()
-_KEPT = pathlib.Path(__file__).parents[3] / '.cache' / 'databases'
-_MAKERS = ('openstack-cyborg', 'openstack-placement', 'SQLAlchemy', 'oslo.db')
-"""What the databases depend on, with the code that makes them."""
 
 
 @functools.cache
 def make_templates() -> database.Templates:
-    """Databases to copy, made once for each release of the services.
-
-    Their migrations take ten times as long as a short test. The databases
-    stay in the checkout where this user may write there.
-    """
-    kept = _KEPT / _key()
-    if not kept.is_dir():
-        with contextlib.suppress(OSError):
-            _make(kept)
-    if kept.is_dir():
-        return database.Templates(str(kept))
+    """Databases to copy, made once in a process."""
     directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
                                  dir=_TEMPORARY)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     templates = database.Templates(directory)
     templates.make()
     return templates
-
-
-def _key():
-    digest = hashlib.sha256(pathlib.Path(database.__file__).read_bytes())
-    for name in _MAKERS:
-        digest.update(f'{name}={importlib.metadata.version(name)}'.encode())
-    return digest.hexdigest()[:16]
-
-
-def _make(kept):
-    """Make them and keep them, unless another process was faster."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    directory = tempfile.mkdtemp(dir=kept.parent)
-    try:
-        database.Templates(directory).make()
-        os.chmod(directory, 0o755)
-        os.rename(directory, kept)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class CloudFixture(fixtures.Fixture):

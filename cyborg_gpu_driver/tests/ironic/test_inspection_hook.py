@@ -225,7 +225,8 @@ class MalformedTest(HookCase):
                          'inventory')
         odd = copy.deepcopy(self.data)
         odd['nvidia_gpus']['gpus'][3]['memory_mib'] = 'much'
-        self.refused(odd, 'inventory.gpus[3].memory_mib')
+        self.refused(odd, "inventory: gpus[3].memory_mib: found 'much'; "
+                     'expected a whole number')
 
     def test_other_hooks_change_nothing_either(self):
         self.config(hooks='memory,nvidia-gpus', group='inspector')
@@ -248,7 +249,7 @@ class MalformedTest(HookCase):
                 agent.AgentInspect().continue_inspection, task, {},
                 {'nvidia_gpus': {'version': 7}})
         self.node.refresh()
-        self.assertIn('inventory.version: another version',
+        self.assertIn('inventory: version: found 7; expected 1: the ',
                       self.node.last_error)
 
 

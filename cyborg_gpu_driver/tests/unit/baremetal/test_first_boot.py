@@ -201,7 +201,7 @@ class WrongTest(first_boot_case.BootCase):
     def test_layouts(self):
         self.boot('--layout-file', self.stage())
         for text, words in (
-                ('', 'nothing stands there'),
+                ('', 'found nothing; expected a mapping with keys version'),
                 (self.layout(mig_devices={'1g.5gb': 1}), '1g.5gb'),
                 (self.layout(mig_devices={'3g.40gb': 3}), 'do not fit'),
                 (self.layout(devices=[0, 2]), 'there is no GPU 2'),

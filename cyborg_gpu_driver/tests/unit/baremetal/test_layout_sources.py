@@ -114,7 +114,8 @@ class DocumentsTest(SourcesCase):
         for contents, words in (
                 ({'meta': '{'}, 'meta_data.json: top level: not JSON'),
                 ({'meta': '[' * 100000}, 'not JSON'),
-                ({'meta': {'meta': 'x'}}, "meta: 'x' stands there")):
+                ({'meta': {'meta': 'x'}},
+                 "meta: found 'x'; expected an object")):
             error = self.assertRaises(
                 exception.LayoutError, self.documents,
                 vendor={'cyborg_gpu_layout': 'a'}, **contents)
@@ -123,13 +124,14 @@ class DocumentsTest(SourcesCase):
     def test_malformed(self):
         bad = dict(_ITEM, **{'mig-devises': {}})
         for value, words in (
-                ('', 'nothing stands there'),
-                ('no such name', 'is no name of a layout'),
+                ('', 'found nothing; expected the name of a layout'),
+                ('no such name', "found 'no such name'; expected the name"),
                 ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 times'),
-                (True, 'True'), (7.5, '7.5'),
+                (True, 'found true'), (7.5, 'found 7.5'),
                 ([bad], "unknown key 'mig-devises'"),
-                ({'a': [_ITEM], 'b': [_ITEM]}, '2 layouts stand there'),
-                (dict(_FILE, version='v2'), "unknown version 'v2'"),
+                ({'a': [_ITEM], 'b': [_ITEM]}, 'both a and b; leave one'),
+                (dict(_FILE, version='v2'),
+                 "version: found 'v2'; expected v1"),
                 ('{a: [{devices: all, devices: all}]}', 'is there twice'),
                 ('x' * 70000, 'longer than 65536 characters'),
                 ([_ITEM] * 2000, 'longer than 65536 characters')):
@@ -147,7 +149,7 @@ class DocumentsTest(SourcesCase):
         error = self.assertRaises(
             exception.LayoutError, self.property,
             f'[{{devices: all, mig-enabled: [{lists}]}}]')
-        self.assertIn('a YAML alias stands there', str(error))
+        self.assertIn('found a YAML alias; write out', str(error))
 
 
 class EntryTest(SourcesCase):
@@ -212,10 +214,10 @@ class FileTest(SourcesCase):
     def test_malformed(self):
         two = dict(_FILE, **{'mig-configs': {'a': [_ITEM], 'b': [_ITEM]}})
         for content, words in (
-                (b'', 'nothing stands there'),
-                (b'all-1g.10gb', 'stands there'),
+                (b'', 'found nothing; expected a mapping with keys version'),
+                (b'all-1g.10gb', "found 'all-1g.10gb'; expected a mapping"),
                 (json.dumps(two).encode(), 'an entry must be chosen'),
-                (b'a: &a [1]\nb: *a', 'a YAML alias stands there')):
+                (b'a: &a [1]\nb: *a', 'found a YAML alias')):
             error = self.assertRaises(exception.LayoutError, self.found,
                                       content)
             self.assertIn(f'{self.path}: ', str(error))

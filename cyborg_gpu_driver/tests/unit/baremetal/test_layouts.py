@@ -161,14 +161,21 @@ class EntryOfTest(base.BaseTestCase):
 
     def test_malformed(self):
         for value, *words in (
-                (None, 'nothing stands there', 'name of a layout'),
-                (7, '7 stands there'), ({}, '0 layouts stand there'),
-                ({'a': ITEMS, 'b': ITEMS}, '2 layouts stand there'),
-                ({'a': []}, "nothing stands below 'a'"),
-                ({'': ITEMS}, "below ''"),
-                ([], "nothing stands below 'inline'"),
-                ([{'devices': 'all'}], 'item 0', 'mig-enabled'),
-                ([{**ITEMS[0], 'mig-device': {}}], "'mig-device'"),
-                ([{**ITEMS[0], 'mig-devices': {'2g': 1}}], '2g'),
-                ([ITEMS[0], ITEMS[0]], 'same GPUs')):
+                (None, 'top level: found nothing; expected the name of a '
+                       'layout, a list of items'),
+                (7, 'found 7; expected the name of a layout'),
+                ({}, 'found an empty mapping; expected the name of a layout'),
+                ({'a': ITEMS, 'b': ITEMS}, 'both a and b; leave one'),
+                ({'a': []}, 'a: found an empty list; expected a list of at '
+                            'least one item'),
+                ({'': ITEMS}, "found key ''; expected text of at least one"),
+                ([], 'inline: found an empty list'),
+                ([{'devices': 'all'}],
+                 "inline[0]: key 'mig-enabled' is missing; expected true or"),
+                ([{**ITEMS[0], 'mig-device': {}}],
+                 "unknown key 'mig-device' (did you mean mig-devices?)"),
+                ([{**ITEMS[0], 'mig-devices': {'2g': 1}}],
+                 "inline[0].mig-devices: found key '2g'; expected SLICESg"),
+                ([ITEMS[0], ITEMS[0]],
+                 'inline[1]: chooses GPUs that item 0 chooses too')):
             self.refused(value, 'layout:', *words)

@@ -21,6 +21,7 @@ from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
@@ -35,7 +36,7 @@ A100_HALVES = [{'devices': 'all', 'mig-enabled': True,
 
 def file(*entries, name='mine.yaml'):
     return layout_file.LayoutFile(tuple(
-        layout_file.Entry.parse(name, entry, items)
+        layout_file.Entry.parse(entry, items, layout_schema.place(name))
         for entry, items in entries), name)
 
 

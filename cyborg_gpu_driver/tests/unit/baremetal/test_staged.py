@@ -56,10 +56,10 @@ class StagedTest(base.BaseTestCase):
     def test_nothing_else_is_staged(self):
         two = _LAYOUT + _LAYOUT.partition('mig-configs:\n')[2].replace(
             'slices', 'more')
-        for text, words in (('', 'nothing stands there'),
+        for text, words in (('', 'found nothing; expected a mapping'),
                             (two, 'an entry must be chosen'),
                             (_LAYOUT.replace('devices: all', 'devices: x'),
-                             'is not a choice of GPUs')):
+                             "devices: found 'x'; expected all, or a list")):
             error = self.assertRaises(exception.LayoutError, staged.files,
                                       text)
             self.assertIn(words, str(error))

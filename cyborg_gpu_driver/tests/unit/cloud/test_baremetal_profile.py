@@ -127,14 +127,14 @@ class MakeTest(base.BaseTestCase):
                  f'one group requires {_HOPPER} and another forbids it'),
                 ([{'gpu': '1g.10gb', 'forbidden': ['CUSTOM_GPU_HEALTHY']}],
                  'CUSTOM_GPU_HEALTHY is forbidden; .*leave it out')):
-            error = self.assertRaises(exception.DefinitionError,
+            error = self.assertRaises(exception.DocumentError,
                                       node_profile, *groups)
             self.assertRegex(str(error), '^gpus.yaml: profile slice-10gb: ')
             self.assertRegex(str(error), text)
 
     def test_too_few_devices(self):
         error = self.assertRaises(
-            exception.DefinitionError, node_profile,
+            exception.DocumentError, node_profile,
             {'gpu': 'passthrough', 'count': 3}, devices=(0, 1))
         self.assertIn('3 whole GPUs; on bare metal --devices must name as '
                       'many; it names 2', str(error))
@@ -261,6 +261,6 @@ class ArgumentsTest(base.BaseTestCase):
                                    'are one, two'),
                 ([one], 'x', "no profile 'x'; there are one"),
                 ([], None, 'expected a device profile')):
-            error = self.assertRaises(exception.DefinitionError, choose,
+            error = self.assertRaises(exception.DocumentError, choose,
                                       profiles, name)
             self.assertIn(text, str(error))

@@ -111,83 +111,153 @@ class DefinitionTest(base.BaseTestCase):
         for part in place:
             container, key = container[key], part
         container[key] = value
-        return str(self.assertRaises(exception.DefinitionError, _parse,
+        return str(self.assertRaises(exception.DocumentError, _parse,
                                      document['document']))
 
     def test_the_place_of_what_is_not_understood(self):
         group = ('profiles', 1, 'groups', 1)
         flavor = ('flavors', 0)
-        for place, value, said in (
-                ((), [], 'top level: nothing stands there'),
-                (('version',), 'v2', "version: unknown version 'v2'"),
-                (('profile',), [], "top level: unknown key 'profile'"),
-                (('profiles',), {'a': 1}, 'profiles: a mapping stands there'),
-                (('profiles', 0), 5, 'profiles[0]: 5 stands there'),
-                (('profiles', 0, 'name'), 'a b', 'profiles[0].name: '),
-                (('profiles', 0, 'name'), 5, 'profiles[0].name: '),
+        for place, value, said, right in (
+                ((), [],
+                 'top level: found an empty list',
+                 'expected a mapping with keys version, profiles, flavors,'),
+                (('version',), 'v2',
+                 "version: found 'v2'",
+                 'expected v1'),
+                (('profile',), [],
+                 "top level: unknown key 'profile' (did you mean "
+                 'profiles?)',
+                 'known keys: version, profiles, flavors, limits'),
+                (('profiles',), {'a': 1},
+                 'profiles: found a mapping',
+                 'expected a list, each a mapping with keys name, groups,'),
+                (('profiles', 0), 5,
+                 'profiles[0]: found 5',
+                 'expected a mapping with keys name, groups, description'),
+                (('profiles', 0, 'name'), 'a b',
+                 "profiles[0].name: found 'a b'",
+                 'expected up to 255 letters, digits, - and _, such as'),
+                (('profiles', 0, 'name'), 5,
+                 'profiles[0].name: found 5',
+                 'expected up to 255 letters, digits, - and _, such as'),
                 (('profiles', 2, 'name'), 'slice',
-                 'profiles[2]: device profile slice is there twice'),
-                (('profiles', 0, 'groups'), [], 'profiles[0].groups: '),
+                 'profiles[2]: device profile slice is there twice',
+                 'leave one'),
+                (('profiles', 0, 'groups'), [],
+                 'profiles[0].groups: found an empty list',
+                 'expected a list of at least one item, each a mapping '
+                 'with'),
                 ((*group, 'gpu'), '1g.10gb',
-                 'profiles[1].groups[1]: both gpu and resources'),
+                 'profiles[1].groups[1]: both gpu and resources',
+                 'give one of gpu and resources'),
                 (group, {'count': 1},
-                 'profiles[1].groups[1]: neither gpu nor resources'),
+                 'profiles[1].groups[1]: neither gpu nor resources',
+                 'give one of gpu and resources'),
                 ((*group, 'resources'), 'CUSTOM_nvidia',
-                 'profiles[1].groups[1].resources: '),
+                 "profiles[1].groups[1].resources: found 'CUSTOM_nvidia'",
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
                 ((*group, 'resources'), 'MEMORY_MB',
-                 'profiles[1].groups[1].resources: '),
+                 "profiles[1].groups[1].resources: found 'MEMORY_MB'",
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
                 ((*group, 'resources'), {'PGPU': 1},
-                 'profiles[1].groups[1].resources: '),
+                 'profiles[1].groups[1].resources: found a mapping',
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
                 ((*group, 'required'), 'CUSTOM_X',
-                 'profiles[1].groups[1].required: '),
+                 "profiles[1].groups[1].required: found 'CUSTOM_X'",
+                 'expected a list, each a trait that Cyborg takes: CUSTOM_'),
                 ((*group, 'required', 0), 'HW_GPU_X',
-                 'profiles[1].groups[1].required[0]: '),
+                 "profiles[1].groups[1].required[0]: found 'HW_GPU_X'",
+                 'expected a trait that Cyborg takes: CUSTOM_ with '
+                 'capitals,'),
                 ((*group, 'forbidden', 0), 'CUSTOM_GPU_ARCH_HOPPER',
-                 'profiles[1].groups[1].forbidden: CUSTOM_GPU_ARCH_HOPPER is '
-                 'required as well'),
-                ((*group, 'count'), 0, 'profiles[1].groups[1].count: '),
-                ((*group, 'count'), True, 'profiles[1].groups[1].count: '),
+                 'profiles[1].groups[1].forbidden: CUSTOM_GPU_ARCH_HOPPER '
+                 'is required as well',
+                 'leave it in one of them'),
+                ((*group, 'count'), 0,
+                 'profiles[1].groups[1].count: found 0',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*group, 'count'), True,
+                 'profiles[1].groups[1].count: found true',
+                 'expected a whole number from 1 to 2147483647'),
                 ((*group, 'together'), 1,
-                 'profiles[1].groups[1].together: '),
+                 'profiles[1].groups[1].together: found 1',
+                 'expected true or false'),
                 ((*group, 'resources'), 'PGPU',
-                 'profiles[1].groups[1].together: 2 whole GPUs are not on'),
+                 'profiles[1].groups[1].together: 2 whole GPUs are not on '
+                 'one GPU',
+                 'leave it out'),
                 (('profiles', 0, 'groups', 0, 'gpu'), '1g10gb',
-                 'profiles[0].groups[0].gpu: '),
+                 "profiles[0].groups[0].gpu: found '1g10gb'",
+                 'expected passthrough, a GPU instance profile such as'),
                 (('profiles', 0, 'groups', 0, 'gpu'), 5,
-                 'profiles[0].groups[0].gpu: '),
+                 'profiles[0].groups[0].gpu: found 5',
+                 "expected a GPU's profile, such as 1g.10gb, in quotes"),
                 (('profiles', 1, 'description'), 'x [openstack gpu]',
-                 'profiles[1].description: '),
-                (flavor, {'name': 'x'}, "flavors[0]: key 'profile' is"),
-                ((*flavor, 'name'), ' x', 'flavors[0].name: '),
+                 'profiles[1].description: ends in [openstack gpu]',
+                 'leave that out; it is added to what is made'),
+                (flavor, {'name': 'x'},
+                 "flavors[0]: key 'profile' is missing",
+                 "expected a device profile's name, such as slice-10gb"),
+                ((*flavor, 'name'), ' x',
+                 "flavors[0].name: found ' x'",
+                 'expected text of up to 255 printable characters without'),
                 ((*flavor, 'name'), 'gpu.four',
-                 'flavors[1]: flavor gpu.four is there twice'),
-                ((*flavor, 'vcpus'), 0, 'flavors[0].vcpus: '),
-                ((*flavor, 'ram'), '8192', 'flavors[0].ram: '),
-                ((*flavor, 'disk'), -1, 'flavors[0].disk: '),
-                ((*flavor, 'ram'), 1 << 31, 'flavors[0].ram: '),
-                ((*flavor, 'public'), True, 'flavors[0].projects: '),
-                ((*flavor, 'projects', 1), '', 'flavors[0].projects[1]: '),
-                ((*flavor, 'extra_specs'), ['a'], 'flavors[0].extra_specs: '),
+                 'flavors[1]: flavor gpu.four is there twice',
+                 'leave one'),
+                ((*flavor, 'vcpus'), 0,
+                 'flavors[0].vcpus: found 0',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'ram'), '8192',
+                 "flavors[0].ram: found '8192'",
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'disk'), -1,
+                 'flavors[0].disk: found -1',
+                 'expected a whole number from 0 to 2147483647'),
+                ((*flavor, 'ram'), 1 << 31,
+                 'flavors[0].ram: found 2147483648 (0x80000000)',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'public'), True,
+                 'flavors[0].projects: a public flavor is for all projects',
+                 'leave out one of public and projects'),
+                ((*flavor, 'projects', 1), '',
+                 "flavors[0].projects[1]: found ''",
+                 'expected the name or UUID of a project'),
+                ((*flavor, 'extra_specs'), ['a'],
+                 'flavors[0].extra_specs: found a list',
+                 'expected a mapping'),
                 ((*flavor, 'extra_specs', 'a'), 5,
-                 'flavors[0].extra_specs.a: '),
+                 'flavors[0].extra_specs.a: found 5',
+                 'expected text of at most 255 characters, in quotes'),
                 ((*flavor, 'extra_specs', 'a/b'), 'x',
-                 'flavors[0].extra_specs: '),
+                 "flavors[0].extra_specs: found key 'a/b'",
+                 'expected letters, digits, blanks, - _ : and .'),
                 ((*flavor, 'extra_specs', 'accel:device_profile'), 'x',
-                 'flavors[0].extra_specs: accel:device_profile stands '
-                 'there; give profile: NAME'),
-                (('limits', 0, 'default'), -2, 'limits[0].default: '),
+                 'flavors[0].extra_specs: the key accel:device_profile is '
+                 'that of the device profile',
+                 'give profile: NAME instead'),
+                (('limits', 0, 'default'), -2,
+                 'limits[0].default: found -2',
+                 'expected a whole number from -1 to 2147483647'),
                 (('limits', 0, 'projects', 'lab'), 'x',
-                 'limits[0].projects.lab: '),
-                (('limits', 0, 'projects'), ['lab'], 'limits[0].projects: '),
+                 "limits[0].projects.lab: found 'x'",
+                 'expected a whole number from -1 to 2147483647'),
+                (('limits', 0, 'projects'), ['lab'],
+                 'limits[0].projects: found a list',
+                 'expected a mapping'),
                 (('limits', 1, 'resources'), 'CUSTOM_NVIDIA_1G_10GB',
                  'limits[1]: registered limit class:CUSTOM_NVIDIA_1G_10GB '
-                 'is there twice')):
-            self.assertIn(f'gpus.yaml: {said}', self.refusal(place, value))
+                 'is there twice',
+                 'leave one')):
+            self.assertIn(f'gpus.yaml: {said}; {right}',
+                          self.refusal(place, value))
 
     def test_what_is_not_yaml(self):
         for text in ('{', 'a: b: c', 'version: v1\nversion: v1', '\x00'):
             self.assertIn('gpus.yaml: top level: not YAML', str(
-                self.assertRaises(exception.DefinitionError,
+                self.assertRaises(exception.DocumentError,
                                   definition.parse, text, 'gpus.yaml')))
 
     def test_classes_of_profiles(self):
@@ -208,7 +278,7 @@ class DefinitionTest(base.BaseTestCase):
             return
         try:
             found = definition.parse(text, 'gpus.yaml')
-        except exception.DefinitionError:
+        except exception.DocumentError:
             return
         self.assertEqual(len(found.items),
                          len({item.key for item in found.items}))

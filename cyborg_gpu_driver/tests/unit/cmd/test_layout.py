@@ -126,7 +126,10 @@ class RefusalTest(layouts.LayoutCase):
                 ('version: v1\nmig-configs: {x: [{devices: all}]}',
                  'mig-enabled'),
                 ('version: v1\nvgpu-configs: {x: []}',
-                 "unknown key 'vgpu-configs'")):
+                 "unknown key 'vgpu-configs'"),
+                ('version: v1\nmig-configs: {x: [{devices: [0, -1], '
+                 'mig-enabled: false}]}', 'mig-configs.x[0].devices[1]: '
+                 'found -1; expected the index of a GPU, from 0 up')):
             path = self.write('bad.yaml', text)
             self.refused(('-f', path, '-c', 'x'), 'bad.yaml', word)
         self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')
@@ -304,10 +307,19 @@ class HooksTest(layouts.LayoutCase):
 
     def test_bad_hooks_file(self):
         for text, word in (
-                ('pre-apply: []', 'pre-apply'),
-                ('apply-start: {command: x}', 'list'),
-                ('apply-start: [{command: x, args: [1]}]', 'texts'),
-                ('apply-start: [{run: x}]', 'command')):
-            _, errors = self.apply('halves', '-k', self.hooks(text), code=1)
-            self.assertIn(word, errors)
+                ('pre-apply: []', "hooks: unknown key 'pre-apply' (did you "
+                 'mean pre-apply-mode?)'),
+                ('apply-start: {command: x}', 'hooks.apply-start: found a '
+                 'mapping; expected a list, each a mapping with keys '
+                 'command, workdir, args, envs'),
+                ('apply-start: [{command: x, args: [1]}]',
+                 'hooks.apply-start[0].args[0]: found 1; expected text, in '
+                 'quotes'),
+                ('apply-start: [{args: [x]}]', "hooks.apply-start[0]: key "
+                 "'command' is missing; expected a program, such as"),
+                ('apply-start: [{command: x, envs: {A: 1}}]',
+                 'hooks.apply-start[0].envs.A: found 1; expected text')):
+            path = self.hooks(text)
+            _, errors = self.apply('halves', '-k', path, code=1)
+            self.assertIn(f'{path}: {word}', errors)
             self.assertEqual([], self.instances(0))

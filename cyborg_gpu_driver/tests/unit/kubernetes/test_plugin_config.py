@@ -153,14 +153,14 @@ WRONG = (
     ('version: v2', 'version', 'expected v1'),
     ('version: 1', 'version', 'expected v1'),
     ('flag: {}', 'top level', 'flags'),
-    ('flags: {migstrategy: none}', 'flags', 'migStrategy'),
+    ('flags: {migstrategy: none}', 'flags', 'did you mean migStrategy?'),
     ('flags: {migStrategy: both}', 'flags.migStrategy',
-     'none, single, mixed'),
+     "found 'both'; expected none, single or mixed"),
     ('flags: {failOnInitError: "true"}', 'flags.failOnInitError',
      'true or false'),
     ('flags: {mpsRoot: null}', 'flags.mpsRoot', 'text'),
     ('flags: {plugin: {deviceListStrategy: [env]}}',
-     'flags.plugin.deviceListStrategy', 'envvar'),
+     'flags.plugin.deviceListStrategy[0]', "found 'env'; expected envvar"),
     ('flags: {plugin: {deviceIDStrategy: 1}}',
      'flags.plugin.deviceIDStrategy', 'uuid'),
     ('flags: {plugin: {migStrategy: none}}', 'flags.plugin',
@@ -180,15 +180,19 @@ WRONG = (
     (_SHARING.replace('4', 'true'), 'resources[0].replicas', 'from 2'),
     (_SHARING.replace('4', '2.0'), 'resources[0].replicas', 'from 2'),
     (_SHARING.replace('OTHER', 'rename: a/b'), 'resources[0].rename',
-     'correct the name'),
+     "found 'a/b'; expected nvidia.com/NAME of at most 63 characters"),
     (_SHARING.replace('OTHER', 'devices: some'), 'resources[0].devices',
      'all'),
     (_SHARING.replace('OTHER', 'devices: 0'), 'devices', 'from 1'),
-    (_SHARING.replace('OTHER', 'devices: []'), 'devices', 'indices'),
-    (_SHARING.replace('OTHER', 'devices: [true]'), 'devices', 'indices'),
-    (_SHARING.replace('OTHER', 'devices: [GPU-1]'), 'devices', 'UUIDs'),
-    ('imex: {channelIDs: [1]}', 'imex.channelIDs', '[0]'),
-    ('imex: {channelIDs: [false]}', 'imex.channelIDs', '[0]'),
+    (_SHARING.replace('OTHER', 'devices: []'), 'devices',
+     'a list of at least one item, each the index'),
+    (_SHARING.replace('OTHER', 'devices: [true]'), 'devices[0]',
+     'found true; expected the index of a GPU'),
+    (_SHARING.replace('OTHER', 'devices: [GPU-1]'), 'devices[0]',
+     "found 'GPU-1'; expected the index of a GPU"),
+    ('imex: {channelIDs: [1]}', 'imex.channelIDs[0]', 'expected 0'),
+    ('imex: {channelIDs: [false]}', 'imex.channelIDs[0]', 'expected 0'),
+    ('imex: {channelIDs: [0, 0]}', 'imex.channelIDs', 'found 2 items'),
     ('imex: {required: 1}', 'imex.required', 'true or false'),
     ('{flags: {migStrategy: mixed}, sharing: {mps: {resources: '
      '[{name: gpu, replicas: 2}]}}}', 'sharing', 'timeSlicing'),
@@ -208,7 +212,7 @@ class PluginConfigTest(base.BaseTestCase):
         for text, place, remedy in WRONG:
             text = text.replace(', OTHER', '')
             error = self.assertRaises(
-                exception.PluginConfigError, plugin_config.parse, text,
+                exception.DocumentError, plugin_config.parse, text,
                 'x.yaml')
             self.assertTrue(str(error).startswith('x.yaml: '), text)
             self.assertIn(f'{place}: ', str(error), text)
@@ -227,5 +231,5 @@ class PluginConfigTest(base.BaseTestCase):
     def test_no_value_is_taken_for_anything_else(self, value):
         try:
             plugin_config.parse(yaml.safe_dump(value), 'x.yaml')
-        except exception.PluginConfigError as error:
+        except exception.DocumentError as error:
             self.assertIn('x.yaml: ', str(error))

@@ -300,15 +300,18 @@ class ValuesTest(base.BaseTestCase):
         for text, words in (
                 ('[]', 'expected a mapping'),
                 ('a: [', 'not YAML'),
-                ('mig: x', 'values.yaml: mig'),
-                ('mig: {strategy: some}', 'none, single, mixed'),
+                ('mig: x', "values.yaml: mig: found 'x'; expected a "
+                 'mapping'),
+                ('mig: {strategy: some}', "mig.strategy: found 'some'; "
+                 'expected null, none, single or mixed'),
                 ('devicePlugin: {config: {data: []}}',
-                 'devicePlugin.config.data'),
-                ('devicePlugin: {config: {data: {a: 7}}}', 'expected text'),
+                 'devicePlugin.config.data: found an empty list'),
+                ('devicePlugin: {config: {data: {a: 7}}}',
+                 'devicePlugin.config.data.a: found 7; expected text'),
                 ('devicePlugin: {config: {data: {a: "flag: {}"}}}',
                  'configuration a'),
                 ('migManager: {config: {data: {config.yaml: 7}}}',
-                 'expected text'),
+                 'config.data.config.yaml: found 7; expected text'),
                 ('migManager: {config: {data: {config.yaml: "v: 1"}}}',
                  'migManager.config.data.config.yaml'),
                 ('migManager: {config: {data: {config.yaml: "{version: v1, '

@@ -93,7 +93,7 @@ class CreateTest(base.BaseTestCase):
         for row, text in zip(nodes, (
                 'it has not been inspected',
                 'it was inspected without the collectors nvidia-gpus and '
-                'pci-devices', 'inventory.version: another version'),
+                'pci-devices', 'inventory: version: found 2; expected 1: '),
                 strict=True):
             self.assertIn(f'cannot take it: {text}', row['Change'])
         self.assertIn('Warning: no node can take slice', errors)
@@ -147,12 +147,12 @@ class CreateTest(base.BaseTestCase):
     def test_arguments(self):
         sizes = ('--vcpus', '1', '--ram', '1', '--disk', '1')
         for error, text, arguments in (
-                (exception.DefinitionError, 'there are slice, vgpu', []),
-                (exception.DefinitionError, "no profile 'x'", ['x']),
-                (exception.DefinitionError, 'vGPU is for servers', ['vgpu']),
-                (exception.LayoutError, 'names a GPU twice',
+                (exception.DocumentError, 'there are slice, vgpu', []),
+                (exception.DocumentError, "no profile 'x'", ['x']),
+                (exception.DocumentError, 'vGPU is for servers', ['vgpu']),
+                (exception.LayoutError, 'devices.1.: 1 is there twice',
                  ['slice', '--devices', '1,1']),
-                (exception.LayoutError, 'is not a quoted board id',
+                (exception.LayoutError, "found 'A100'; expected PCI device id",
                  ['slice', '--board', 'A100']),
                 (exception.InvalidValue, 'the flavor that --flavor names',
                  ['slice', *sizes]),
@@ -160,7 +160,7 @@ class CreateTest(base.BaseTestCase):
                  ['slice', '--flavor', 'x', *sizes]),
                 (exception.InvalidValue, 'such as baremetal.gpu',
                  ['slice', '--resource-class', '']),
-                (exception.DefinitionError, "arguments: flavors.0.: key "
+                (exception.DocumentError, "arguments: flavors.0.: key "
                                             "'vcpus' is missing",
                  ['slice', '--flavor', 'x', '--resource-class', 'gpu'])):
             self.assertRegex(self.refusal(*arguments, error=error), text)

@@ -146,13 +146,13 @@ class SyncTest(base.BaseTestCase):
     def test_files_that_are_none(self):
         path = self.write('{')
         for name, error in (
-                (path, exception.DefinitionError),
+                (path, exception.DocumentError),
                 (path + '.yaml', exception.InvalidValue),
                 (os.path.dirname(path), exception.InvalidValue)):
             self.assertIn(name, str(self.assertRaises(
                 error, self.openstack.run, sync.SyncProfile, name)))
         self.assertIn('standard input', str(self.assertRaises(
-            exception.DefinitionError, self.openstack.run, sync.SyncProfile,
+            exception.DocumentError, self.openstack.run, sync.SyncProfile,
             '-', answer='{')))
 
     def test_arguments_that_are_wrong(self):

@@ -132,16 +132,26 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def test_a_bad_file_is_refused(self):
         for text, words in (
-                ('', 'nothing stands there'),
-                ('[]', 'nothing stands there'),
+                ('', 'top level: found nothing; expected a mapping with '
+                     'keys version, mig-configs'),
+                ('[]', 'top level: found an empty list'),
                 ('version: v1', "key 'mig-configs' is missing"),
-                ('mig-configs: {}', "key 'version' is missing"),
-                ('version: v2\nmig-configs: {}', "unknown version 'v2'"),
-                ('version: 1\nmig-configs: {}', 'unknown version 1'),
-                ('version: v1\nmig-configs: {}', 'at least one entry'),
-                ('version: v1\nmig-configs: {a: []}', 'at least one item'),
-                ('version: v1\nmig-configs: {a: {}}', 'mig-configs a'),
-                ('version: v1\nmig-config: {}', "'mig-config'"),
+                ('mig-configs: {}', "key 'version' is missing; expected v1"),
+                ('version: v2\nother: {}',
+                 "version: found 'v2'; expected v1"),
+                ('version: 1\nmig-configs: {}',
+                 'version: found 1; expected v1'),
+                ('version: v1\nmig-configs: {}',
+                 'mig-configs: found an empty mapping; expected at least one '
+                 'entry, NAME: [...]'),
+                ('version: v1\nmig-configs: {a: []}',
+                 'mig-configs.a: found an empty list; expected a list of at '
+                 'least one item'),
+                ('version: v1\nmig-configs: {a b: {}}',
+                 "mig-configs['a b']: found an empty mapping; expected a "
+                 'list'),
+                ('version: v1\nmig-config: {}',
+                 "unknown key 'mig-config' (did you mean mig-configs?)"),
                 ('version: v1\nversion: v1\nmig-configs: {}',
                  "key 'version' is there twice"),
                 ('version: v1\nmig-configs: {1: []}', 'key 1 is not text'),
@@ -151,41 +161,69 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def test_a_bad_item_is_refused(self):
         on = 'devices: all, mig-enabled: true, mig-devices: '
+        choice = 'expected all, or a list of indices of GPUs, such as [0, 1]'
+        filter_ = ('expected one or a list of "0xDDDDVVVV", PCI device id '
+                   'and vendor id in quotes, such as "0x233010DE"')
+        count = 'expected a whole number from 0 up'
         for item, words in (
-                ('all', "'all' stands there"),
-                ('{mig-enabled: false}', "key 'devices' is missing"),
-                ('{devices: all}', "key 'mig-enabled' is missing"),
-                ('{devices: all, mig-enabled: true}', "'mig-devices'"),
-                ('{devices: all, mig-enabled: on-ish}', 'true or false'),
+                ('all', ": found 'all'; expected a mapping with keys devices, "
+                 'mig-enabled, device-filter, mig-devices'),
+                ('{mig-enabled: false}', ": key 'devices' is missing; "
+                 'expected all, or a list of indices of GPUs'),
+                ('{devices: all}', ": key 'mig-enabled' is missing; expected "
+                 'true or false'),
+                ('{devices: all, mig-enabled: true}',
+                 ": key 'mig-devices' is missing; give {} for a GPU"),
+                ('{devices: all, mig-enabled: on-ish}',
+                 ".mig-enabled: found 'on-ish'; expected true or false"),
                 ('{devices: all, mig-enabled: false, mig_devices: {}}',
-                 "unknown key 'mig_devices'"),
+                 ": unknown key 'mig_devices' (did you mean mig-devices?); "
+                 'known keys: devices, mig-enabled, device-filter'),
                 ('{devices: all, mig-enabled: false, '
-                 'mig-devices: {"1g.5gb": 1}}', 'without MIG mode'),
-                ('{devices: some, mig-enabled: false}', 'such as [0, 1]'),
-                ('{devices: 0, mig-enabled: false}', 'such as [0, 1]'),
-                ('{devices: [-1], mig-enabled: false}', 'such as [0, 1]'),
-                ('{devices: [true], mig-enabled: false}', 'such as [0'),
-                ('{devices: [1, 1], mig-enabled: false}', 'twice'),
+                 'mig-devices: {"1g.5gb": 1}}',
+                 ': mig-devices without MIG mode; set mig-enabled: true'),
+                ('{devices: some, mig-enabled: false}',
+                 f".devices: found 'some'; {choice}"),
+                ('{devices: 0, mig-enabled: false}',
+                 f'.devices: found 0; {choice}'),
+                ('{devices: [-1], mig-enabled: false}',
+                 '.devices[0]: found -1; expected the index of a GPU, from '
+                 '0'),
+                ('{devices: [0, true], mig-enabled: false}',
+                 '.devices[1]: found true; expected the index of a GPU'),
+                ('{devices: [0, 1, 1], mig-enabled: false}',
+                 '.devices[2]: 1 is there twice; leave one'),
                 ('{devices: all, device-filter: 0x20B010DE, '
-                 'mig-enabled: false}', '0x20B010DE is not a quoted'),
+                 'mig-enabled: false}',
+                 f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
                 ('{devices: all, device-filter: "20B0", '
-                 'mig-enabled: false}', 'such as "0x233010DE"'),
+                 'mig-enabled: false}', ".device-filter: found '20B0'; "
+                 'expected PCI device id and vendor id in quotes, such as '
+                 '"0x233010DE"'),
                 ('{devices: all, device-filter: ["0x20B010DE", '
-                 '"0x20b010de"], mig-enabled: false}', 'twice'),
+                 '"0x20b010de"], mig-enabled: false}',
+                 '.device-filter: a board is there twice; leave one'),
                 ('{devices: all, device-filter: {}, mig-enabled: false}',
-                 'is not a filter'),
-                (f'{{{on}[]}}', 'expected names and counts'),
-                (f'{{{on}{{1g.5gb: -1}}}}', '-1 is not a count'),
-                (f'{{{on}{{1g.5gb: true}}}}', 'True is not a count'),
-                (f'{{{on}{{1g.5gb: "7"}}}}', "'7' is not a count"),
-                (f'{{{on}{{1g.5gb: 0}}}}', 'all counts are 0'),
-                (f'{{{on}{{1g.5gb: 1, 1g.5gb: 2}}}}', 'there twice'),
-                (f'{{{on}{{1g.5gb.me: 1}}}}', "'1g.5gb.me' is not valid"),
-                (f'{{{on}{{3c.3g.20gb: 1}}}}', 'is not valid')):
-            message = self.refused(one(item))
-            self.assertIn(words, message, item)
-            if 'twice' not in words or 'devices: [1, 1]' in item:
-                self.assertIn('mine', message)
+                 f'.device-filter: found an empty mapping; {filter_}'),
+                (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
+                 'names of MIG devices and how many of each, such as '
+                 '{"1g.10gb": 2}'),
+                (f'{{{on}{{1g.5gb: -1}}}}',
+                 f'.mig-devices.1g.5gb: found -1; {count}'),
+                (f'{{{on}{{1g.5gb: true}}}}',
+                 f'.mig-devices.1g.5gb: found true; {count}'),
+                (f'{{{on}{{1g.5gb: "7"}}}}',
+                 f".mig-devices.1g.5gb: found '7'; {count}"),
+                (f'{{{on}{{1g.5gb: 0}}}}', '.mig-devices: all counts are 0; '
+                 'give {} for none at all'),
+                (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
+                 "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb"),
+                (f'{{{on}{{3c.3g.20gb: 1}}}}', ".mig-devices: found key "
+                 "'3c.3g.20gb'; a compute instance is named apart only if")):
+            self.assertIn(f'some.yaml: mig-configs.mine[0]{words}',
+                          self.refused(one(item)), item)
+        self.assertIn("key '1g.5gb' is there twice", self.refused(
+            one(f'{{{on}{{1g.5gb: 1, 1g.5gb: 2}}}}')))
 
     def test_two_items_for_the_same_gpus_are_refused(self):
         for first, second, both in (
@@ -201,8 +239,9 @@ class LayoutFileTestCase(base.BaseTestCase):
                        f'{{{second}, mig-enabled: false}}')
             if both:
                 message = self.refused(text)
-                self.assertIn('entry mine, item 1', message)
-                self.assertIn('item 0', message)
+                self.assertIn('mig-configs.mine[1]: chooses GPUs that item '
+                              '0 chooses too; choose each GPU in one item',
+                              message)
             else:
                 self.parse(text)
 

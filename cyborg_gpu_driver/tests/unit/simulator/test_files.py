@@ -17,9 +17,12 @@ import shutil
 
 import fixtures
 import pynvml
+import yaml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.tests.unit.simulator import base as simulator_base
@@ -59,6 +62,16 @@ class TestShippedHosts(simulator_base.MachineTestCase):
              'hgx-h100-vfio': 8, 'hgx-h200': 8, 'hgx-h200-vfio': 8,
              'l40sx4': 4, 'mixed': 3, 'rtxpro6000x8': 8, 't4x4': 4,
              'vgpu-only': 9, 'wsl': 1}, counts)
+
+    def test_every_file_has_its_schema(self):
+        """They are not checked when they are read."""
+        for kind, what in (('hosts', file_schema.HOST),
+                           ('models', file_schema.MODEL)):
+            paths = sorted((files.HERE / kind).glob('*.yaml'))
+            self.assertTrue(paths)
+            for path in paths:
+                schema.check(yaml.safe_load(path.read_text('utf-8')), what,
+                             schema.Place(str(path)))
 
     def test_made_up_identities_never_change_and_never_meet(self):
         uuids = [gpu.uuid for name in machine.names()
@@ -112,9 +125,9 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
     def refusal(self, text):
         """What is said about a host file; it must name the file."""
         path = self.write(text)
-        error = self.assertRaises(exception.SimulationError,
+        error = self.assertRaises(exception.DocumentError,
                                   machine.Machine.load, path)
-        self.assertIn(path, str(error))
+        self.assertIn(f'{path}: ', str(error))
         return str(error)
 
     def test_a_path_serves_as_a_name(self):
@@ -165,29 +178,33 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
     def test_unknown_key(self):
         message = self.refusal(HOST + '    colour: green\n')
         self.assertIn('gpus[0]', message)
-        self.assertIn("unknown key 'colour'", message)
+        self.assertIn("unknown key 'colour'; known keys: model, address,",
+                      message)
 
     def test_missing_key(self):
         message = self.refusal(HOST.replace('model: t4', 'mig: false'))
-        self.assertIn("gpus[0]: 'model' is missing", message)
+        self.assertIn("gpus[0]: key 'model' is missing; expected text",
+                      message)
 
     def test_unknown_model(self):
         message = self.refusal(HOST.replace('model: t4', 'model: t5'))
-        self.assertIn('gpus[0].model', message)
+        self.assertIn("gpus[0].model: found 't5'; expected a .yaml file or "
+                      'one of a10, a100-40', message)
         self.assertIn('rtx-pro-6000', message)
 
     def test_address_without_quotes_would_be_a_number(self):
         message = self.refusal(
             HOST.replace("'0000:3b:00.0'", '0000:41:00.0'))
-        self.assertIn('gpus[0].address', message)
-        self.assertIn('in quotes', message)
+        self.assertIn('gpus[0].address: found 2460.0; expected a PCI address '
+                      "in quotes, such as '0000:3b:00.0'", message)
 
     def test_an_address_is_used_once(self):
         message = self.refusal(HOST + """
   - model: t4
     address: '0000:3b:00.0'
 """)
-        self.assertIn('gpus[1].address', message)
+        self.assertIn("gpus[1].address: found '0000:3b:00.0'; expected an "
+                      'address used only once', message)
 
     def test_mig_where_there_is_none(self):
         message = self.refusal(HOST + '    mig: true\n')
@@ -196,14 +213,36 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
     def test_more_virtual_functions_than_the_board_has(self):
         message = self.refusal(
             HOST.replace('model: t4', 'model: a30') + '    vfs: 17\n')
-        self.assertIn('gpus[0].vfs', message)
-        self.assertIn('at most 16', message)
+        self.assertIn("gpus[0].vfs: found 17; expected 'all' or at most 16",
+                      message)
+
+    def test_the_place_of_what_is_not_right(self):
+        for line, said in (
+                ('vfs: many', "vfs: found 'many'; expected all, or a whole "
+                              'number from 0 up'),
+                ('mig: 1', 'mig: found 1; expected true or false'),
+                ('serial: 12', 'serial: found 12; expected text of at least '
+                               'one character, in quotes'),
+                ('numa_node: -2', 'numa_node: found -2; expected a whole '
+                                  'number from -1 up'),
+                ('driver: vfio', "driver: found 'vfio'; expected nvidia, "
+                                 'vfio-pci, nouveau or null'),
+                ('framework: none-at-all',
+                 "framework: found 'none-at-all'; expected mdev, "
+                 'vendor-vfio or none'),
+                ('nvlink: [here]', "nvlink[0]: found 'here'; expected a PCI "
+                                   'address in quotes'),
+                ("nvlink: ['0000:5e:00.0']", 'nvlink: found 1 addresses; '
+                                             'expected at most 0')):
+            self.assertIn(f'gpus[0].{said}',
+                          self.refusal(f'{HOST}    {line}\n'))
 
     def test_a_link_to_nowhere(self):
         message = self.refusal(
             HOST.replace('model: t4', 'model: a30')
             + "    nvlink: ['0000:5e:00.0']\n")
-        self.assertIn('0000:5e:00.0', message)
+        self.assertIn('gpus: 0000:3b:00.0 has the NVLink peer 0000:5e:00.0; '
+                      'expected a GPU or an NVSwitch of this file', message)
 
     def test_switches_must_be_there(self):
         self.assertIn('nvswitches', self.refusal(
@@ -216,7 +255,33 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
             model = file.read()
         self.write(model.replace('units: 4', 'units: 3'), 'small.yaml')
         path = self.write(HOST.replace('model: t4', 'model: small.yaml'))
-        error = self.assertRaises(exception.SimulationError,
+        error = self.assertRaises(exception.DocumentError,
                                   machine.Machine.load, path)
-        self.assertIn('small.yaml', str(error))
-        self.assertIn('mig.profiles[0].starts', str(error))
+        self.assertIn('small.yaml: mig.profiles[0].starts: 3 and size 1 go '
+                      'too far; expected starts that end within 3 units',
+                      str(error))
+
+    def model_refusal(self, old, new):
+        """What is said of the A30's file with a change."""
+        with open(files.HERE / 'models' / 'a30.yaml',
+                  encoding='utf-8') as file:
+            model = file.read()
+        self.assertIn(old, model)
+        self.write(model.replace(old, new, 1), 'mine.yaml')
+        path = self.write(HOST.replace('model: t4', 'model: mine.yaml'))
+        return str(self.assertRaises(exception.DocumentError,
+                                     machine.Machine.load, path))
+
+    def test_models_that_are_not_right(self):
+        for old, new, said in (
+                ("device: '20b7'", 'device: 2087',
+                 'device: found 2087; expected 4 lower-case hexadecimal '
+                 'digits in quotes'),
+                ('architecture: ampere', 'architecture: amper',
+                 "architecture: found 'amper'; expected volta, turing"),
+                ('compute_capability: [8, 0]', 'compute_capability: [8]',
+                 'compute_capability: found 1 items'),
+                ('    1:\n      - {enum: 0', '    3:\n      - {enum: 0',
+                 'mig.compute_profiles: found key 3; expected slices of a '
+                 'profile: 1, 2, 4')):
+            self.assertIn(f'mine.yaml: {said}', self.model_refusal(old, new))

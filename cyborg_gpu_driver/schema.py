@@ -1,0 +1,232 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Check a parsed document against a JSON schema, and say what is wrong.
+
+Schemas are Python dicts in JSON Schema's vocabulary (draft 2020-12, the
+library ``jsonschema``), each beside the file format that it describes. The
+library finds the faults; the error names the first of them: the file, the
+place in it, what was found and what would be right (:mod:`.schema_words`).
+
+The keywords of a schema are checked in their order, so that the order decides
+which fault is reported first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema_words
+
+Schema = Mapping[str, Any]
+Formats = Mapping[str, Callable[[str], Any]]
+"""For each ``format`` of a schema a function that takes a text of it and
+raises InvalidValue for any other."""
+
+TEXT: Schema = {'type': 'string'}
+TRUTH: Schema = {'type': 'boolean'}
+
+DEPTH_MAX = 64
+"""Levels of lists and mappings."""
+SIZE_MAX = 1 << 22
+"""Values and characters. YAML's aliases can make a short text a huge value,
+and jsonschema writes each value that is wrong into a message of its own."""
+
+_BITS_MAX = 1 << 12
+"""Python refuses to print a number of thousands of digits."""
+_PLAIN_KEY = re.compile(r'[\w.:/+-]+', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A place in a document, such as ``flavors[2].ram``.
+
+    :ivar source: the document's name, such as the path of a file.
+    :ivar path: empty for the document as a whole.
+    :ivar error_type: of the errors that it makes.
+    """
+
+    source: str
+    path: str = ''
+    error_type: type[exception.DocumentError] = exception.DocumentError
+
+    def below(self, *parts: str | int) -> Place:
+        """The place of a value below this one.
+
+        :param parts: keys of mappings and positions in lists.
+        """
+        path = self.path
+        for part in parts:
+            if isinstance(part, str) and _PLAIN_KEY.fullmatch(part):
+                path = f'{path}.{part}' if path else part
+            else:
+                path = f'{path}[{schema_words.shown(part)}]'
+        return dataclasses.replace(self, path=path)
+
+    def error(self, problem: str, expected: str) -> exception.DocumentError:
+        """The error to raise."""
+        return self.error_type(
+            source=self.source, where=self.path or 'top level',
+            problem=problem, expected=expected)
+
+    def wrong(self, value: Any, expected: str) -> exception.DocumentError:
+        """The error to raise for a value that is not as expected."""
+        return self.error(f'found {schema_words.shown(value)}',
+                          f'expected {expected}')
+
+
+def check(value: Any, schema: Schema, place: Place,
+          formats: Formats | None = None) -> None:
+    """Check a document, or a part of one.
+
+    Unlike the standard, 2.0 is no integer.
+
+    :param value: what YAML or JSON made of the text.
+    :param place: where it is from.
+    :raises DocumentError: of the place's type, naming the first fault.
+    """
+    _check_size(value, place)
+    found = next(_validator(schema, formats or {}).iter_errors(value), None)
+    if found is not None:
+        found = schema_words.meant(found)
+        raise place.below(*found.absolute_path).error(
+            *schema_words.words(found))
+
+
+def mapping(required: Mapping[str, Schema],
+            optional: Mapping[str, Schema] | None = None,
+            closed: bool = True, **others: Any) -> dict[str, Any]:
+    """The schema of a mapping.
+
+    A ``version`` is checked first, because another version of a format may
+    have other keys.
+
+    :param closed: whether it has no other keys than these.
+    :param others: further keywords.
+    """
+    known = {**required, **(optional or {})}
+    first: dict[str, Any] = {'type': 'object'}
+    if 'version' in known:
+        first['allOf'] = [{'properties': {'version': known['version']}}]
+    if closed:
+        first['additionalProperties'] = False
+    return {**first, 'required': list(required), **others,
+            'properties': known}
+
+
+def integer(low: int, high: int | None = None) -> dict[str, Any]:
+    """The schema of a whole number from ``low`` to ``high``."""
+    return {'type': 'integer', 'minimum': low,
+            **({} if high is None else {'maximum': high})}
+
+
+def matching(pattern: str, description: str, *examples: str
+             ) -> dict[str, Any]:
+    """The schema of text all of which matches a regular expression.
+
+    :param pattern: as :mod:`re` takes it.
+    :param description: of what matches, for messages.
+    """
+    return {'type': 'string', 'pattern': rf'^(?:{pattern})\Z',
+            'description': description, 'examples': list(examples)}
+
+
+def listing(items: Schema, least: int = 0, most: int | None = None,
+            **others: Any) -> dict[str, Any]:
+    """The schema of a list.
+
+    :param least: how many items it has at least.
+    :param most: how many at most.
+    :param others: further keywords.
+    """
+    return {'type': 'array', 'minItems': least,
+            **({} if most is None else {'maxItems': most}),
+            'items': items, **others}
+
+
+def nullable(schema: Schema) -> dict[str, Any]:
+    """The schema of a value that may be null as well.
+
+    :param schema: with a type. An ``enum`` must have None in it.
+    """
+    return {**schema, 'type': [schema['type'], 'null']}
+
+
+def _check_size(value, place):
+    size, level = 0, [value]
+    for _depth in range(DEPTH_MAX):
+        below: list[Any] = []
+        for item in level:
+            size += 1 + (len(item) if isinstance(item, (str, bytes)) else 0)
+            if isinstance(item, int) and item.bit_length() > _BITS_MAX:
+                raise place.error(
+                    'a number beyond all bounds',
+                    f'expected at most {schema_words.INTEGER_BITS} bits')
+            if isinstance(item, dict):
+                below += item.keys()
+                below += item.values()
+            elif isinstance(item, (list, tuple, set)):
+                below += item
+            if size + len(below) > SIZE_MAX:
+                raise place.error('more than can be read', 'expected at most '
+                                  f'{SIZE_MAX} values and characters')
+        if not below:
+            return
+        level = below
+    raise place.error('nested too deep',
+                      f'expected at most {DEPTH_MAX} levels')
+
+
+def _validator(schema, formats):
+    import jsonschema
+    checker = jsonschema.FormatChecker(())
+    for name, parse in formats.items():
+        checker.checks(name, exception.InvalidValue)(
+            functools.partial(_is_of, parse))
+    return _validator_class()(schema, format_checker=checker)
+
+
+def _is_of(parse, value):
+    if isinstance(value, str):
+        parse(value)
+    return True
+
+
+@functools.cache
+def _validator_class():
+    """Imported at the first use: it takes a tenth of a second."""
+    import jsonschema
+    from jsonschema import validators
+    standard = jsonschema.Draft202012Validator
+    return validators.extend(
+        standard, {'uniqueItems': _unique_items},
+        type_checker=standard.TYPE_CHECKER.redefine(
+            'integer', lambda _checker, value: type(value) is int))
+
+
+def _unique_items(_validator, _value, instance, _schema):
+    """Items that are the same, in linear time; of plain values only."""
+    from jsonschema import exceptions as errors
+    seen = set()
+    for number, item in enumerate(instance if isinstance(instance, list)
+                                  else ()):
+        if isinstance(item, (str, int)):
+            if item in seen:
+                yield errors.ValidationError('twice', path=[number],
+                                             instance=item)
+            seen.add(item)

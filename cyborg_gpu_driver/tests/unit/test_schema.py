@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What is said of a document that does not follow its schema."""
+
+import itertools
+import subprocess
+import sys
+
+import hypothesis
+import jsonschema
+from hypothesis import strategies
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.baremetal import inventory_schema
+from cyborg_gpu_driver.cloud import definition_schema
+from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.kubernetes import operator_values
+from cyborg_gpu_driver.kubernetes import plugin_schema
+from cyborg_gpu_driver.partition import layout_schema
+from cyborg_gpu_driver.simulator import file_schema
+from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
+
+_SCHEMAS = (
+    definition_schema.DEFINITION, file_schema.HOST, file_schema.MODEL,
+    hooks.HOOKS_FILE, inventory_schema.INVENTORY,
+    inventory_schema.PCI_DEVICES, inventory_schema.PCI_GPU,
+    layout_schema.DEVICES, layout_schema.LAYOUT_FILE,
+    operator_values.VALUES, plugin_schema.PLUGIN_CONFIG)
+_FLAVOR = schema.mapping({
+    'name': schema.matching('[a-z]+', 'lower-case letters', 'gpu'),
+    'ram': schema.integer(1, 9)}, {
+    'public': schema.TRUTH,
+    'description': schema.nullable({'type': 'string', 'maxLength': 3}),
+    'traits': schema.listing(schema.TEXT, uniqueItems=True),
+    'size': {'enum': ['s', 'm', 'l']},
+    'order': {'type': 'integer', 'const': 1},
+    'ratio': {'type': 'number'},
+    'either': {'anyOf': [
+        {'const': 'all'},
+        schema.listing(schema.integer(0), 1)]},
+    'limits': {'type': 'object', 'minProperties': 1,
+               'propertyNames': {'type': 'string', 'maxLength': 3},
+               'additionalProperties': schema.integer(0)},
+    'address': {'type': 'string', 'format': 'address'}})
+
+
+def _address(text):
+    if text != 'here':
+        raise exception.InvalidValue(what='address', value=text,
+                                     expected='expected here')
+
+
+class CheckTest(base.BaseTestCase):
+
+    def said(self, value, what=_FLAVOR):
+        place = schema.Place('f.yaml')
+        return str(self.assertRaises(
+            exception.DocumentError, schema.check, value, what, place,
+            {'address': _address}))
+
+    def test_what_is_right(self):
+        schema.check({
+            'name': 'a', 'ram': 9, 'public': False, 'description': None,
+            'traits': ['a', 'b'], 'size': 'l', 'order': 1, 'ratio': 1.5,
+            'either': [0], 'limits': {'a': 0}, 'address': 'here'}, _FLAVOR,
+            schema.Place('f.yaml'), {'address': _address})
+
+    def test_each_keyword(self):
+        good = {'name': 'a', 'ram': 1}
+        for change, said in (
+                ({'name': 'A'}, "name: found 'A'; expected lower-case "
+                                'letters, such as gpu'),
+                ({'name': 'a\n'}, "name: found 'a\\n'; expected lower-case"),
+                ({'name': 5}, 'name: found 5; expected lower-case letters, '
+                              'such as gpu, in quotes'),
+                ({'name': None}, 'name: found nothing; expected lower-case'),
+                ({'ram': '1'}, "ram: found '1'; expected a whole number from "
+                               '1 to 9'),
+                ({'ram': 0}, 'ram: found 0; expected a whole number from 1'),
+                ({'ram': 10}, 'ram: found 10; expected a whole number'),
+                ({'ram': 2.0}, 'ram: found 2.0; expected a whole number'),
+                ({'ram': True}, 'ram: found true; expected a whole number'),
+                ({'public': 1}, 'public: found 1; expected true or false'),
+                ({'description': 'abcd'}, "description: found 'abcd'; "
+                 'expected text of at most 3 characters, or null'),
+                ({'traits': 'a'}, "traits: found 'a'; expected a list, each "
+                                  'text'),
+                ({'traits': ['a', []]}, 'traits[1]: found an empty list; '
+                                        'expected text'),
+                ({'traits': ['a', 'b', 'a']}, "traits[2]: 'a' is there "
+                                              'twice; leave one'),
+                ({'size': 'xl'}, "size: found 'xl'; expected s, m or l"),
+                ({'order': 2}, 'order: found 2; expected 1'),
+                ({'order': True}, 'order: found true; expected 1'),
+                ({'ratio': []}, 'ratio: found an empty list; expected a '
+                                'number'),
+                ({'limits': {}}, 'limits: found an empty mapping; expected a '
+                                 'mapping of at least one entry'),
+                ({'limits': {'abcd': 0}}, "limits: found key 'abcd'; "
+                 'expected text of at most 3 characters'),
+                ({'limits': {'a/b': -1}}, 'limits.a/b: found -1'),
+                ({'limits': {'a b': -1}}, "limits['a b']: found -1"),
+                ({'address': 'there'}, "address: found 'there'; expected "
+                                       'here'),
+                ({'sise': 'l'}, "top level: unknown key 'sise' (did you mean "
+                 'size?); known keys: name, ram, public, '),
+                ({7: 'l'}, 'top level: unknown key 7; known keys: name, ')):
+            self.assertIn(f'f.yaml: {said}', self.said({**good, **change}))
+
+    def test_what_is_missing(self):
+        self.assertEqual(
+            "f.yaml: top level: key 'ram' is missing; expected a whole "
+            'number from 1 to 9', self.said({'name': 'a'}))
+
+    def test_the_alternative_that_was_meant(self):
+        for value, said in (
+                ('some', "found 'some'; expected all, or a list of at least "
+                         'one item, each a whole number from 0 up'),
+                ([], 'found an empty list; expected a list of at least one'),
+                ([0, 'x'], "[1]: found 'x'; expected a whole number from 0")):
+            self.assertIn(said, self.said(
+                {'name': 'a', 'ram': 1, 'either': value}))
+
+    def test_one_of_two_keys(self):
+        what = schema.mapping({}, {'a': {}, 'b': {}}, oneOf=[
+            {'required': ['a']}, {'required': ['b']}])
+        self.assertIn('both a and b; give one of a and b',
+                      self.said({'a': 1, 'b': 1}, what))
+        self.assertIn('neither a nor b; give one of a and b',
+                      self.said({}, what))
+
+    def test_a_version_comes_first(self):
+        what = schema.mapping({'version': {'const': 'v1'}})
+        self.assertIn("version: found 'v2'; expected v1",
+                      self.said({'later': 1, 'version': 'v2'}, what))
+        self.assertIn("key 'version' is missing; expected v1",
+                      self.said({}, what))
+
+    def test_a_long_value_is_shortened(self):
+        for value, said in (
+                ('x' * 100, f"'{'x' * 60}'... (100 characters)"),
+                ([1] * 100, 'found a list;'), ({'a': 1}, 'found a mapping;'),
+                (1 << 99, 'found a number beyond all bounds'),
+                (1 << 30, 'found 1073741824 (0x40000000)'),
+                (b'a' * 100, 'found a bytes;')):
+            self.assertIn(said, self.said({'name': 'a', 'ram': value}))
+        self.assertIn(f"unknown key '{'x' * 60}'... (100 characters);",
+                      self.said({'x' * 100: 1}))
+
+    def test_what_grows_when_it_is_written(self):
+        """As aliases of YAML do: no fault is looked for, nor printed."""
+        value = ['x']
+        for _level in range(40):
+            value = [value] * 9
+        recursive = []
+        recursive.append(recursive)
+        text = ['x' * 1000000] * 1000
+        for odd, said in ((value, 'more than can be read'),
+                          (recursive, 'nested too deep'),
+                          (text, 'more than can be read'),
+                          ({'a': [(text,)]}, 'more than can be read'),
+                          ([1 << 99999], 'a number beyond all bounds')):
+            self.assertIn(f'f.yaml: top level: {said}; expected at most ',
+                          self.said(odd))
+
+    def test_many_items_are_compared_in_linear_time(self):
+        items = [str(number) for number in range(200000)]
+        self.assertIn('traits[200000]: ', self.said(
+            {'name': 'a', 'ram': 1, 'traits': [*items, '7']}))
+
+    def test_the_error_is_of_the_places_type(self):
+        place = schema.Place('f', 'a', exception.LayoutError)
+        error = self.assertRaises(exception.LayoutError, schema.check, 1,
+                                  schema.TEXT, place)
+        self.assertEqual('f: a: found 1; expected text, in quotes',
+                         str(error))
+
+    @fuzz.examples(150)
+    @hypothesis.given(strategies.sampled_from(_SCHEMAS), fuzz.PLAIN)
+    def test_any_value_is_right_or_has_one_line_said_of_it(self, what, value):
+        try:
+            schema.check(value, what, schema.Place('f.yaml'))
+        except exception.DocumentError as error:
+            self.assertTrue(str(error).startswith('f.yaml: '))
+            self.assertNotIn('\n', str(error))
+            str(error).encode()
+
+
+class SchemasTest(base.BaseTestCase):
+
+    def test_each_is_one_of_the_draft(self):
+        for what in _SCHEMAS:
+            jsonschema.Draft202012Validator.check_schema(what)
+
+    def test_each_says_what_would_be_right(self):
+        """What takes values other than JSON's own types has words for it."""
+        for what in itertools.chain.from_iterable(map(_all, _SCHEMAS)):
+            if 'pattern' in what:
+                self.assertTrue(what.get('description'), what)
+            if 'format' in what:
+                self.assertEqual('string', what['type'][0] if isinstance(
+                    what['type'], list) else what['type'])
+
+    def test_the_library_is_imported_when_it_is_needed(self):
+        """Commands that read no document start without it."""
+        code = ('import sys; from cyborg_gpu_driver.cmd import main; '
+                'from cyborg_gpu_driver.simulator import machine; '
+                'machine.Machine.load("t4x4"); '
+                'print("jsonschema" in sys.modules)')
+        done = subprocess.run([sys.executable, '-c', code], text=True,
+                              capture_output=True)
+        self.assertEqual('False\n', done.stdout, done.stderr)
+
+
+def _all(what):
+    """A schema and those within."""
+    if isinstance(what, dict):
+        if {'type', 'anyOf', 'const', 'enum'} & set(what):
+            yield what
+        for inner in what.values():
+            yield from _all(inner)
+    elif isinstance(what, list):
+        for inner in what:
+            yield from _all(inner)
