@@ -29,8 +29,14 @@ root's capabilities these:
 It does not need CAP_DAC_OVERRIDE, which writes to files of other users.
 """
 
-from oslo_privsep import capabilities
-from oslo_privsep import priv_context
+import warnings
+
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet, which warns that it is deprecated. Users
+    # of a command can do nothing about that.
+    warnings.simplefilter('ignore')
+    from oslo_privsep import capabilities
+    from oslo_privsep import priv_context
 
 gpu_context = priv_context.PrivContext(
     'cyborg_gpu_driver',

@@ -44,7 +44,7 @@ class Cleaner:
 
     def __init__(self, ramdisk: ramdisk_module.Ramdisk):
         self._ramdisk = ramdisk
-        self._nvml = ramdisk.machine.nvml
+        self._nvml = ramdisk.platform.nvml
 
     def reset(self) -> Evidence:
         """Reset every GPU and look at it.
@@ -155,7 +155,7 @@ class Cleaner:
 
     @gate.series
     def _verify(self, gpu, wanted):
-        facts = self._ramdisk.health.read(gpu.address)
+        facts = self._ramdisk.health_reader.read(gpu.address)
         ecc = (nvml_modes.ecc(self._nvml, gpu.address)
                if gpu.visible_to_nvml else None)
         reasons = faults.of_gpu(gpu, health.seen((), facts, time.time()),

@@ -23,45 +23,33 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import orphans
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import reset
 
 LOG = logging.getLogger(__name__)
 
 
-class Ramdisk:
-    """This machine, or a simulated one, and the tools to work on it.
+class Ramdisk(node.Node):
+    """The host of ironic-python-agent.
 
-    From now on privileged changes are made in this process: in a ramdisk it
-    is root's.
+    Privileged changes are made in this process: in a ramdisk it is root's.
 
     :param conf: ironic-python-agent's options; ``[gpu]`` is registered.
     :raises SimulationError, InvalidConfiguration: if ``[gpu]`` is wrong.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
-        self._settings = policies.read(conf)
-        self.machine = platform.from_conf(conf)
-        self._reader = reader.HostReader(self.machine)
-        privileged.run_here(self.machine)
-        self.state_path = gpu_conf.state_path(conf)
-        self.applier = apply.Applier(self.machine, self.state_path)
-        self.resetter = reset.Resetter(self.machine)
-        self.vgpus = orphans.Keeper(self.machine, self.state_path,
-                                    self._settings)
-        self.health = health.HealthReader(self.machine.nvml)
+        super().__init__(conf, policies.read(conf))
+        self.act_here()
+        self.health_reader = health.HealthReader(self.platform.nvml)
 
     def snapshot(self) -> model.Host:
         """The machine as it is now, with all its GPUs."""
-        return self._reader.snapshot()
+        return self.reader.snapshot()
 
     def ours(self, host: model.Host | None = None) -> model.Host:
         """The machine without GPUs that the operator wants left alone.
@@ -71,10 +59,6 @@ class Ramdisk:
         host = host or self.snapshot()
         return dataclasses.replace(host, gpus=tuple(
             gpu for gpu in host.gpus if not self.ignores(gpu)))
-
-    def ignores(self, gpu: model.Gpu) -> bool:
-        """Whether ``[gpu] ignored_devices`` names the GPU."""
-        return self._settings.ignores(gpu)
 
 
 def each(gpus: Iterable[model.Gpu],

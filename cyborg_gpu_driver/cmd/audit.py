@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import warnings
 from typing import Any
 
 from cliff import columns as cliff_columns
@@ -29,11 +28,7 @@ from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
-
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import audit
 
 _AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)
 _UNITS = {'s': 'seconds', 'm': 'minutes', 'h': 'hours', 'd': 'days',

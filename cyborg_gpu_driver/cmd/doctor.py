@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 
 from cliff import lister
 
@@ -30,23 +29,18 @@ from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.program import binder
+from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import reserved
-
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import binder
-    from cyborg_gpu_driver.program import hardware
-    from cyborg_gpu_driver.program import health
-    from cyborg_gpu_driver.program import journal
-    from cyborg_gpu_driver.program import live
-    from cyborg_gpu_driver.program import privileged
-    from cyborg_gpu_driver.program import reconcile
-
 
 _DIFFERENT = 1
 _NOT_COMPARED = 2

@@ -20,29 +20,18 @@ import functools
 import json
 import math
 import os
-import warnings
 
 from cliff import command
 from oslo_utils import timeutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import config_drive
+from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import metadata_service
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import platform
-
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself; that is no
-    # business of who runs a command.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.baremetal import first_boot
-    from cyborg_gpu_driver.program import apply
-    from cyborg_gpu_driver.program import privileged
 
 _LAYOUT_FILE = f'/{staged.LAYOUT_PATH}'
 _DRIVER_TIMEOUT = 300
@@ -93,27 +82,26 @@ class FirstBoot(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        conf = self.app.machine.conf
-        machine = platform.from_conf(conf)
+        node = self.app.machine
         if parsed_args.show:
-            return self._show(parsed_args, gpu_conf.state_path(conf), machine)
-        cmd_machine.check_root(machine, 'cut its GPUs')
-        privileged.run_here(machine)
-        report = _Boot(parsed_args, conf, machine).report()
+            return self._show(parsed_args, node)
+        cmd_machine.check_root(node.platform, 'cut its GPUs')
+        node.act_here()
+        report = _Boot(parsed_args, node).report()
         try:
-            reports.write(gpu_conf.state_path(conf), report)
+            reports.write(node.state_path, report)
         except exception.JournalError as error:
             cmd_machine.say(f'This report is not kept: {error}')
         self._write(parsed_args, report)
         return report.result.code
 
-    def _show(self, parsed_args, state_path, machine):
-        report = reports.read(state_path)
+    def _show(self, parsed_args, node):
+        report = reports.read(node.state_path)
         if report is None:
             cmd_machine.say('There was no first boot yet.')
             return 1
         self._write(parsed_args, report)
-        if report.boot_id != machine.boot_id():
+        if report.boot_id != node.platform.boot_id():
             cmd_machine.say(f'That was at {report.time}, before the last '
                             'reboot.')
             return 1
@@ -130,14 +118,12 @@ class FirstBoot(command.Command):
 class _Boot:
     """One run, from the places that may have a layout to the report."""
 
-    def __init__(self, parsed_args, conf, machine):
+    def __init__(self, parsed_args, node):
         self._args = parsed_args
-        self._state_path = gpu_conf.state_path(conf)
-        self._machine = machine
-        settings = policies.read(conf)
+        self._state_path = node.state_path
+        self._machine = node.platform
         self._boot = first_boot.FirstBoot(
-            machine, apply.Applier(machine, self._state_path),
-            settings.ignores, cmd_machine.say)
+            node.platform, node.applier, node.ignores, cmd_machine.say)
         self._has_drive = False
         self._missed: reports.Report | None = None
         self._no_service: str | None = None

@@ -24,13 +24,9 @@ from cliff import lister
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
-from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import health
 
 _SICK = 1
 _NOT_KNOWN = 2
@@ -50,13 +46,11 @@ class ShowHealth(lister.Lister):
         self._code = 0
 
     def take_action(self, parsed_args):
-        conf = self.app.machine.conf
-        machine = platform.from_conf(conf)
-        host = reader.HostReader(machine).snapshot()
+        machine = self.app.machine
+        host = machine.reader.snapshot()
         if host.nvml_problem:
             machine_module.say(f'NVML: {host.nvml_problem}')
-        statuses = health.HealthKeeper(
-            machine, gpu_conf.state_path(conf)).statuses(host)
+        statuses = machine.health.statuses(host)
         self._code = _code(statuses)
         return (('address', 'instance', 'state', 'reasons', 'since',
                  'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
@@ -82,9 +76,7 @@ class ClearHealth(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        conf = self.app.machine.conf
-        keeper = health.HealthKeeper(platform.from_conf(conf),
-                                     gpu_conf.state_path(conf))
+        keeper = self.app.machine.health
         with contextlib.suppress(exception.InvalidPciAddress):
             if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
                 return

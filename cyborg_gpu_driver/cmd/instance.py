@@ -47,7 +47,7 @@ class ListInstance(lister.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        shop = workshop.Workshop(self.app.machine.conf)
+        shop = workshop.Workshop(self.app.machine)
         rows = []
         for gpu in shop.gpus:
             reason = choice.obstacle(shop.host, gpu)
@@ -122,7 +122,7 @@ class DestroyInstance(command.Command):
 
 def _opened(asked, text):
     """What to work with, and the GPU that a person typed."""
-    shop = workshop.Workshop(asked.app.machine.conf)
+    shop = workshop.Workshop(asked.app.machine)
     gpu = shop.gpu(text)
     if shop.ignores(gpu):
         raise _refused(gpu, 'it is in [gpu] ignored_devices')

@@ -83,7 +83,7 @@ class RenderKubernetes(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        shop = cmd_workshop.Workshop(self.app.machine.conf)
+        shop = cmd_workshop.Workshop(self.app.machine)
         nodes = _nodes(shop, parsed_args)
         values = (operator_values.Values.parse(
             *terminal.read_text(parsed_args.merge))

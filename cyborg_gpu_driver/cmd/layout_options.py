@@ -59,7 +59,7 @@ class LayoutCommand(command.Command):
 
     def workshop(self) -> workshop.Workshop:
         """What GPUs are worked on with."""
-        return workshop.Workshop(self.app.machine.conf)
+        return workshop.Workshop(self.app.machine)
 
     def write(self, text: str) -> None:
         """One answer to standard output."""

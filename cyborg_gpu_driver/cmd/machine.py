@@ -19,20 +19,17 @@ import dataclasses
 import functools
 import importlib.util
 import sys
-import warnings
 from collections.abc import Mapping
 
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver import seam
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import offers
@@ -45,11 +42,6 @@ from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
 
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import health as program_health
-
 
 def check_root(machine: platform.Platform, what: str) -> None:
     """Before anything is changed.
@@ -61,43 +53,25 @@ def check_root(machine: platform.Platform, what: str) -> None:
         raise exception.HostUnusable(reason=f'only root may {what}')
 
 
-class Machine:
-    """This machine, or a simulated one, read once and changed never.
+class Machine(node.Node):
+    """The host of a command, read once.
 
     :param conf: with ``[gpu]`` registered.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
-        self._conf = conf
-        self._journal = journal.Journal(gpu_conf.state_path(conf))
+        super().__init__(conf)
         self._said: set[str] = set()
-
-    @functools.cached_property
-    def settings(self) -> policies.Settings:
-        """The operator's policies.
-
-        :raises InvalidConfiguration: naming what is wrong.
-        """
-        return policies.read(self._conf)
-
-    @functools.cached_property
-    def platform(self) -> platform.Platform:
-        """Where it is read."""
-        return platform.from_conf(self._conf)
 
     @functools.cached_property
     def host(self) -> model.Host:
         """The snapshot, with what takes longer to read."""
-        return reader.HostReader(self.platform).snapshot(detail=True)
-
-    @property
-    def conf(self) -> cfg.ConfigOpts:
-        """The options, with ``[gpu]`` registered."""
-        return self._conf
+        return self.reader.snapshot(detail=True)
 
     @property
     def hostname(self) -> str:
-        return self._conf.host
+        """The name of the compute node as Cyborg has it."""
+        return self.conf.host
 
     def gpu(self, text: str) -> model.Gpu:
         """The GPU that a person typed.
@@ -145,7 +119,7 @@ class Machine:
         The services beside a simulated machine are not looked at, nor is an
         environment without Cyborg.
         """
-        if self._conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
+        if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
             return ''
         return seam.mismatch() or capability.mdev_problem()
 
@@ -165,7 +139,7 @@ class Machine:
 
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.entries(gpu)}
-        path = gpu_conf.state_path(self._conf)
+        path = self.state_path
         try:
             known = withdrawal.remembered(path)
         except exception.JournalError as error:
@@ -179,11 +153,9 @@ class Machine:
     @functools.cached_property
     def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:
         """How each GPU is, as far as that is known; changes nothing."""
-        keeper = program_health.HealthKeeper(
-            self.platform, gpu_conf.state_path(self._conf))
         try:
             return {status.gpu.address: status.verdict
-                    for status in keeper.statuses(self.host)}
+                    for status in self.health.statuses(self.host)}
         except exception.JournalError as error:
             say(str(error))
             return {}
@@ -209,7 +181,7 @@ class Machine:
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""
         try:
-            return self._journal.entries(gpu.address)
+            return self.journal.entries(gpu.address)
         except exception.JournalError as error:
             if str(error) not in self._said:
                 self._said.add(str(error))

@@ -47,7 +47,7 @@ class PrepareGpu(lister.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        shop = workshop.Workshop(self.app.machine.conf)
+        shop = workshop.Workshop(self.app.machine)
         if not parsed_args.dry_run:
             shop.check_privileges()
         gpus = [shop.gpu(text) for text in parsed_args.gpu] or shop.gpus

@@ -14,12 +14,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 
 from cliff import command
 from cliff import lister
-from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
@@ -29,16 +27,8 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import orphans
-    from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import orphans
 
 _UNKNOWN = '?'
 _NONE = 'none'
@@ -61,7 +51,7 @@ class ListVgpu(lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        keeper = _keeper(self.app.machine.conf)
+        keeper = _keeper(self.app.machine)
         claimed = _claimed(parsed_args, self.app.machine.hostname)
         rows = []
         for found in keeper.found():
@@ -101,7 +91,7 @@ class CleanVgpu(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        keeper = _keeper(self.app.machine.conf, changes=True)
+        keeper = _keeper(self.app.machine, changes=True)
         claimed = _claimed(parsed_args, self.app.machine.hostname)
         if (parsed_args.orphans and claimed is None
                 and not parsed_args.without_cloud):
@@ -130,17 +120,16 @@ def _add_cloud(parser):
         help='ask no cloud, whatever the environment names')
 
 
-def _keeper(conf: cfg.ConfigOpts, changes: bool = False) -> orphans.Keeper:
+def _keeper(node: cmd_machine.Machine, changes: bool = False
+            ) -> orphans.Keeper:
     """What knows the vGPUs of this machine.
 
     :raises HostUnusable: if they are to be changed and this user may not.
     """
-    machine = platform.from_conf(conf)
     if changes:
-        cmd_machine.check_root(machine, 'remove its vGPUs')
-    privileged.run_here(machine)
-    return orphans.Keeper(machine, gpu_conf.state_path(conf),
-                          policies.read(conf))
+        cmd_machine.check_root(node.platform, 'remove its vGPUs')
+    node.act_here()
+    return node.vgpus
 
 
 def _claimed(parsed_args, hostname):

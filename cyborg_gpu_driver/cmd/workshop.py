@@ -15,54 +15,29 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterable
-
-from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.report import claims
-
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself; that is no
-    # business of who runs a command.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import apply
-    from cyborg_gpu_driver.program import fixed
-    from cyborg_gpu_driver.program import prepare
-    from cyborg_gpu_driver.program import privileged
-    from cyborg_gpu_driver.program import restore
 
 
 class Workshop:
-    """This machine, or a simulated one, to be changed.
+    """A host to be changed by a command.
 
-    :param conf: with ``[gpu]`` registered.
+    :param node: its parts. Privileged changes are made in this process from
+        now on.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts):
-        self._settings = policies.read(conf)
-        self.state_path = gpu_conf.state_path(conf)
-        self._machine = platform.from_conf(conf)
-        self._reader = reader.HostReader(self._machine)
-        privileged.run_here(self._machine)
-        self.applier = apply.Applier(self._machine, self.state_path)
-        taker = prepare.StepTaker(self._machine, self._reader)
-        self.preparer = prepare.Preparer(
-            self._machine, taker, self.state_path, self._settings,
-            self._claims)
-        self.fixed = fixed.FixedVgpus(self._machine, taker, self.state_path,
-                                      self._settings)
-        self.restorer = restore.Restorer(
-            self._machine, self.applier, self.state_path, self._settings,
-            self._claims)
+    def __init__(self, node: cmd_machine.Machine):
+        node.act_here()
+        self._node = node
+        self.state_path = node.state_path
+        self.applier = node.applier
+        self.preparer = node.preparer
+        self.fixed = node.fixed
+        self.restorer = node.restorer
 
     @functools.cached_property
     def host(self) -> model.Host:
@@ -70,7 +45,7 @@ class Workshop:
 
         :raises HostUnusable: if NVML takes no part.
         """
-        host = self._reader.snapshot()
+        host = self._node.reader.snapshot()
         if host.nvml_problem:
             raise exception.HostUnusable(reason=host.nvml_problem)
         return host
@@ -116,11 +91,11 @@ class Workshop:
 
         :raises UnknownGpu: if it is gone.
         """
-        return self._reader.gpu(address)
+        return self._node.reader.gpu(address)
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether the operator wants the GPU left alone."""
-        return self._settings.ignores(gpu)
+        return self._node.ignores(gpu)
 
     def current(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU as it is now, with compute instances.
@@ -129,12 +104,9 @@ class Workshop:
         """
         return self.applier.read(gpu)
 
-    def _claims(self, address):
-        return claims.of_reports(self.state_path, address)
-
     def check_privileges(self) -> None:
         """Before anything is changed.
 
         :raises HostUnusable: if this user may change nothing.
         """
-        cmd_machine.check_root(self._machine, 'change its GPUs')
+        cmd_machine.check_root(self._node.platform, 'change its GPUs')

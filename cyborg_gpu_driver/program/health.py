@@ -79,7 +79,7 @@ class HealthKeeper:
         self._board_records = machine.records
         self._reader = host_health.HealthReader(machine.nvml)
         self._file = health_file.HealthFile(state_path)
-        self._on_change = on_change
+        self.on_change = on_change
         self._needed = clean_checks
         self._ignored = frozenset(ignored_xids)
         self._boot_id = machine.boot_id
@@ -136,7 +136,7 @@ class HealthKeeper:
                 event.instance_id)), [event.address])
         if _verdicts(before, event.address) != _verdicts(
                 after, event.address):
-            self._on_change(event.address)
+            self.on_change(event.address)
 
     def sick(self, address: model.PciAddress) -> health.Verdict | None:
         """How a GPU is, if it is sick; None if it is well."""
