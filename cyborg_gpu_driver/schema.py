@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +48,6 @@ and jsonschema writes each value that is wrong into a message of its own."""
 
 _BITS_MAX = 1 << 12
 """Python refuses to print a number of thousands of digits."""
-_PLAIN_KEY = re.compile(r'[\w.:/+-]+', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +70,11 @@ class Place:
         """
         path = self.path
         for part in parts:
-            if isinstance(part, str) and _PLAIN_KEY.fullmatch(part):
+            name = schema_words.name(part)
+            if isinstance(part, str) and name == part:
                 path = f'{path}.{part}' if path else part
             else:
-                path = f'{path}[{schema_words.shown(part)}]'
+                path = f'{path}[{name}]'
         return dataclasses.replace(self, path=path)
 
     def error(self, problem: str, expected: str) -> exception.DocumentError:

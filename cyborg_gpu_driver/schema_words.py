@@ -19,6 +19,7 @@ them its type and bounds do.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from typing import Any
@@ -32,6 +33,7 @@ INTEGER_BITS = 64
 _DECIMAL_MAX = 1 << 24
 _KEYS_SHOWN = 9
 _SHOWN_MAX = 60
+_PLAIN_KEY = re.compile(r'[\w.:/+-]+', re.ASCII)
 _ONE = {1: 'one'}
 _TYPES = {'array': 'a list', 'boolean': 'true or false', 'null': 'null',
           'number': 'a number', 'object': 'a mapping'}
@@ -53,6 +55,12 @@ def shown(value: Any) -> str:
     text = repr(value)
     return (text if len(text) <= _SHOWN_MAX or isinstance(value, str)
             else f'a {type(value).__name__}')
+
+
+def name(key: Any) -> str:
+    """A mapping's key for a message, in quotes if it has odd letters."""
+    return (key if isinstance(key, str) and len(key) <= _SHOWN_MAX
+            and _PLAIN_KEY.fullmatch(key) else shown(key))
 
 
 def _shown_integer(value):
@@ -90,7 +98,8 @@ def words(error: errors.ValidationError) -> tuple[str, str]:
     if error.validator == 'uniqueItems':
         return f'{shown(error.instance)} is there twice', 'leave one'
     if error.validator == 'maxProperties':
-        return 'both ' + ' and '.join(map(str, error.instance)), 'leave one'
+        return ('both ' + ' and '.join(map(name, [*error.instance][:3])),
+                'leave one')
     if error.validator == 'oneOf' and _choice(schema):
         return _not_one(error.instance, _choice(schema))
     problem = f'found {shown(error.instance)}'

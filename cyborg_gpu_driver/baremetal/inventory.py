@@ -111,7 +111,7 @@ def parse(value: Any) -> Inventory:
 
     :raises InventoryError: naming what is wrong where.
     """
-    place = schema.Place('inventory', '', exception.InventoryError)
+    place = schema.Place('ramdisk', 'inventory', exception.InventoryError)
     schema.check(value, inventory_schema.INVENTORY, place,
                  inventory_schema.FORMATS)
     where = place.below('gpus')
@@ -132,7 +132,7 @@ def from_pci(value: Any) -> Inventory:
 
     :raises InventoryError: if it is something else.
     """
-    place = schema.Place('pci_devices', '', exception.InventoryError)
+    place = schema.Place('ramdisk', 'pci_devices', exception.InventoryError)
     schema.check(value, inventory_schema.PCI_DEVICES, place)
     found = []
     for number, item in enumerate(value):

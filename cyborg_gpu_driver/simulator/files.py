@@ -32,6 +32,7 @@ HERE = pathlib.Path(__file__).parent
 # The same loader in C where PyYAML was built with it.
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _SUFFIXES = ('.yaml', '.yml')
+_INSTANCES = {'max': 'max_instances'}
 _SPACE = uuid.UUID('7c7d2f0e-52f0-4a3c-9d5e-6f1f0a8f7a11')
 """Names everything that is made up here, so that it never changes."""
 
@@ -127,18 +128,18 @@ class _Reader:
         switches = self._functions(content, 'nvswitches')
         addresses = tuple(function.address for function in switches)
         functions = switches + self._functions(content, 'functions')
-        gpus = sorted((
-            self._gpu(item, self._place.below('gpus', number), wsl, addresses)
-            for number, item in enumerate(content.get('gpus', ()))),
-            key=lambda gpu: gpu['address'])
-        gpus = [spec.Gpu(minor=minor, **gpu)
-                for minor, gpu in enumerate(gpus)]
+        found = [self._gpu(item, self._place.below('gpus', number), wsl,
+                           addresses)
+                 for number, item in enumerate(content.get('gpus', ()))]
+        found.sort(key=lambda gpu: gpu['address'])
+        gpus = tuple(spec.Gpu(minor=minor, **gpu)
+                     for minor, gpu in enumerate(found))
         self._check_peers(gpus, addresses)
         return spec.Host(
             name=self._path.stem, digest=self._digest.hexdigest(),
             driver_version=driver_version,
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
-            cuda_version=cuda_version, wsl=wsl, gpus=tuple(gpus),
+            cuda_version=cuda_version, wsl=wsl, gpus=gpus,
             functions=functions, virtual=content.get('virtual', False))
 
     def _gpu(self, item, place, wsl, switches):
@@ -150,17 +151,11 @@ class _Reader:
             raise place.below('mig').wrong(
                 mig, f'false: {model.name} has no MIG')
         return {
-            'address': address,
+            'uuid': f'GPU-{made_up}',
+            'serial': '1' + str(int(made_up[:8], 16)).zfill(12)[-12:],
+            **{key: item[key] for key in item if key != 'nvlink'},
             'model': model,
-            'uuid': item.get('uuid', f'GPU-{made_up}'),
-            'serial': item.get(
-                'serial', '1' + str(int(made_up[:8], 16)).zfill(12)[-12:]),
-            'numa_node': item.get('numa_node', -1),
-            'iommu_group': item.get('iommu_group'),
-            'driver': item.get('driver', 'nvidia'),
-            'mig': mig,
             'vfs': _vfs(item.get('vfs', 0), place.below('vfs'), model, wsl),
-            'framework': item.get('framework', spec.NO_FRAMEWORK),
             'nvlink_peers': _peers(item.get('nvlink', []),
                                    place.below('nvlink'), model, switches),
         }
@@ -185,13 +180,11 @@ class _Reader:
         return address
 
     def _functions(self, content, key):
-        return tuple(spec.Function(
-            address=self._address(item, self._place.below(key, number)),
-            vendor=item['vendor'], device=item['device'],
-            class_code=item['class'], driver=item.get('driver'),
-            numa_node=item.get('numa_node', -1),
-            iommu_group=item.get('iommu_group'))
-            for number, item in enumerate(content.get(key, ())))
+        found = content.get(key, ())
+        for number, item in enumerate(found):
+            self._address(item, self._place.below(key, number))
+        return tuple(_made(spec.Function, item, {'class': 'class_code'})
+                     for item in found)
 
     def _check_peers(self, gpus, switches):
         known = {gpu.address for gpu in gpus} | set(switches)
@@ -201,6 +194,14 @@ class _Reader:
                     raise self._place.below('gpus').error(
                         f'{gpu.address} has the NVLink peer {peer}',
                         'expected a GPU or an NVSwitch of this file')
+
+
+def _made(kind, item, renamed=None, **others):
+    """A value of ``spec``, most of whose fields are keys of a file."""
+    renamed = renamed or {}
+    return kind(**{
+        **{renamed.get(key, key): tuple(value) if isinstance(value, list)
+           else value for key, value in item.items()}, **others})
 
 
 def _vfs(value, place, model, wsl):
@@ -231,34 +232,17 @@ def _peers(value, place, model, switches):
 def _model(name, path, digest):
     content = _read(path, digest, file_schema.MODEL)
     place = schema.Place(str(path))
-    sriov = content.get('sriov') or {'totalvfs': 0}
     mig = _mig(content.get('mig'), place.below('mig'))
-    return spec.Model(
-        name=name,
-        product=content['product'],
-        brand=content.get('brand', pynvml.NVML_BRAND_NVIDIA),
+    vgpu_types = tuple(
+        _vgpu_type(item, mig, place, number)
+        for number, item in enumerate(content.get('vgpu_types', ())))
+    sriov = content.pop('sriov', None) or {}
+    return _made(
+        spec.Model, {'brand': pynvml.NVML_BRAND_NVIDIA, **content, **sriov},
+        {'class': 'class_code', 'offset': 'vf_offset', 'stride': 'vf_stride'},
+        name=name, mig=mig, vgpu_types=vgpu_types,
         architecture=getattr(
-            pynvml, f'NVML_DEVICE_ARCH_{content["architecture"].upper()}'),
-        compute_capability=tuple(content['compute_capability']),
-        vendor='10de',
-        device=content['device'],
-        subsystem_vendor=content.get('subsystem_vendor', '10de'),
-        subsystem_device=content['subsystem_device'],
-        class_code=content.get('class', '030200'),
-        memory_mib=content['memory_mib'],
-        bar1_mib=content['bar1_mib'],
-        power_limit_watts=content['power_limit_watts'],
-        multiprocessors=content['multiprocessors'],
-        row_remapping=content['row_remapping'],
-        totalvfs=sriov['totalvfs'],
-        vf_offset=sriov.get('offset', 4),
-        vf_stride=sriov.get('stride', 1),
-        nvlinks=content.get('nvlinks', 0),
-        mig=mig,
-        placement_region=content.get('placement_region'),
-        vgpu_types=tuple(
-            _vgpu_type(item, mig, place, number) for number, item
-            in enumerate(content.get('vgpu_types', ()))))
+            pynvml, f'NVML_DEVICE_ARCH_{content["architecture"].upper()}'))
 
 
 def _mig(item, place):
@@ -285,10 +269,8 @@ def _mig(item, place):
     return spec.Mig(
         units=item['units'], needs_reset=item['needs_reset'],
         profiles=profiles, compute_profiles={
-            count: tuple(spec.ComputeProfile(
-                enum=profile['enum'], slices=profile['slices'],
-                max_instances=profile['max'])
-                for profile in compute.get(count, ()))
+            count: tuple(_made(spec.ComputeProfile, profile, _INSTANCES)
+                         for profile in compute.get(count, ()))
             for count in slices})
 
 
@@ -302,15 +284,8 @@ def _instance_profile(item, units, place):
         raise place.below('order').error(
             f'found {", ".join(map(str, order))}',
             'expected the same numbers as starts')
-    return spec.InstanceProfile(
-        enum=item['enum'], profile_id=item['id'], name=item['name'],
-        slices=item['slices'], memory_mib=item['memory_mib'],
-        max_instances=item['max'], size=item['size'],
-        starts=tuple(starts), order=tuple(order),
-        multiprocessors=item['multiprocessors'],
-        copy_engines=item['copy_engines'],
-        capabilities=item.get('capabilities', 0),
-        **{engine: item.get(engine, 0) for engine in spec.ENGINES})
+    return _made(spec.InstanceProfile, {'order': order, **item},
+                 {**_INSTANCES, 'id': 'profile_id'})
 
 
 def _vgpu_type(item, mig, place, number):
@@ -319,12 +294,8 @@ def _vgpu_type(item, mig, place, number):
             mig is None or mig.by_id(profile_id) is None):
         raise place.below('vgpu_types', number, 'profile').wrong(
             profile_id, "one of the profiles' ids")
-    return spec.VgpuType(
-        type_id=item['id'],
-        name=item['name'],
-        vgpu_class=item['class'],
-        framebuffer_mib=item['framebuffer_mib'],
-        max_instances=item['max'],
-        profile_id=profile_id,
-        per_instance=item.get('per_instance',
-                              None if profile_id is None else 1))
+    return _made(
+        spec.VgpuType, {
+            'per_instance': None if profile_id is None else 1, **item},
+        {**_INSTANCES, 'id': 'type_id', 'class': 'vgpu_class',
+         'profile': 'profile_id'})

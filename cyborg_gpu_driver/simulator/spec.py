@@ -29,7 +29,7 @@ NO_FRAMEWORK = 'none'
 FRAMEWORKS = (MDEV, VENDOR_VFIO, NO_FRAMEWORK)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class InstanceProfile:
     """A GPU instance profile of a model."""
 
@@ -50,15 +50,15 @@ class InstanceProfile:
     """Starts as the driver tries them when no placement is asked for."""
     multiprocessors: int
     copy_engines: int
-    decoders: int
-    encoders: int
-    jpeg: int
-    ofa: int
-    capabilities: int
+    decoders: int = 0
+    encoders: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+    capabilities: int = 0
     """NVML_GPU_INSTANCE_PROFILE_CAPS_*: 0x1 P2P, 0x2 graphics."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ComputeProfile:
     """A compute instance profile within instances of one size."""
 
@@ -68,7 +68,7 @@ class ComputeProfile:
     max_instances: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Mig:
     """What a model can do in MIG mode."""
 
@@ -93,7 +93,7 @@ class Mig:
         return max(getattr(profile, name) for profile in self.profiles)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VgpuType:
     """A vGPU type of a model."""
 
@@ -103,13 +103,13 @@ class VgpuType:
     vgpu_class: str
     framebuffer_mib: int
     max_instances: int
-    profile_id: int | None
+    profile_id: int | None = None
     """GPU instance profile behind it, None where it is time-sliced."""
     per_instance: int | None
     """How many one GPU instance holds."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
     """One kind of board."""
 
@@ -121,25 +121,25 @@ class Model:
     architecture: int
     """NVML_DEVICE_ARCH_*."""
     compute_capability: tuple[int, int]
-    vendor: str
+    vendor: str = '10de'
     device: str
-    subsystem_vendor: str
+    subsystem_vendor: str = '10de'
     subsystem_device: str
-    class_code: str
-    """Six digits: 030200."""
+    class_code: str = '030200'
+    """Six digits."""
     memory_mib: int
     bar1_mib: int
     power_limit_watts: int
     multiprocessors: int
     row_remapping: bool
     """Whether faulty memory is remapped (Ampere on) or retired."""
-    totalvfs: int
-    vf_offset: int
-    vf_stride: int
-    nvlinks: int
+    totalvfs: int = 0
+    vf_offset: int = 4
+    vf_stride: int = 1
+    nvlinks: int = 0
     """NVLink links; 0 where the board has none."""
     mig: Mig | None
-    placement_region: int | None
+    placement_region: int | None = None
     """Slots that vGPUs of mixed sizes share, one for each GiB of
     framebuffer; None where sizes do not mix."""
     vgpu_types: tuple[VgpuType, ...]
@@ -149,7 +149,7 @@ class Model:
                      if kind.type_id == type_id), None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A board in a slot, as the machine starts."""
 
@@ -159,18 +159,18 @@ class Gpu:
     minor: int
     uuid: str
     serial: str
-    numa_node: int
+    numa_node: int = -1
     """-1 where the firmware says nothing."""
-    iommu_group: int | None
-    driver: str | None
-    mig: bool
+    iommu_group: int | None = None
+    driver: str | None = 'nvidia'
+    mig: bool = False
     vfs: int
-    framework: str
+    framework: str = NO_FRAMEWORK
     nvlink_peers: tuple[str, ...]
     """Address at the other end, one a link: of a GPU or of a switch."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Function:
     """A PCI function that is not one of our GPUs."""
 
@@ -178,12 +178,12 @@ class Function:
     vendor: str
     device: str
     class_code: str
-    driver: str | None
-    numa_node: int
+    driver: str | None = None
+    numa_node: int = -1
     iommu_group: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
     """A whole machine as it starts."""
 
@@ -194,7 +194,7 @@ class Host:
     nvml_version: str
     cuda_version: int
     """As nvmlSystemGetCudaDriverVersion: 12040 for 12.4."""
-    wsl: bool
+    wsl: bool = False
     """WSL 2: NVML knows the GPUs, PCI does not."""
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]

@@ -91,7 +91,8 @@ class LayoutTraitsTest(HookCase):
         path = self.directory / 'layouts.yaml'
         path.write_text(FILE.replace('mig-enabled: true', 'mig-on: true', 1))
         self.option(layout_files=[str(path)])
-        self.refused(self.data, str(path), 'entry training', 'mig-on')
+        self.refused(self.data, str(path), 'mig-configs.training[0]: unknown '
+                     "key 'mig-on'; known keys: devices, mig-enabled")
 
     def test_deploy_templates(self):
         self.add_template(LAYOUT + 'HALVES', {'halves': HALVES})
@@ -111,7 +112,7 @@ class LayoutTraitsTest(HookCase):
         self.assertEqual(19, len(self.layouts))
         self.assertNotIn(LAYOUT + 'ODD', self.layouts)
         self.assertIn(f'deploy template {LAYOUT}ODD cannot be used: layout: '
-                      'top level: 2 layouts stand there', self.log.output)
+                      'top level: both a and b; leave one', self.log.output)
 
     def test_template_that_is_gone(self):
         template = self.add_template(LAYOUT + 'GONE', HALVES)
@@ -225,8 +226,8 @@ class MalformedTest(HookCase):
                          'inventory')
         odd = copy.deepcopy(self.data)
         odd['nvidia_gpus']['gpus'][3]['memory_mib'] = 'much'
-        self.refused(odd, "inventory: gpus[3].memory_mib: found 'much'; "
-                     'expected a whole number')
+        self.refused(odd, 'ramdisk: inventory.gpus[3].memory_mib: found '
+                     "'much'; expected a whole number")
 
     def test_other_hooks_change_nothing_either(self):
         self.config(hooks='memory,nvidia-gpus', group='inspector')
@@ -249,7 +250,7 @@ class MalformedTest(HookCase):
                 agent.AgentInspect().continue_inspection, task, {},
                 {'nvidia_gpus': {'version': 7}})
         self.node.refresh()
-        self.assertIn('inventory: version: found 7; expected 1: the ',
+        self.assertIn('ramdisk: inventory.version: found 7; expected 1: the ',
                       self.node.last_error)
 
 

@@ -140,6 +140,13 @@ class CheckTest(base.BaseTestCase):
         self.assertIn('neither a nor b; give one of a and b',
                       self.said({}, what))
 
+    def test_one_entry_at_most(self):
+        what = {'type': 'object', 'maxProperties': 1}
+        for value, said in (({'a': 1, 'b': 1}, 'both a and b; leave one'),
+                            ({'a\n': 1, 'x' * 99: 1},
+                             f"both 'a\\n' and '{'x' * 60}'... (99 char")):
+            self.assertIn(said, self.said(value, what))
+
     def test_a_version_comes_first(self):
         what = schema.mapping({'version': {'const': 'v1'}})
         self.assertIn("version: found 'v2'; expected v1",

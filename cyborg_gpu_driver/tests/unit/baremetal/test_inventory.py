@@ -69,8 +69,8 @@ class ModesTest(base.BaseTestCase):
         sent['gpus'][1]['ecc'] = 'on'
         error = self.assertRaises(exception.InventoryError, inventory.parse,
                                   sent)
-        self.assertIn("inventory: gpus[1].ecc: found 'on'; expected true or "
-                      'false', str(error))
+        self.assertIn("ramdisk: inventory.gpus[1].ecc: found 'on'; expected "
+                      'true or false', str(error))
         sent = inspected.sent(self.host)
         sent['confidential_computing'] = 'maybe'
         error = self.assertRaises(exception.InventoryError, inventory.parse,
@@ -178,12 +178,12 @@ class ParseTest(base.BaseTestCase):
     def test_another_version(self):
         for version in (2, '1', None, True, 1.5):
             self.sent['version'] = version
-            self.refused('inventory: version: found ', 'expected 1')
+            self.refused('ramdisk: inventory.version: found ', 'expected 1')
 
     def test_true_is_no_number(self):
         self.sent['gpus'][0]['memory_mib'] = True
-        self.refused('inventory: gpus[0].memory_mib: found true; expected a '
-                     'whole number from 0 to 67108864')
+        self.refused('ramdisk: inventory.gpus[0].memory_mib: found true; '
+                     'expected a whole number from 0 to 67108864')
 
     def test_each_place_is_checked(self):
         for path, value, word in (
@@ -234,7 +234,7 @@ class ParseTest(base.BaseTestCase):
         for key in ('address', 'mig', 'health'):
             good = copy.deepcopy(self.sent)
             del self.sent['gpus'][1][key]
-            self.refused(f'inventory: gpus[1]: key {key!r} is missing')
+            self.refused(f'ramdisk: inventory.gpus[1]: key {key!r} is missing')
             self.sent = good
 
     def test_same_address(self):
@@ -289,5 +289,5 @@ class PciTest(base.BaseTestCase):
                       [PCI, PCI], [PCI] * 99):
             error = self.assertRaises(exception.InventoryError,
                                       inventory.from_pci, value)
-            self.assertIn('pci_devices: ', str(error))
+            self.assertIn('ramdisk: pci_devices', str(error))
             self.assertIn('; expected ', str(error))

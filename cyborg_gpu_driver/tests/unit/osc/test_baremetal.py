@@ -93,7 +93,8 @@ class CreateTest(base.BaseTestCase):
         for row, text in zip(nodes, (
                 'it has not been inspected',
                 'it was inspected without the collectors nvidia-gpus and '
-                'pci-devices', 'inventory: version: found 2; expected 1: '),
+                'pci-devices',
+                'ramdisk: inventory.version: found 2; expected 1: '),
                 strict=True):
             self.assertIn(f'cannot take it: {text}', row['Change'])
         self.assertIn('Warning: no node can take slice', errors)
