@@ -18,19 +18,13 @@ Three policies choose, and none refuses what fits on any GPU as it is:
 * first-fit: the first GPU with room, the first free start.
 * best-fit: the GPU that has the fewest memory units left, the first free
   start.
-* capacity-loss: the GPU and start that lose the least worth. The worth of a
-  cluster is the sum over the profiles of ::
-
-      sqrt(demand) * ln(1/2 + room)
-
-  where *room* is how many more of the profile could be made in the whole
-  cluster (:mod:`~cyborg_gpu_driver.partition.occupancy_table`) and *demand*
-  how often it has been asked for of late. So what is scarce is dear, and a
-  place for a profile that fits nearly everywhere is worth next to nothing.
-  The root keeps a rare profile from being sold out: of a large one even few
-  requests need whole GPUs that stay empty. What one instance costs is small
-  beside a cluster, so it is priced by the worth's slope,
-  ``sqrt(demand) / (1/2 + room)`` for each unit of room lost.
+* capacity-loss: the GPU and start that lose least by the measure of
+  :mod:`cyborg_gpu_driver.partition.score`, where a profile weighs as much as
+  the square root of how often it has been asked for of late. The root keeps
+  a rare profile from being sold out: of a large one even few requests need
+  whole GPUs that stay empty. What is lost is the slope of the cluster's
+  worth, which is the sum over the profiles of ``sqrt(demand) * ln(1/2 +
+  room)``.
 
 Where two choices are equally good the fullest GPU is taken, then the first.
 """
@@ -41,7 +35,6 @@ import collections
 import dataclasses
 import enum
 import math
-import operator
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -50,13 +43,10 @@ from collections.abc import Sequence
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import occupancy_table
+from cyborg_gpu_driver.partition import score
 
 MEMORY = 4096
 """Requests after which demand fades to a half."""
-
-_SPARE = 0.5
-"""Added to room, which may be none: a price must not be infinite."""
 
 
 class Policy(enum.Enum):
@@ -120,7 +110,7 @@ class Cluster:
         best-fit try the starts; ascending for the other profiles.
     """
 
-    def __init__(self, table: occupancy_table.Table,
+    def __init__(self, table: score.Table,
                  gpus: Mapping[Hashable, geometry.Occupancy],
                  policy: Policy = Policy.CAPACITY_LOSS,
                  starts: Mapping[int, Sequence[int]] | None = None):
@@ -157,7 +147,7 @@ class Cluster:
         """By profile id, how many more could be made of it alone.
 
         What may end soon counts in part; see
-        :data:`~cyborg_gpu_driver.partition.occupancy_table.ENDING`.
+        :data:`~cyborg_gpu_driver.partition.score.ENDING`.
         """
         return {profile.profile_id: room for profile, room in
                 zip(self.table.profiles, self._room, strict=True)}
@@ -168,7 +158,7 @@ class Cluster:
         :returns: None if no GPU has room for it as it is.
         :raises InvalidValue: if the table has no such profile.
         """
-        chosen = self._choosers[self.policy](self.table.index(profile_id))
+        chosen = self._choosers[self.policy](self._index(profile_id))
         if chosen is None:
             return None
         gpu, placement, _after = chosen
@@ -180,7 +170,7 @@ class Cluster:
         :returns: None if no GPU has room for it as it is.
         :raises InvalidValue: if the table has no such profile.
         """
-        number = self.table.index(profile_id)
+        number = self._index(profile_id)
         self.demand.note(profile_id)
         chosen = self._choosers[self.policy](number)
         if chosen is None:
@@ -195,7 +185,7 @@ class Cluster:
         :raises InvalidValue: if it cannot be there beside the others.
         """
         row = self._row(place.gpu)
-        profile = self.table.profiles[self.table.index(place.profile_id)]
+        profile = self.table.profiles[self._index(place.profile_id)]
         if place.placement not in self.table.grid.free_placements(
                 row.occupancy, profile):
             raise exception.InvalidValue(
@@ -218,6 +208,15 @@ class Cluster:
         left.remove(item)
         self._move(place.gpu, self.table.row(
             geometry.Occupancy(tuple(left))))
+
+    def _index(self, profile_id):
+        """Where a profile stands in the table."""
+        numbers = [profile.profile_id for profile in self.table.profiles]
+        if profile_id not in numbers:
+            raise exception.InvalidValue(
+                what='profile id', value=profile_id,
+                expected=f'expected one of {sorted(numbers)}')
+        return numbers.index(profile_id)
 
     def _row(self, gpu):
         try:
@@ -270,13 +269,11 @@ class Cluster:
         return gpu, *self._first_start(self._rows[gpu], number)
 
     def _capacity_loss(self, number):
-        prices = tuple(root / (_SPARE + room) for root, room in
-                       zip(self.demand.roots, self._room, strict=True))
-        multiply = operator.mul
+        prices = score.prices(self._room, self.demand.roots)
         least, best, chosen = math.inf, None, None
         for row, options in self._open[number].items():
             for option in options:
-                loss = sum(map(multiply, prices, option.loss))
+                loss = score.loss(option.lost, prices)
                 if loss < least or (loss == least
                                     and _rank(row) < _rank(best)):
                     least, best, chosen = loss, row, option

@@ -50,7 +50,7 @@ import oracle  # noqa: E402
 
 from cyborg_gpu_driver.host import model  # noqa: E402
 from cyborg_gpu_driver.partition import geometry  # noqa: E402
-from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
+from cyborg_gpu_driver.partition import score  # noqa: E402
 
 SLICES = (1, 2, 3, 4, 7)
 SLICES_PER_GPU = 7
@@ -191,7 +191,7 @@ def play(cluster, traffic: list[Request]) -> Score:
 def contestants(gpus: int) -> dict[str, object]:
     """A fresh cluster for each policy."""
     grid = geometry.Geometry(PROFILES)
-    table = occupancy_table.Table(grid)
+    table = score.Table(grid)
     empty = dict.fromkeys(range(gpus), geometry.EMPTY)
     first, best, ours = online.Policy
     return {

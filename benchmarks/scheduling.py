@@ -48,8 +48,7 @@ import packing  # noqa: E402
 from cyborg_gpu_driver.nova import weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova import weigher_published  # noqa: E402
 from cyborg_gpu_driver.partition import geometry  # noqa: E402
-from cyborg_gpu_driver.partition import occupancy_table  # noqa: E402
-from cyborg_gpu_driver.partition import planner  # noqa: E402
+from cyborg_gpu_driver.partition import score  # noqa: E402
 
 NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """As a board with 80 GB calls the profiles of packing.py."""
@@ -99,7 +98,7 @@ class Cloud:
             return None
         gpu = self.choose(candidates, profile)
         kind = packing.PROFILES[profile]
-        start = planner.choose_start(self._grid, self._gpus[gpu], kind)
+        start = score.choose_start(self._grid, self._gpus[gpu], kind)
         self._put(gpu, self._gpus[gpu].add(kind, start), 1)
         return online.Place(gpu, profile, start)
 
@@ -187,7 +186,7 @@ WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
 
 def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:
     """A fresh cloud for each way, and what frames them."""
-    table = occupancy_table.Table(geometry.Geometry(packing.PROFILES))
+    table = score.Table(geometry.Geometry(packing.PROFILES))
     return {
         **{name: way(hosts, gpus, random.Random(seed))
            for name, way in WAYS.items()},

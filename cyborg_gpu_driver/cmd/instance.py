@@ -29,7 +29,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import planner
+from cyborg_gpu_driver.partition import score
 
 _GPU = f'the GPU, by {choice.WAYS}'
 _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
@@ -145,7 +145,7 @@ def _creation(now, used, asked):
     grid = geometry.Geometry(now.mig.profiles)
     occupancy = grid.occupancy_of(now.mig.instances)
     if asked.start is None:
-        place = planner.choose_start(grid, occupancy, profile)
+        place = score.choose_start(grid, occupancy, profile)
     else:
         place = next((item for item in grid.free_placements(
             occupancy, profile) if item.start == asked.start), None)

@@ -12,9 +12,10 @@
 
 """What a request would cost on each GPU. Pure.
 
-The cost is the room that is lost, each unit of it at a price. Room is how
-many more of a resource class could be had in the whole cloud; the price is
-``1 / (1/2 + room)``: what is scarce is dear.
+The cost is the loss by the measure of
+:mod:`cyborg_gpu_driver.partition.score`, by which the agent chooses a start
+too. Room is how many more of a resource class could be had in the whole
+cloud.
 
 Of a GPU whose arrangement can be told from what is published
 (:mod:`.weigher_grid`) the room that is lost is computed; if several
@@ -33,7 +34,6 @@ import collections
 import dataclasses
 import functools
 import math
-import operator
 import statistics
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -41,9 +41,8 @@ from typing import Any
 
 from cyborg_gpu_driver.nova import weigher_grid
 from cyborg_gpu_driver.nova import weigher_published as published
+from cyborg_gpu_driver.partition import score
 
-_SPARE = 0.5
-"""Added to room, which may be none: a price must not be infinite."""
 _TIE = 1e-9
 """What emptiness weighs beside loss, or loss beside emptiness: it only
 decides between equals."""
@@ -88,8 +87,8 @@ class Fleet:
                     self._places[offer.provider] = _Place(
                         state, number, empty)
                     rooms[offer.resource_class] += state.room[number]
-        self._prices = {resource_class: 1 / (_SPARE + room)
-                        for resource_class, room in rooms.items()}
+        self._prices = dict(zip(rooms, score.prices(rooms.values()),
+                                strict=True))
         self._losses: dict[tuple, float] = {}
 
     def cost(self, allocations: Mapping[str, Any]) -> Cost | None:
@@ -177,7 +176,7 @@ def _of_row(row, numbers, prices):
     """The loss if each instance goes where it costs least."""
     total = 0.0
     for number in numbers:
-        losses = [(_priced(prices, option.loss), position)
+        losses = [(score.loss(option.lost, prices), position)
                   for position, option in enumerate(row.options[number])]
         if not losses:
             return math.inf
@@ -190,8 +189,5 @@ def _of_row(row, numbers, prices):
 def _estimated(room, numbers, prices):
     # What the first one takes of the room for the second makes no odds: as
     # many parts of what is left are the same.
-    return sum(_priced(prices, room) / room[number] for number in numbers)
-
-
-def _priced(prices, room):
-    return sum(map(operator.mul, prices, room))
+    return sum(score.loss(room, prices) / room[number]
+               for number in numbers)

@@ -30,8 +30,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
-from cyborg_gpu_driver.partition import occupancy_table
-from cyborg_gpu_driver.partition import planner
+from cyborg_gpu_driver.partition import score
 
 Counts = tuple[int, ...]
 """One figure for each profile of a GPU, in the order of its profiles."""
@@ -48,7 +47,7 @@ round, such as 1g.18gb and 1g.35gb."""
 
 
 def rows(profiles: tuple[str, ...], used: Counts, free: Counts
-         ) -> tuple[occupancy_table.Row, ...]:
+         ) -> tuple[score.Row, ...]:
     """The ways in which a GPU can be cut, seen from outside.
 
     Between a claim and its bind, more is used than has been cut, and what
@@ -71,7 +70,7 @@ def rows(profiles: tuple[str, ...], used: Counts, free: Counts
 
 
 @functools.lru_cache(maxsize=256)
-def tables(profiles: tuple[str, ...]) -> tuple[occupancy_table.Table, ...]:
+def tables(profiles: tuple[str, ...]) -> tuple[score.Table, ...]:
     """The grids that a GPU of these profiles can have, likeliest first.
 
     Profiles in a table are in the order of ``profiles`` and have their
@@ -82,7 +81,7 @@ def tables(profiles: tuple[str, ...]) -> tuple[occupancy_table.Table, ...]:
     except exception.InvalidValue:
         return ()
     return tuple(
-        occupancy_table.Table(geometry.Geometry(
+        score.Table(geometry.Geometry(
             _profile(number, name, shape) for number, (name, shape)
             in enumerate(zip(parsed, shapes, strict=True))))
         for shapes in _hypotheses(parsed))
@@ -129,10 +128,9 @@ def _settled(grid, free, occupancies):
 def _claimed(grid, free, occupancies):
     possible = [occupancy for occupancy in occupancies
                 if all(map(int.__le__, _left(grid, occupancy), free))]
-    best = max((planner.capacity(grid, occupancy)
-                for occupancy in possible), default=None)
-    return [occupancy for occupancy in possible
-            if planner.capacity(grid, occupancy) == best]
+    costs = [score.cost(grid, occupancy) for occupancy in possible]
+    return [occupancy for occupancy, cost
+            in zip(possible, costs, strict=True) if cost == min(costs)]
 
 
 def _left(grid, occupancy):

@@ -31,7 +31,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import compute_change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import planner
+from cyborg_gpu_driver.partition import score
 
 Needs = tuple[tuple[model.GpuInstanceProfile, int], ...]
 """How many instances of each profile, large profiles first."""
@@ -55,7 +55,7 @@ def solve(grid: geometry.Geometry,
     GPU instances without any); the fewest GPU instances in the end; the
     fewest of them destroyed. Of equals it is the one that leaves most room
     for what may be asked for next
-    (:func:`cyborg_gpu_driver.partition.planner.capacity`).
+    (:func:`cyborg_gpu_driver.partition.score.cost`).
 
     :param in_use: placements of instances that must stay as they are.
     :returns: None if there is no way with those in place.
@@ -242,7 +242,7 @@ def _complete(grid, lost, instances, assigned, packing):
     for choice, count in missing.items():
         counts[choice.profile] += count
     before = grid.occupancy_of(item for item, _choice in pairs)
-    ways = [(_descending(planner.capacity(grid, occupancy), occupancy),
+    ways = [((score.cost(grid, occupancy), _descending(occupancy)),
              occupancy)
             for occupancy in completions(grid, before, _needs(counts))]
     if not ways:
@@ -269,7 +269,6 @@ def _placed(after, before, missing):
     return tuple(sorted(result, key=lambda pair: pair[0]))
 
 
-def _descending(capacity, occupancy):
-    """A key by which more capacity and higher starts come first."""
-    return (*(-value for value in capacity),
-            tuple(-place.start for _profile, place in occupancy.taken))
+def _descending(occupancy):
+    """A key by which higher starts come first."""
+    return tuple(-place.start for _profile, place in occupancy.taken)

@@ -27,8 +27,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_placement
 from cyborg_gpu_driver.partition import vgpu_types
@@ -295,7 +295,7 @@ def _packed(gpu, needs, refuse):
         ((profile, count) for profile, count in counts.items() if count),
         key=lambda need: (-need[0].slices, need[0].profile_id)))
     after = max(change_search.completions(grid, before, ordered),
-                key=lambda occupancy: (planner.capacity(grid, occupancy),
+                key=lambda occupancy: (-score.cost(grid, occupancy),
                                        occupancy.taken), default=None)
     if after is None:
         raise refuse('there is no room for '

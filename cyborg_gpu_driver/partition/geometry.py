@@ -93,13 +93,13 @@ class Geometry:
             (place.start + place.size for profile in self.profiles
              for place in profile.placements), default=0)
         """Memory units of the grid: the highest end of any placement."""
-        self._engines = {profile.profile_id: _engines(profile)
-                         for profile in self.profiles}
-        self.engines = model.Engines(**{
-            engine: max((getattr(profile.engines, engine)
-                         * profile.max_instances
-                         for profile in self.profiles), default=0)
-            for engine in _ENGINES})
+        self._rules = {profile.profile_id: _Rules(profile)
+                       for profile in self.profiles}
+        self._engines = tuple(
+            max((rules.engines[number] * rules.profile.max_instances
+                 for rules in self._rules.values()), default=0)
+            for number in range(len(_ENGINES)))
+        self.engines = model.Engines(*self._engines)
         """What there is of each media engine, as far as profiles tell."""
 
     def occupancy_of(
@@ -124,11 +124,12 @@ class Geometry:
                         profile: model.GpuInstanceProfile
                         ) -> tuple[model.Placement, ...]:
         """Where an instance of ``profile`` can be made, by start."""
-        if not self._allowance(occupancy, profile):
+        rules = self._rules_of(profile)
+        if not self._allowance(occupancy, rules, self._used(occupancy)):
             return ()
         taken = occupancy.mask
-        return tuple(sorted(placement for placement in profile.placements
-                            if not placement.mask & taken))
+        return tuple(placement for placement, mask in rules.by_start
+                     if not mask & taken)
 
     def creatable(self, occupancy: Occupancy,
                   profile: model.GpuInstanceProfile) -> int:
@@ -137,37 +138,69 @@ class Geometry:
         Exact: placements are intervals, and of intervals taking the one
         that ends first gives the largest number that do not overlap.
         """
-        allowance = self._allowance(occupancy, profile)
-        fitting, end = 0, 0
-        if allowance:
-            taken = occupancy.mask
-            for placement in sorted(
-                    profile.placements,
-                    key=lambda place: place.start + place.size):
-                if placement.start >= end and not placement.mask & taken:
-                    fitting += 1
-                    end = placement.start + placement.size
-        return min(fitting, allowance)
+        return self.creatable_of_each(occupancy, (profile,))[0]
 
-    def _allowance(self, occupancy, profile):
+    def creatable_of_each(self, occupancy: Occupancy,
+                          profiles: Iterable[model.GpuInstanceProfile]
+                          ) -> tuple[int, ...]:
+        """How many instances of each profile alone can still be made."""
+        used = self._used(occupancy)
+        return tuple(
+            min(self._allowance(occupancy, rules, used),
+                rules.fitting(occupancy.mask))
+            for rules in map(self._rules_of, profiles))
+
+    def _rules_of(self, profile):
+        """Those of a profile; of one that the grid lacks, made for once."""
+        rules = self._rules.get(profile.profile_id)
+        if rules is None or rules.profile is not profile:
+            rules = _Rules(profile)
+        return rules
+
+    def _used(self, occupancy):
+        """How much of each media engine is in use, as far as is known."""
+        known = [(self._rules[profile_id].engines, count)
+                 for profile_id, count in occupancy.counts.items()
+                 if profile_id in self._rules]
+        return [sum(engines[number] * count for engines, count in known)
+                if there_are else 0
+                for number, there_are in enumerate(self._engines)]
+
+    def _allowance(self, occupancy, rules, used):
         """How many more there may be, room left aside."""
-        allowance = max(
-            0, profile.max_instances - occupancy.counts[profile.profile_id])
-        wanted = _engines(profile)
-        if not allowance or not any(wanted):
-            return allowance
-        for engine, (each, there_are) in enumerate(
-                zip(wanted, _engines(self), strict=True)):
-            if each:
-                used = sum(
-                    self._engines[profile_id][engine] * count
-                    for profile_id, count in occupancy.counts.items()
-                    if profile_id in self._engines)
-                allowance = min(allowance,
-                                max(0, there_are - used) // each)
-        return allowance
+        allowance = (rules.profile.max_instances
+                     - occupancy.counts[rules.profile.profile_id])
+        for engine, each in rules.needs:
+            allowance = min(allowance,
+                            (self._engines[engine] - used[engine]) // each)
+        return max(0, allowance)
 
 
-def _engines(owner):
-    """Engine counts of a profile, or of a whole GPU, in one order."""
-    return tuple(getattr(owner.engines, name) for name in _ENGINES)
+class _Rules:
+    """What is asked again and again of one profile, computed once."""
+
+    def __init__(self, profile):
+        self.profile = profile
+        self.engines = tuple(getattr(profile.engines, name)
+                             for name in _ENGINES)
+        self.needs = tuple((engine, each) for engine, each
+                           in enumerate(self.engines) if each)
+        self.by_start = tuple((placement, placement.mask) for placement
+                              in sorted(profile.placements))
+        self._by_end = sorted(
+            ((placement.start, placement.start + placement.size,
+              placement.mask) for placement in profile.placements),
+            key=lambda place: place[1])
+        self._fitting = {}
+
+    def fitting(self, taken):
+        """How many instances there is room for beside the units taken."""
+        count = self._fitting.get(taken)
+        if count is None:
+            count, free_from = 0, 0
+            for start, end, mask in self._by_end:
+                if start >= free_from and not mask & taken:
+                    count += 1
+                    free_from = end
+            self._fitting[taken] = count
+        return count

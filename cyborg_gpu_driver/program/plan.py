@@ -22,8 +22,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import offers
-from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.partition import vgpu_placement
 from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.program import journal
@@ -112,7 +112,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
                         shared.instance_id)
     grid = geometry.Geometry(gpu.mig.profiles)
     profile = gpu.mig.profile_by_id(offer.gi_profile_id)
-    start = planner.choose_start(
+    start = score.choose_start(
         grid, grid.occupancy_of(gpu.mig.instances), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} beside '

@@ -23,16 +23,16 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import occupancy_table
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 online = test_packing.program('online')
 
 # Tables are kept: making the rows of a full A100 takes most of a second.
-FULL = {board: occupancy_table.Table(geometry.Geometry(profiles))
+FULL = {board: score.Table(geometry.Geometry(profiles))
         for board, profiles in boards.ALL.items()}
-BASE = {board: occupancy_table.Table(geometry.Geometry(
+BASE = {board: score.Table(geometry.Geometry(
     boards.named(boards.ALL[board], *names)))
     for board, names in boards.BASE.items()}
 TABLES = st.sampled_from([*FULL.values(), *BASE.values()])

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import statistics
 
 from oslotest import base
@@ -25,7 +24,7 @@ from oslotest import base
 from cyborg_gpu_driver.nova import weigher_cost
 from cyborg_gpu_driver.nova import weigher_published as published
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import occupancy_table
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -81,18 +80,33 @@ class GridTest(CostCase):
         profiles = [next(profile for profile in boards.H100_80
                          if profile.name == name) for name in names]
         grid = geometry.Geometry(boards.H100_80)
-        table = occupancy_table.Table(grid, profiles)
+        table = score.Table(grid, profiles)
         rows = {gpu.address: table.row(self.occupancy(gpu, grid))
                 for gpu in gpus}
-        prices = [1 / (0.5 + sum(room)) for room in zip(
-            *(row.room for row in rows.values()))]
+        prices = score.prices(sum(room) for room in zip(
+            *(row.room for row in rows.values()), strict=True))
         for number, profile in enumerate(profiles):
-            losses = [(sum(map(operator.mul, prices, option.loss)), gpu)
+            losses = [(score.loss(option.lost, prices), gpu)
                       for gpu, row in rows.items()
                       for option in row.options[number]]
             found = self.costs(gpus, profile.name)
             self.assertAlmostEqual(min(losses)[0], found[0][0].loss)
             self.assertEqual(min(losses)[1], found[0][1])
+
+    def test_the_agent_loses_what_the_weigher_says(self):
+        profiles = boards.named(boards.H100_80, *boards.BASE['H100-80'])
+        grid = geometry.Geometry(profiles)
+        taken = [('3g.40gb', 0)]
+        gpu = weigher_case.gpu('host', 'gpu', profiles, taken=taken)
+        row = score.of_grid(grid.profiles).row(grid.occupancy_of(
+            boards.gpu(profiles, taken).mig.instances))
+        fleet = weigher_cost.Fleet([gpu])
+        for profile in profiles[:3]:
+            start = score.choose_start(grid, row.occupancy, profile)
+            after = row.table.row(row.occupancy.add(profile, start))
+            self.assertAlmostEqual(
+                score.loss(row.lost(after), score.prices(row.room)),
+                fleet.cost(weigher_case.asked(gpu, profile.name)).loss)
 
     def occupancy(self, gpu, grid):
         taken = {'empty': (), 'left': (('3g.40gb', 4),),
@@ -136,16 +150,16 @@ class GridTest(CostCase):
         profiles = [profile for profile in boards.H100_80
                     if profile.name in offered]
         # A 2g leaves as much at each of its three starts.
-        table = occupancy_table.Table(
+        table = score.Table(
             geometry.Geometry(boards.H100_80),
             sorted(profiles, key=lambda profile: profile.name))
         double, = (profile for profile in profiles
                    if profile.name == '2g.20gb')
         rows = [table.row(geometry.EMPTY.add(double, placement))
                 for placement in double.placements]
-        prices = [1 / (0.5 + statistics.fmean(room))
-                  for room in zip(*(row.room for row in rows))]
-        expected = [min(sum(map(operator.mul, prices, option.loss))
+        prices = score.prices(statistics.fmean(room) for room in zip(
+            *(row.room for row in rows), strict=True))
+        expected = [min(score.loss(option.lost, prices)
                         for option in row.options[0]) for row in rows]
         self.assertEqual(2, len(set(expected)))
         gpu = weigher_case.gpu('host', 'gpu', offered=offered,

@@ -20,8 +20,12 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import enumeration
 
 
-def _profile(profile_id, name, memory_mib, maximum, starts, size,
-             multiprocessors, engines=()):
+def profile(profile_id, name, memory_mib, maximum, starts, size,
+            multiprocessors, engines=()):
+    """A profile that has as many slices as its name says.
+
+    :param engines: decoders, encoders, JPEG engines and OFAs.
+    """
     slices = int(name.split('g.')[0])
     return model.GpuInstanceProfile(
         profile_id=profile_id, name=name, slices=slices,
@@ -47,8 +51,8 @@ def _eight_units(names, memory, multiprocessors, decoders, jpeg):
         (0, whole, 1, (0,), 8, 1),
     )
     return tuple(
-        _profile(profile_id, name, memory_mib, maximum, starts, size,
-                 processors, (decode, 0, pictures, flow))
+        profile(profile_id, name, memory_mib, maximum, starts, size,
+                processors, (decode, 0, pictures, flow))
         for (profile_id, memory_mib, maximum, starts, size, flow), name,
         processors, decode, pictures in zip(
             rows, names, multiprocessors, decoders, jpeg, strict=True))
@@ -77,28 +81,28 @@ H200_141 = _eight_units(
     (16384, 33280, 33280, 71424, 143360), _H100_SMS, *_H100_ENGINES)
 
 A30 = (
-    _profile(14, '1g.6gb', 5952, 4, range(4), 1, 14),
-    _profile(21, '1g.6gb+me', 5952, 1, range(4), 1, 14, (1, 0, 1, 1)),
-    _profile(5, '2g.12gb', 11968, 2, (0, 2), 2, 28, (2, 0, 0, 0)),
-    _profile(6, '2g.12gb+me', 11968, 1, (0, 2), 2, 28, (2, 0, 1, 1)),
-    _profile(0, '4g.24gb', 24000, 1, (0,), 4, 56, (4, 0, 1, 1)),
+    profile(14, '1g.6gb', 5952, 4, range(4), 1, 14),
+    profile(21, '1g.6gb+me', 5952, 1, range(4), 1, 14, (1, 0, 1, 1)),
+    profile(5, '2g.12gb', 11968, 2, (0, 2), 2, 28, (2, 0, 0, 0)),
+    profile(6, '2g.12gb+me', 11968, 1, (0, 2), 2, 28, (2, 0, 1, 1)),
+    profile(0, '4g.24gb', 24000, 1, (0,), 4, 56, (4, 0, 1, 1)),
 )
 
 _QUARTERS = (0, 3, 6, 9)
 _HALVES = (0, 6)
 RTX_PRO_6000 = (
-    _profile(14, '1g.24gb', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
-    _profile(21, '1g.24gb+me', 24192, 1, _QUARTERS, 3, 46, (1, 1, 1, 1)),
-    _profile(47, '1g.24gb+gfx', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
-    _profile(65, '1g.24gb+me.all', 24192, 1, _QUARTERS, 3, 46,
-             (4, 4, 4, 1)),
-    _profile(67, '1g.24gb-me', 24192, 4, _QUARTERS, 3, 46),
-    _profile(5, '2g.48gb', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
-    _profile(35, '2g.48gb+gfx', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
-    _profile(64, '2g.48gb+me.all', 48512, 1, _HALVES, 6, 94, (4, 4, 4, 1)),
-    _profile(66, '2g.48gb-me', 48512, 2, _HALVES, 6, 94),
-    _profile(0, '4g.96gb', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
-    _profile(32, '4g.96gb+gfx', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
+    profile(14, '1g.24gb', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
+    profile(21, '1g.24gb+me', 24192, 1, _QUARTERS, 3, 46, (1, 1, 1, 1)),
+    profile(47, '1g.24gb+gfx', 24192, 4, _QUARTERS, 3, 46, (1, 1, 1, 0)),
+    profile(65, '1g.24gb+me.all', 24192, 1, _QUARTERS, 3, 46,
+            (4, 4, 4, 1)),
+    profile(67, '1g.24gb-me', 24192, 4, _QUARTERS, 3, 46),
+    profile(5, '2g.48gb', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
+    profile(35, '2g.48gb+gfx', 48512, 2, _HALVES, 6, 94, (2, 2, 2, 0)),
+    profile(64, '2g.48gb+me.all', 48512, 1, _HALVES, 6, 94, (4, 4, 4, 1)),
+    profile(66, '2g.48gb-me', 48512, 2, _HALVES, 6, 94),
+    profile(0, '4g.96gb', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
+    profile(32, '4g.96gb+gfx', 97280, 1, (0,), 12, 188, (4, 4, 4, 1)),
 )
 
 ALL = {

@@ -22,8 +22,8 @@ from oslotest import base
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import offers
-from cyborg_gpu_driver.partition import planner
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_fixed
 
@@ -241,7 +241,7 @@ def _place(board, offer, there):
                 and set(on_it) == {offer.framebuffer_mib}):
             return instance.placement
     grid = geometry.Geometry(board.mig.profiles)
-    return planner.choose_start(
+    return score.choose_start(
         grid, grid.occupancy_of(board.mig.instances),
         board.mig.profile_by_id(offer.gi_profile_id))
 

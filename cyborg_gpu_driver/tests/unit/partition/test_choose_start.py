@@ -19,16 +19,16 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import planner
+from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_geometry
 
 
 def place(grid, occupancy, profiles):
-    """Starts that the planner gives one after the other; None at the end."""
+    """Starts that the measure gives one after the other; None at the end."""
     starts = []
     for profile in profiles:
-        chosen = planner.choose_start(grid, occupancy, profile)
+        chosen = score.choose_start(grid, occupancy, profile)
         starts.append(chosen and chosen.start)
         if chosen is None:
             break
@@ -76,7 +76,7 @@ class TestChooseStart(base.BaseTestCase):
         for name, start in (('1g.10gb', 1), ('2g.20gb', 2),
                             ('3g.40gb', 4)):
             profile, = boards.named(boards.H100_80, name)
-            self.assertEqual(start, planner.choose_start(
+            self.assertEqual(start, score.choose_start(
                 grid, occupancy, profile).start, name)
 
     def test_no_room(self):
@@ -85,7 +85,7 @@ class TestChooseStart(base.BaseTestCase):
         occupancy = grid.occupancy_of(gpu.mig.instances)
         for profile in boards.A30:
             self.assertIsNone(
-                planner.choose_start(grid, occupancy, profile))
+                score.choose_start(grid, occupancy, profile))
 
     def test_instance_ids_do_not_matter(self):
         grid = geometry.Geometry(boards.A100_80)
@@ -95,14 +95,14 @@ class TestChooseStart(base.BaseTestCase):
             occupancy = grid.occupancy_of(
                 model.GpuInstance(model.Placement(start, 1), 19, number)
                 for start, number in zip((0, 3, 6), ids, strict=True))
-            chosen.add(planner.choose_start(grid, occupancy, two))
+            chosen.add(score.choose_start(grid, occupancy, two))
         self.assertEqual({model.Placement(4, 2)}, chosen)
 
     @hypothesis.given(test_geometry.occupied_boards())
     def test_valid_and_never_refused(self, reached):
         grid, occupancy = reached
         for profile in grid.profiles:
-            chosen = planner.choose_start(grid, occupancy, profile)
+            chosen = score.choose_start(grid, occupancy, profile)
             if chosen is None:
                 self.assertEqual(0, grid.creatable(occupancy, profile))
             else:
@@ -123,8 +123,8 @@ class TestChooseStart(base.BaseTestCase):
         other = geometry.Geometry(profiles)
         for profile in profiles:
             self.assertEqual(
-                planner.choose_start(grid, occupancy, profile),
-                planner.choose_start(
+                score.choose_start(grid, occupancy, profile),
+                score.choose_start(
                     other, geometry.Occupancy(tuple(taken)), profile))
 
     def test_whatever_fits_together_is_placed_largest_first(self):
@@ -153,18 +153,3 @@ class TestChooseStart(base.BaseTestCase):
                     key=lambda item: (item.placements[0].size, item.slices))
                 starts, _occupancy = place(grid, geometry.EMPTY, wanted)
                 self.assertNotIn(None, starts, board)
-
-
-class TestCapacity(base.BaseTestCase):
-
-    def test_empty_a100(self):
-        grid = geometry.Geometry(boards.named(
-            boards.A100_40, *boards.BASE['A100-40']))
-        # 7x1 + 3x2 + 2x3 + 1x4 + 1x7 slices; 7 + 3 + 2 + 1 + 1 places.
-        self.assertEqual((30, 14), planner.capacity(grid, geometry.EMPTY))
-
-    def test_full_gpu(self):
-        grid = geometry.Geometry(boards.A100_40)
-        occupancy = geometry.EMPTY.add(
-            boards.A100_40[-1], model.Placement(0, 8))
-        self.assertEqual((0, 0), planner.capacity(grid, occupancy))
