@@ -26,6 +26,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices
@@ -47,7 +48,6 @@ from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reconcile
@@ -119,8 +119,7 @@ class Agent:
             self._was_reset)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
-            self._state_path, self._publish, self._health.instance_gone,
-            binder.Limits(functools.partial(gpu_conf.bind_timeout, conf)))
+            self._state_path, self._publish, self._health.instance_gone)
         self._reconciler = reconcile.Reconciler(
             machine, self._host, self._journal, settings, self._state_path,
             self._binder.recover, self._publish,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -51,9 +52,10 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
             'that runs cyborg-agent') from error
 
 
-def read(path: str, kind: str, version: int) -> Any:
+def read(path: str, kind: str, *versions: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
+    :param versions: those that the caller reads, the newest first.
     :raises JournalUnreadable: if this process cannot read it.
     :raises JournalError: if it is not such a file, or damaged.
     """
@@ -70,10 +72,10 @@ def read(path: str, kind: str, version: int) -> Any:
             path=path, reason=f'cannot be read: {error}') from error
     if not isinstance(document, dict) or document.get('kind') != kind:
         raise exception.JournalError(path=path, reason=f'is not a {kind}')
-    if document.get('version') != version:
+    if document.get('version') not in versions:
         raise exception.JournalError(
             path=path, reason=f'has version {document.get("version")}, '
-            f'this release reads {version}')
+            f'this release reads {" and ".join(map(str, versions))}')
     if document.get('checksum') != _checksum(
             _text(document.get('content'))):
         raise exception.JournalError(
@@ -117,22 +119,41 @@ def leftovers(path: str) -> list[str]:
     return glob.glob(f'{glob.escape(path)}.*{_NEW}')
 
 
-def set_aside(path: str) -> str:
-    """Move an unusable file out of the way, keeping it.
+def set_aside(path: str, suffix: str = 'unusable') -> str:
+    """Move a file out of the way, keeping it.
 
+    :param suffix: how its new name ends, before a number.
     :returns: its new path.
     :raises JournalError: if it cannot be moved.
     """
-    for number in range(1, 1000):
-        kept = f'{path}.unusable-{number}'
-        if not os.path.exists(kept):
-            break
+    kept = _unused(f'{path}.{suffix}')
     try:
         os.replace(path, kept)
     except OSError as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be moved aside: {error}') from error
     return kept
+
+
+def keep_aside(path: str) -> str:
+    """Keep a copy of an unusable file; the file stays until it is replaced.
+
+    :returns: the path of the copy.
+    :raises JournalError: if it cannot be kept.
+    """
+    kept = _unused(f'{path}.unusable')
+    try:
+        os.link(path, kept)
+    except OSError as error:
+        raise exception.JournalError(
+            path=path, reason=f'cannot be kept aside: {error}') from error
+    return kept
+
+
+def _unused(path):
+    return next(name for name in (
+        f'{path}-{number}' for number in itertools.count(1))
+        if not os.path.exists(name))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
@@ -32,7 +33,6 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import privileged_gpu
 
 Evidence = list[dict[str, Any]]

@@ -107,8 +107,10 @@ class CheckpointLayout(layout_options.LayoutCommand):
                 if not shop.ignores(gpu) and not condition.is_away(gpu)]
         saved = [shop.applier.saved(shop.current(gpu))
                  for gpu in shop.reachable(gpus)]
-        file = _checkpoint_file(parsed_args, shop)
-        checkpoint.write(file, saved)
+        if parsed_args.checkpoint_file:
+            checkpoint.write(parsed_args.checkpoint_file, saved)
+        else:
+            checkpoint.remember(shop.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.layout.enabled,
                  'instances': len(item.layout.instances), 'error': None}
@@ -135,10 +137,7 @@ class RestoreLayout(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         shop = self.workshop()
         shop.check_privileges()
-        file = _checkpoint_file(parsed_args, shop)
-        if parsed_args.checkpoint_file and not os.path.exists(file):
-            raise exception.JournalError(path=file, reason='is not there')
-        saved = {item.gpu: item for item in checkpoint.read(file)}
+        saved = {item.gpu: item for item in _saved(parsed_args, shop)}
         # What another driver has, and nobody laid out, is given away.
         gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)
                 and (gpu.address in saved or not condition.is_away(gpu))]
@@ -168,12 +167,18 @@ def _add_checkpoint(parser):
     parser.add_argument(
         '-f', '--checkpoint-file', metavar='FILE',
         default=os.environ.get(layout_options.CHECKPOINT),
-        help='the file (default: checkpoint.json in [gpu] state_path)')
+        help='the file (default: the records of the GPUs in [gpu] '
+             'state_path)')
 
 
-def _checkpoint_file(parsed_args, shop):
-    """The file that was named, or the one that apply keeps."""
-    return parsed_args.checkpoint_file or checkpoint.path(shop.state_path)
+def _saved(parsed_args, shop):
+    """The layouts in the file that was named, or those that apply keeps."""
+    file = parsed_args.checkpoint_file
+    if not file:
+        return checkpoint.remembered(shop.state_path)
+    if not os.path.exists(file):
+        raise exception.JournalError(path=file, reason='is not there')
+    return checkpoint.read(file)
 
 
 def _hooks(parsed_args):

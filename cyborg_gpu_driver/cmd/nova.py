@@ -26,7 +26,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
-from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.record import store
 
 
 class ConfigNova(command.Command):
@@ -86,13 +86,13 @@ def remembered(machine: cmd_machine.Machine
     A record that cannot be read is only said: what functions carry now
     counts before it.
     """
-    journal = fixed_journal.FixedJournal(gpu_conf.state_path(machine.conf))
+    records = store.of(gpu_conf.state_path(machine.conf))
     found = {}
-    try:
-        for gpu in machine.host.gpus:
-            found.update(journal.get(gpu.address).types)
-    except exception.JournalError as error:
-        cmd_machine.say(str(error))
+    for gpu in machine.host.gpus:
+        try:
+            found.update(records.read(gpu.address).fixed.types)
+        except exception.JournalError as error:
+            cmd_machine.say(str(error))
     return found
 
 

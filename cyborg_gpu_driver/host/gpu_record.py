@@ -10,33 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is kept of a GPU that NVML cannot be asked about: a file per GPU.
+"""What is kept of a GPU that NVML cannot be asked about.
 
 A GPU that is offered whole is bound to vfio-pci, where NVML does not see
-it, or must at least not be opened. What NVML reported before is in its
+it, or must at least not be opened. What NVML reported before is a part of its
 record, which only the code that binds the GPU writes, under the GPU's lock.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping
 from typing import Any
 
-from oslo_log import log as logging
-
-from cyborg_gpu_driver import durable
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
-
-LOG = logging.getLogger(__name__)
-
-_DIRECTORY = 'gpus'
-_KIND = 'cyborg-gpu GPU'
-_VERSION = 1
 
 _IDS = ('vendor_id', 'device_id', 'subsystem_vendor_id',
         'subsystem_device_id')
@@ -63,7 +50,7 @@ class Health:
 class Record:
     """One GPU as NVML last reported it, and what was done with it since."""
 
-    ids: tuple[str | None, ...]
+    ids: tuple[str | None, str | None, str | None, str | None]
     """PCI ids: vendor, device, subsystem vendor, subsystem device."""
     boot: str
     """Boot id of the machine at that time."""
@@ -129,99 +116,21 @@ def complete(gpu: model.Gpu, record: Record, boot: str) -> model.Gpu:
 
 
 class Records:
-    """The records of one machine's GPUs.
-
-    :param state_path: ``[gpu] state_path``; None keeps no records.
-    """
-
-    def __init__(self, state_path: str | None):
-        self._state_path = state_path
-        self._said: set[str] = set()
+    """The records of a machine of which nothing is kept."""
 
     def get(self, address: model.PciAddress) -> Record | None:
         """The record of a GPU; None without one that can be used.
 
-        Does not raise. An unusable file concerns this GPU alone and is
+        Does not raise. An unusable record concerns this GPU alone and is
         logged once.
         """
-        if self._state_path is None:
-            return None
-        path = self._path(address)
-        try:
-            content = durable.read(path, _KIND, _VERSION)
-            return None if content is None else _from_content(content)
-        except exception.JournalError as error:
-            self._say(path, str(error))
-        except (KeyError, TypeError, ValueError, AttributeError,
-                exception.InvalidPciAddress) as error:
-            self._say(path, f'{path} is damaged: {error!r}')
-        return None
 
     def put(self, address: model.PciAddress, record: Record) -> None:
-        """Replace the record of a GPU; an unusable one is kept beside.
+        """Replace the record of a GPU.
 
         :raises JournalError: if it cannot be put on the disk.
         """
-        if self._state_path is None:
-            return
-        path = self._path(address)
-        if self.get(address) is None and os.path.exists(path):
-            LOG.warning('%(path)s was moved to %(kept)s',
-                        {'path': path, 'kept': durable.set_aside(path)})
-        durable.write(path, _KIND, _VERSION, _to_content(record))
-
-    def _path(self, address):
-        return os.path.join(self._state_path, _DIRECTORY, f'{address}.json')
-
-    def _say(self, path, reason):
-        if path not in self._said:
-            self._said.add(path)
-            LOG.error('The record of a GPU cannot be used: %s. What NVML '
-                      'reported of it before is not known.', reason)
 
 
 def _ids(gpu):
     return tuple(getattr(gpu, name) for name in _IDS)
-
-
-def _to_content(record: Record) -> dict[str, Any]:
-    return dict(dataclasses.asdict(record),
-                nvlink_peers=[str(peer) for peer in record.nvlink_peers])
-
-
-def _from_content(content: Mapping[str, Any]) -> Record:
-    """The record in a file.
-
-    :raises KeyError, TypeError, ValueError, AttributeError,
-        InvalidPciAddress: if it is none.
-    """
-    if set(content) != {field.name for field in dataclasses.fields(Record)}:
-        raise ValueError('it has other fields')
-    ids = tuple(map(_optional_text, content['ids']))
-    if len(ids) != len(_IDS):
-        raise ValueError(f'{ids!r} are not {len(_IDS)} PCI ids')
-    known = {name: _optional_text(content[name]) for name in (
-        'model', 'architecture', 'uuid', 'serial', 'driver_version',
-        'bound_from')}
-    known.update((name, fields.optional_number(content[name])) for name in (
-        'memory_mib', 'link_width', 'aer_fatal'))
-    known.update((name, fields.truth(content[name])) for name in (
-        'has_mig', 'released'))
-    return Record(
-        ids=ids, boot=fields.text(content['boot']),
-        time=fields.time(content['time']),
-        nvlink_peers=tuple(map(model.PciAddress.parse,
-                               content['nvlink_peers'])),
-        health=_health(content['health']), **known)
-
-
-def _health(content):
-    if content is None:
-        return None
-    return Health(fields.text(content['state']),
-                  tuple(map(fields.text, content['reasons'])),
-                  fields.time(content['time']))
-
-
-def _optional_text(value):
-    return None if value is None else fields.text(value)

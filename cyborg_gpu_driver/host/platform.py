@@ -27,6 +27,7 @@ from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
@@ -68,7 +69,7 @@ class Platform:
     """Tells one start of the machine from another."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     """Whether this process may change the machine itself."""
-    records: gpu_record.Records = gpu_record.Records(None)
+    records: gpu_record.Records = gpu_record.Records()
     """What is kept of GPUs that NVML cannot be asked about."""
 
 
@@ -113,4 +114,4 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         conf.gpu.access_timeout)
     return dataclasses.replace(
         machine, driver_timeout=float(conf.gpu.driver_timeout),
-        records=gpu_record.Records(gpu_conf.state_path(conf)))
+        records=boards.Boards(gpu_conf.state_path(conf)))

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import change
@@ -38,14 +39,13 @@ from cyborg_gpu_driver.partition import change_plan
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import gpu_state
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import steps
 from cyborg_gpu_driver.program import undo
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -96,10 +96,9 @@ class Applier:
         self._machine = machine
         self._state_path = state_path
         self._binds = journal.Journal(state_path)
-        self._fixed = fixed_journal.FixedJournal(state_path)
-        self._changes = change_journal.ChangeJournal(state_path)
+        self._store = store.of(state_path)
         self._reader = gpu_state.StateReader(machine)
-        self._undoer = undo.Undoer(machine, self._reader, self._changes,
+        self._undoer = undo.Undoer(machine, self._reader, self._store,
                                    self.in_use)
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
@@ -122,14 +121,13 @@ class Applier:
         return blockers.in_use(self._machine, gpu,
                                self._binds.entries(gpu.address))
 
-    def saved(self, gpu: model.Gpu) -> checkpoint.Saved:
+    def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
         """What a checkpoint remembers of a GPU.
 
         :param gpu: as :meth:`read` gives it.
         :raises JournalError: if it is not known what is whose on it.
         """
-        return checkpoint.saved(gpu, self._binds.entries(gpu.address),
-                                self._fixed.get(gpu.address).instances)
+        return checkpoint.saved(gpu, self._store.read(gpu.address))
 
     def plan(self, gpu: model.Gpu, wanted: layout.Wanted,
              options: Options = Options()) -> change.Change:
@@ -154,12 +152,12 @@ class Applier:
         return planned
 
     def unfinished(self, gpu: model.PciAddress
-                   ) -> change_journal.Record | None:
+                   ) -> gpu_record.LayoutChange | None:
         """The record of a change that did not come to its end.
 
         :raises JournalError: if it cannot be read.
         """
-        return self._changes.get(gpu)
+        return self._store.read(gpu).change
 
     def apply(self, gpu: model.Gpu, wanted: layout.Wanted,
               options: Options = Options()) -> Status:
@@ -190,13 +188,13 @@ class Applier:
         with locks.gpu(self._state_path, gpu.address,
                        locks.COMMAND_SECONDS):
             now = self.read(gpu)
-            earlier = self._changes.get(gpu.address)
+            earlier = self._store.read(gpu.address).change
             planned = decide(now)
             status = Status.UNCHANGED
             if not planned.is_empty:
                 now, status = self._carry_out(planned, earlier, options)
             elif earlier is not None:
-                self._changes.remove(gpu.address)
+                self._store.put(gpu.address, change=None)
             if status is not Status.PENDING:
                 self._remember(now, remember)
             return status
@@ -231,8 +229,8 @@ class Applier:
         """
         with locks.gpu(self._state_path, gpu.address,
                        locks.COMMAND_SECONDS):
-            self._changes.tidy(gpu.address)
-            record = self._usable_record(gpu.address)
+            self._store.check_gpu(gpu.address)
+            record = self._store.read(gpu.address).change
             if record is None:
                 return False
             problem = self._undoer.undo(gpu, record)
@@ -242,21 +240,9 @@ class Applier:
                     reason=problem, outcome=undo.STUCK)
             return True
 
-    def _usable_record(self, address):
-        """The record; one that cannot be used is kept beside, and said."""
-        try:
-            return self._changes.get(address)
-        except exception.JournalError as error:
-            LOG.error('GPU %(gpu)s: %(error)s. It was moved to %(kept)s; '
-                      'the GPU is left as it is: compare it with the layout '
-                      'that it is to have.',
-                      {'gpu': address, 'error': error,
-                       'kept': self._changes.set_aside(address)})
-            return None
-
     def _carry_out(self, planned, earlier, options):
         gpu = planned.gpu
-        record = change_journal.Record(
+        record = gpu_record.LayoutChange(
             gpu=gpu.address,
             before=earlier.before if earlier else spec.layout_of(gpu),
             steps=tuple(map(str, planned.steps)),
@@ -267,7 +253,7 @@ class Applier:
             for number, step in enumerate(planned.steps):
                 record = _about_to(record, number, step)
                 doing = 'writing the journal'
-                self._changes.put(record)
+                self._store.put(gpu.address, change=record)
                 doing = str(step)
                 runner.take(step)
                 if runner.pending:
@@ -276,7 +262,7 @@ class Applier:
                 doing = 'the check at the end'
                 now = self._reader.read(gpu)
                 _verify(now, planned)
-            self._changes.remove(gpu.address)
+            self._store.put(gpu.address, change=None)
         except Exception as error:
             LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; undoing',
                         {'gpu': gpu.address, 'step': doing, 'error': error})
@@ -292,13 +278,8 @@ class Applier:
     def _remember(self, now, anew):
         """Put the GPU into the checkpoint as it is now."""
         try:
-            known = {item.gpu: item for item in checkpoint.read(
-                checkpoint.path(self._state_path))}
-            saved = self.saved(now)
-            if known.get(now.address, None if anew else saved) == saved:
-                return
-            if anew or now.address in known:
-                checkpoint.update(self._state_path, (saved,))
+            if anew or self._store.read(now.address).layout is not None:
+                self._store.put(now.address, layout=self.saved(now))
         except exception.JournalError as error:
             LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
                         '%(error)s', {'gpu': now.address, 'error': error})

@@ -13,106 +13,89 @@
 """How the GPUs of a host are to be after a reboot.
 
 Instances never outlive a reboot, and on most GPUs the MIG mode does not
-either. The checkpoint keeps what an operator laid out; what is bound to
-handles, or was cut for fixed vGPUs, is in a record of its own and not here,
-because it goes with them.
+either. A GPU's record keeps the layout that an operator gave it; the same
+can be written to a file and read from one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection
 from collections.abc import Iterable
-from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import arrangement
-from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import migrate
+from cyborg_gpu_driver.record import store
 
 _KIND = 'cyborg-gpu checkpoint'
-_VERSION = 1
+_VERSION = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """One GPU as it is to be."""
-
-    gpu: model.PciAddress
-    device_id: str
-    """Of the board: on another one the same profile ids mean others."""
-    vfs: bool
-    """Whether it has virtual functions."""
-    layout: spec.MigLayout
-
-
-def path(state_path: str) -> str:
-    """The checkpoint that is restored unless another is named."""
-    return os.path.join(state_path, 'checkpoint.json')
-
-
-def saved(gpu: model.Gpu, entries: Iterable[journal.Entry],
-          fixed: Collection[spec.MigInstanceSpec] = ()) -> Saved:
+def saved(gpu: model.Gpu, record: gpu_record.GpuRecord
+          ) -> gpu_record.SavedLayout:
     """What to remember of a GPU.
 
+    What is bound to handles, or was created for fixed vGPUs, is left out:
+    it comes back with them.
+
     :param gpu: as it is now, with compute instances.
-    :param entries: its binds, whose instances are left out.
-    :param fixed: the instances that were created for fixed vGPUs, which are
-        left out, too.
     """
-    others = {*fixed, *(entry.instance for entry in entries)}
+    others = record.used_instances
     found = spec.layout_of(gpu)
-    return Saved(gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
-                 dataclasses.replace(
-                     found, pending=found.enabled, instances=tuple(
-                         item for item in found.instances
-                         if item.bare not in others)))
+    return gpu_record.SavedLayout(
+        gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
+        dataclasses.replace(found, pending=found.enabled, instances=tuple(
+            item for item in found.instances if item.bare not in others)))
 
 
-def read(file: str) -> tuple[Saved, ...]:
-    """The GPUs of a checkpoint; empty without a file.
+def remembered(state_path: str) -> tuple[gpu_record.SavedLayout, ...]:
+    """The layouts in the records of a machine, by GPU."""
+    return tuple(
+        record.layout for record in store.of(state_path).records().values()
+        if record.layout is not None)
+
+
+def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
+             ) -> None:
+    """Put layouts into the records, and forget those of other GPUs.
+
+    :raises JournalError: if a record cannot be read or written.
+    """
+    records = store.of(state_path)
+    by_gpu = {item.gpu: item for item in layouts}
+    for address in {*by_gpu, *records.addresses()}:
+        records.put(address, layout=by_gpu.get(address))
+
+
+def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
+    """The GPUs of a checkpoint file; empty without a file.
 
     :raises JournalError: if it cannot be read, or is something else.
     """
-    content = durable.read(file, _KIND, _VERSION)
+    content = durable.read(file, _KIND, _VERSION, 1)
     try:
-        return tuple(map(_saved, content or ()))
-    except (KeyError, TypeError, ValueError,
-            exception.InvalidValue) as error:
+        return tuple(map(_layout, content or ()))
+    except (KeyError, TypeError, ValueError) as error:
         raise exception.JournalError(
             path=file, reason=f'is damaged: {error!r}') from error
 
 
-def write(file: str, gpus: Iterable[Saved]) -> None:
-    """Write a checkpoint of these GPUs over the one that is there.
+def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
+    """Write a checkpoint file of these GPUs over the one that is there.
 
     :raises JournalError: if it cannot be put on the disk.
     """
     durable.write(os.path.abspath(file), _KIND, _VERSION, [
-        {'gpu': str(item.gpu), 'device_id': item.device_id, 'vfs': item.vfs,
-         **arrangement.to_record(item.layout)}
+        codec.encode(item)
         for item in sorted(gpus, key=lambda item: item.gpu)])
 
 
-def update(state_path: str, gpus: Iterable[Saved]) -> None:
-    """Put GPUs into the checkpoint, beside the others that it has.
-
-    :raises JournalError: if it cannot be read or written.
-    """
-    with locks.checkpoint(state_path):
-        file = path(state_path)
-        known = {item.gpu: item for item in read(file)}
-        known.update((item.gpu, item) for item in gpus)
-        write(file, known.values())
-
-
-def _saved(record: dict[str, Any]) -> Saved:
-    if type(record['vfs']) is not bool:
-        raise ValueError(f'vfs {record["vfs"]!r}')
-    return Saved(model.PciAddress.parse(record['gpu']),
-                 str(record['device_id']), record['vfs'],
-                 arrangement.from_record(record))
+def _layout(item):
+    if 'layout' in item:
+        return codec.decode(gpu_record.SavedLayout, item)
+    return migrate.saved_layout(item)

@@ -32,13 +32,13 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import reset
 
 LOG = logging.getLogger(__name__)

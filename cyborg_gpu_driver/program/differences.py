@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 _REPAIR = 'cyborg-gpu doctor --repair does it'
 _RESTORE = '"cyborg-gpu layout restore" brings back what is bound'
@@ -38,8 +38,7 @@ class Facts:
     """All that is known of one GPU at one moment."""
 
     gpu: model.Gpu
-    entries: tuple[journal.Entry, ...] = ()
-    """The journal's, of this GPU."""
+    record: gpu_record.GpuRecord = gpu_record.GpuRecord()
     governed: bool = True
     """Whether what lies on the GPU is this library's business."""
     claims: reconcile.Claims | None = None
@@ -48,13 +47,13 @@ class Facts:
     """Of the providers that Placement told of."""
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of vGPUs that are in use, or may be, and by what."""
-    fixed: fixed_journal.Record = fixed_journal.Record()
-    laid_out: frozenset[spec.MigInstanceSpec] = frozenset()
-    """Instances that an operator's layout has."""
     in_use: Mapping[model.Placement, str] | None = None
     """Instances in use and by what; None where that is not known."""
-    change: str = ''
-    """What is left of a change of layout, for people."""
+
+    @property
+    def entries(self) -> tuple[journal.Entry, ...]:
+        """The claims on this GPU."""
+        return self.record.claims
 
 
 def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
@@ -110,9 +109,8 @@ def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
 
 
 def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
-    """Instances of which neither journal nor layout knows."""
-    known = {entry.instance for entry in facts.entries}
-    known |= facts.fixed.instances | facts.laid_out
+    """Instances that the GPU's record does not explain."""
+    known = facts.record.owned_instances
     return tuple(instance for instance in _instances(facts.gpu)
                  if spec.of(instance) not in known)
 
@@ -131,11 +129,12 @@ def claimed_vgpu(gpu: model.Gpu, claim: reconcile.Claim) -> model.Vgpu | None:
 
 
 def _layout(facts):
-    if facts.change:
+    if facts.record.change is not None:
         yield _difference(
             reconcile.Kind.LAYOUT_CHANGE, facts.gpu.address,
             str(facts.gpu.address),
-            f'a change of layout did not come to its end: {facts.change}',
+            f'a change of layout did not come to its end: '
+            f'{facts.record.change}',
             'run "cyborg-gpu layout restore", which undoes it')
 
 
@@ -235,7 +234,7 @@ def _not_recorded(facts):
 
 def _foreign_vgpus(facts):
     known = {vgpu_name(entry) for entry in facts.entries}
-    known |= {str(function) for function in facts.fixed.types}
+    known |= {str(function) for function in facts.record.fixed.types}
     found = [claimed_vgpu(facts.gpu, claim) for claim in _claims(facts)]
     known |= {vgpu.name for vgpu in found if vgpu is not None}
     for vgpu in facts.gpu.vgpus:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model
@@ -35,15 +36,15 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.program import vfio
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class FixedVgpus:
         self._state_path = state_path
         self._settings = settings
         self._tree = mdev.MdevTree(machine.sysfs)
-        self._ours = fixed_journal.FixedJournal(state_path)
+        self._store = store.of(state_path)
         self._binds = journal.Journal(state_path)
         self._making = patience.Patience(LOG, clock)
         self._releasing = patience.Patience(LOG, clock)
@@ -96,7 +97,7 @@ class FixedVgpus:
         if not self._settings.prepare or self._settings.ignores(gpu):
             return Made(gpu.address)
         try:
-            record = self._ours.get(gpu.address)
+            record = self._store.read(gpu.address).fixed
             words = [f'remove {record.types[function]} from {function}'
                      for function in self._unwanted(gpu, record)]
             governing = self._ready_policy(gpu)
@@ -141,7 +142,7 @@ class FixedVgpus:
     # Away with what is not wanted
 
     def _release(self, gpu):
-        record = self._ours.get(gpu.address)
+        record = self._store.read(gpu.address).fixed
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
                 or not (self._unwanted(gpu, record)
@@ -149,7 +150,7 @@ class FixedVgpus:
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
             now = self._taker.read(gpu.address)
-            record = self._ours.get(gpu.address)
+            record = self._store.read(gpu.address).fixed
             unwanted = self._unwanted(now, record)
             done, kept = [], []
             for function in unwanted:
@@ -162,7 +163,7 @@ class FixedVgpus:
                     kept.append(str(error))
             record = self._without(self._taker.read(gpu.address), record,
                                    done)
-            self._ours.put(gpu.address, record)
+            self._store.put(gpu.address, fixed=record)
             return Made(gpu.address, tuple(done), '; '.join(kept))
 
     def _unwanted(self, gpu, record):
@@ -224,7 +225,7 @@ class FixedVgpus:
                                                 instance.instance_id)
                 instances.discard(spec.of(instance))
                 done.append(f'destroy GPU instance at {instance.placement}')
-        return fixed_journal.Record(types, frozenset(instances))
+        return gpu_record.FixedVgpus(types, frozenset(instances))
 
     # What is wanted
 
@@ -241,17 +242,17 @@ class FixedVgpus:
         governing = self._ready_policy(gpu)
         if governing is None:
             return Made(gpu.address)
-        record = self._ours.get(gpu.address)
+        record = self._store.read(gpu.address).fixed
         if not _missing(gpu, fixed.plan(gpu, governing, record.types)):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
             now = self._taker.read(gpu.address)
-            record = self._ours.get(gpu.address)
+            record = self._store.read(gpu.address).fixed
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
             if not missing:
                 return Made(gpu.address)
-            self._ours.put(gpu.address, fixed_journal.Record(
+            self._store.put(gpu.address, fixed=gpu_record.FixedVgpus(
                 {**record.types, **{
                     item.function: f'nvidia-{item.type_id}'
                     for item in missing}},
@@ -262,7 +263,7 @@ class FixedVgpus:
             except Exception as error:
                 left = done.undo()
                 if not left:
-                    self._ours.put(gpu.address, record)
+                    self._store.put(gpu.address, fixed=record)
                 raise exception.ChangeFailed(
                     gpu=gpu.address, step='making fixed vGPUs',
                     reason=error, outcome='what was made is undone'

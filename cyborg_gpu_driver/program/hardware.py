@@ -27,10 +27,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
-from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.program import vfio
 
 LOG = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Hardware:
             raise _refused(entry, f'there is a vGPU of type {found}')
         if entry.vfio:
             privileged_vgpu.set_vgpu_type(
-                str(entry.function), request.type_number(entry.mdev_type))
+                str(entry.function), vgpu_name.type_number(entry.mdev_type))
         else:
             privileged_vgpu.create_mdev(str(entry.function), entry.mdev_type,
                                         entry.handle)

@@ -27,9 +27,9 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import fields
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.program import locks
 
 LOG = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
-from cyborg_gpu_driver.program import request
 
 Entries = Callable[[model.PciAddress], Sequence[journal.Entry]]
 
@@ -182,7 +182,7 @@ class LiveHost:
 def _with(gpu, instance, vgpu):
     if vgpu.uuid is None:
         gpu = _on_function(
-            gpu, vgpu, current_vgpu_type=request.type_number(vgpu.type_id),
+            gpu, vgpu, current_vgpu_type=vgpu_name.type_number(vgpu.type_id),
             gpu_instance_id=vgpu.instance_id)
     else:
         mdev = model.Mdev(vgpu.uuid, vgpu.function, vgpu.type_id)

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program import child
+from oslo_concurrency import processutils
+from oslo_log import log as logging
 
-_SECONDS = 120.0
+from cyborg_gpu_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+_SECONDS = 120
 """A reset takes seconds; the driver gives up on a GPU that does not come
 back much earlier."""
 
@@ -39,16 +43,18 @@ def reset(address: str, tool: str | Callable[..., str]) -> bool:
         if callable(tool):
             tool(*arguments)
         else:
-            child.run(_SECONDS, tool, *arguments)
+            processutils.execute(tool, *arguments, timeout=_SECONDS)
     except FileNotFoundError:
         return False
-    except TimeoutError as error:
-        raise exception.StepFailed(reason=f'{tool}: {error}') from error
     except OSError as error:
         raise exception.StepFailed(
             reason=f'{tool} cannot be run: {error}') from error
-    except child.Failed as error:
+    except processutils.subprocess.TimeoutExpired as error:
         raise exception.StepFailed(
-            reason='nvidia-smi did not reset it: '
-            + child.words(error)) from error
+            reason=f'{tool} did not end within {_SECONDS} seconds'
+        ) from error
+    except processutils.ProcessExecutionError as error:
+        said = f'{error.stdout}{error.stderr}'.strip()
+        raise exception.StepFailed(
+            reason=f'nvidia-smi did not reset it: {said}') from error
     return True

@@ -23,16 +23,16 @@ import functools
 from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import usage
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.record import store
 
 
 class Guest(enum.Enum):
@@ -117,7 +117,7 @@ class Keeper:
         self._state_path = state_path
         self._settings = settings
         self._binds = journal.Journal(state_path)
-        self._fixed = fixed_journal.FixedJournal(state_path)
+        self._store = store.of(state_path)
 
     def found(self) -> tuple[Found, ...]:
         """Every live vGPU, by GPU and function.
@@ -202,11 +202,11 @@ class Keeper:
     def _owner(self, gpu, vgpu):
         if self._settings.ignores(gpu):
             return 'ignored'
-        for entry in self._binds.entries():
+        for entry in self._binds.entries(gpu.address):
             if (entry.handle == vgpu.uuid if vgpu.uuid
                     else entry.vfio and entry.function == vgpu.function):
                 return f'{entry.handle} ({entry.phase.value})'
-        if vgpu.function in self._fixed.get(gpu.address).types:
+        if vgpu.function in self._store.read(gpu.address).fixed.types:
             return 'fixed'
         return None
 

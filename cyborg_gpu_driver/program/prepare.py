@@ -28,6 +28,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
@@ -35,13 +36,12 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import privileged_gpu
 from cyborg_gpu_driver.program import whole
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Preparer:
         self._claims = claims
         self._unfit = unfit
         self._binds = journal.Journal(state_path)
-        self._changes = change_journal.ChangeJournal(state_path)
+        self._store = store.of(state_path)
         self._patience = patience.Patience(LOG, clock)
 
     def wants(self, gpu: model.Gpu) -> readiness.Wants:
@@ -244,7 +244,7 @@ class Preparer:
             else:
                 found = blockers.of_preparing(
                     self._machine, gpu, self._binds.entries(gpu.address))
-                if not found and self._changes.get(gpu.address):
+                if not found and self._store.read(gpu.address).change:
                     found = ('a change of its layout did not come to its '
                              'end',)
                 if not found:

@@ -23,9 +23,9 @@ from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import mdevctl
 from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import request
 
 _MDEVS = ('bus', 'mdev', 'devices')
 
@@ -37,9 +37,9 @@ def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
     :param parent: PCI address of the GPU or VF.
     :raises SysfsError: with the kernel's errno.
     """
-    _write(request.handle(uuid), 'class', 'mdev_bus',
+    _write(vgpu_name.handle(uuid), 'class', 'mdev_bus',
            str(model.PciAddress.parse(parent)), 'mdev_supported_types',
-           request.mdev_type(mdev_type), 'create')
+           vgpu_name.mdev_type(mdev_type), 'create')
 
 
 @privsep.gpu_context.entrypoint
@@ -48,7 +48,7 @@ def remove_mdev(uuid: str) -> None:
 
     :raises SysfsError: EBUSY while a guest holds it; ENOENT.
     """
-    _write('1', *_MDEVS, request.handle(uuid), 'remove')
+    _write('1', *_MDEVS, vgpu_name.handle(uuid), 'remove')
 
 
 @privsep.gpu_context.entrypoint
@@ -57,7 +57,7 @@ def undefine_mdev(uuid: str) -> None:
 
     :raises MdevctlError: saying what mdevctl said.
     """
-    mdevctl.undefine(request.handle(uuid), privileged.machine().mdevctl)
+    mdevctl.undefine(vgpu_name.handle(uuid), privileged.machine().mdevctl)
 
 
 @privsep.gpu_context.entrypoint
@@ -86,7 +86,7 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
-        place = (*_MDEVS, request.handle(vgpu))
+        place = (*_MDEVS, vgpu_name.handle(vgpu))
     except exception.InvalidValue:
         place = (*pci.DEVICES, str(model.PciAddress.parse(vgpu)))
     _write(f'vgpu-placement-id={placement}', *place, 'nvidia',

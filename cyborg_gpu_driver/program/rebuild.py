@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
@@ -37,12 +38,10 @@ from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import differences
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -67,41 +66,47 @@ class Rebuilder:
         self._host = host
         self._journal = records
         self._state_path = state_path
+        self._store = store.of(state_path)
         self._requests = requests
 
-    def rebuild(self) -> None:
-        """Find what is bound on this machine, after the journal was lost.
+    def rebuild(self) -> list[model.PciAddress]:
+        """Find what is bound on the GPUs whose claims are lost.
 
         Where Cyborg's requests are known, only handles that it holds are
         taken over.
 
+        :returns: those GPUs.
         :raises JournalError: if nothing can be written.
         """
         claims = self._requests()
-        found, left = [], 0
+        found, again, left = [], [], 0
         for gpu in self._host.host().gpus:
             with locks.gpu(self._state_path, gpu.address):
+                if not self._journal.is_lost(gpu.address):
+                    continue
                 gpu = self._host.gpu(gpu.address)
                 entries = self._found(gpu, claims)
-                if entries:
-                    self._journal.put(*entries)
+                self._journal.found(gpu.address, entries)
                 found += entries
+                again.append(gpu.address)
                 left += len(gpu.vgpus) - len(entries)
-        # Without a file it would all be looked for again.
-        self._journal.put()
+        self._journal.settle()
+        if not again:
+            return again
         lacking = [entry.handle for entry in found
                    if self._lacks_instance(entry)]
         LOG.warning(
-            'The journal was made again from the hardware%(source)s: '
+            'Lost claims were found again on the hardware%(source)s: '
             '%(count)d handles on %(gpus)d GPUs; %(left)d vGPUs are left '
             'to whom they belong%(lacking)s',
             {'source': '' if claims is None else
-             ' and the accelerator requests of Cyborg',
+             ' and in the accelerator requests of Cyborg',
              'count': len(found), 'left': left,
-             'gpus': len({entry.gpu for entry in found}),
+             'gpus': len(again),
              'lacking': '' if not lacking else
              '; which GPU instance is below is not known of '
              + ', '.join(lacking) + ', and it stays when they are unbound'})
+        return again
 
     def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
               ) -> journal.Entry:
@@ -120,13 +125,10 @@ class Rebuilder:
         return entries[0]
 
     def _found(self, gpu, claims):
-        fixed = fixed_journal.FixedJournal(self._state_path).get(gpu.address)
-        known = self._journal.entries(gpu.address)
-        taken = fixed.instances | laid_out(self._state_path, gpu.address) | {
-            entry.instance for entry in known}
+        record = self._store.read(gpu.address)
         bare = entries(
             gpu, self._host.offers(gpu), claims,
-            {entry.handle for entry in known}, fixed.types)
+            {claim.handle for claim in record.claims}, record.fixed.types)
         try:
             running = usage.guests(self._machine, gpu) if bare else ()
         except exception.NvmlError as error:
@@ -137,7 +139,7 @@ class Rebuilder:
         boot = self._machine.boot_id()
         return [dataclasses.replace(entry, boot=boot) for entry in placed(
             gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
-            taken)]
+            record.owned_instances)]
 
     def _lacks_instance(self, entry):
         if entry.placement is not None:
@@ -145,18 +147,6 @@ class Rebuilder:
         return any(offer.profile == entry.profile
                    and offer.mode is policy.Mode.MIG for offer
                    in self._host.offers(self._host.gpu(entry.gpu)))
-
-
-def laid_out(state_path: str, gpu: model.PciAddress
-             ) -> frozenset[spec.MigInstanceSpec]:
-    """Instances that the checkpoint has of a GPU.
-
-    :raises JournalError: if it cannot be read.
-    """
-    return frozenset().union(*(
-        saved.layout.bare
-        for saved in checkpoint.read(checkpoint.path(state_path))
-        if saved.gpu == gpu))
 
 
 def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -36,16 +37,14 @@ from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import differences
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import repair
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -100,8 +99,7 @@ class Reconciler:
         self._requests = requests
         self._grace = grace
         self._clock = clock
-        self._fixed = fixed_journal.FixedJournal(state_path)
-        self._changes = change_journal.ChangeJournal(state_path)
+        self._store = store.of(state_path)
         self._keeper = orphans.Keeper(machine, state_path, settings)
         self._rebuilder = rebuild.Rebuilder(machine, host, records,
                                             state_path, requests)
@@ -179,12 +177,10 @@ class Reconciler:
         return self._repairer.repair(difference)
 
     def _facts(self, gpu, entries, claims, usages):
-        address = gpu.address
-        facts = differences.Facts(
-            gpu, entries, self._governs(gpu), claims, usages,
-            fixed=self._fixed.get(address),
-            laid_out=rebuild.laid_out(self._state_path, address),
-            change=self._change(address))
+        record = dataclasses.replace(self._store.read(gpu.address),
+                                     claims=entries)
+        facts = differences.Facts(gpu, record, self._governs(gpu), claims,
+                                  usages)
         lost = differences.unrequested(facts)
         return dataclasses.replace(
             facts, users=repair.users(self._keeper, lost) if lost else {},
@@ -198,13 +194,6 @@ class Reconciler:
         return (gpu.framework is not model.Framework.VENDOR_VFIO
                 or self._settings.vfio_handles
                 or bool(governing.fixed_vgpus))
-
-    def _change(self, address):
-        try:
-            record = self._changes.get(address)
-        except exception.JournalError as error:
-            return str(error)
-        return '' if record is None else str(record)
 
     def _in_use(self, facts):
         """What uses the instances of which nothing else is known."""

@@ -22,13 +22,13 @@ import dataclasses
 from collections.abc import Callable
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import shared

@@ -15,14 +15,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import uuid
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-
-_MDEV_TYPE = re.compile(r'nvidia-[1-9][0-9]{0,8}', re.ASCII)
-_UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.ASCII)
+from cyborg_gpu_driver.partition import vgpu_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,36 +42,5 @@ def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     :raises InvalidValue: naming the one that is wrong.
     """
     return Request(function=model.PciAddress.parse(pci_addr),
-                   mdev_type=mdev_type(asked_type), handle=handle(ah_uuid))
-
-
-def mdev_type(value: str) -> str:
-    """``value`` if it can be the name of an NVIDIA mdev type.
-
-    :raises InvalidValue: if not.
-    """
-    if not isinstance(value, str) or not _MDEV_TYPE.fullmatch(value):
-        raise exception.InvalidValue(
-            what='mdev type', value=value,
-            expected='expected nvidia- and a number, such as nvidia-474')
-    return value
-
-
-def type_number(type_id: str) -> int:
-    """NVML's number of a vGPU type: 474 for ``nvidia-474``.
-
-    :raises InvalidValue: if that is none.
-    """
-    return int(mdev_type(type_id).rpartition('-')[2])
-
-
-def handle(value: str) -> str:
-    """``value`` if it is a UUID in the form that sysfs gives back.
-
-    :raises InvalidValue: if not.
-    """
-    if not isinstance(value, str) or not _UUID.fullmatch(value.lower()):
-        raise exception.InvalidValue(
-            what='attach handle UUID', value=value,
-            expected='expected 8-4-4-4-12 hexadecimal digits')
-    return str(uuid.UUID(value))
+                   mdev_type=vgpu_name.mdev_type(asked_type),
+                   handle=vgpu_name.handle(ah_uuid))

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
@@ -37,15 +38,14 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import shared
 from cyborg_gpu_driver.program import steps
 from cyborg_gpu_driver.program import way_back
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Restorer:
         self._fixed = fixed.FixedVgpus(machine, self._taker, state_path,
                                        self._settings)
 
-    def restore(self, gpu: model.Gpu, saved: checkpoint.Saved | None,
+    def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
                 tell: Tell = lambda words: None) -> apply.Status:
         """Restore one GPU.
 
@@ -232,7 +232,7 @@ def _order(group):
 
 
 def _needed(wants: readiness.Wants, gpu: model.Gpu,
-            saved: checkpoint.Saved | None,
+            saved: gpu_record.SavedLayout | None,
             entries: Iterable[journal.Entry]) -> readiness.Wants:
     """What a GPU needs for all that is to be restored on it.
 

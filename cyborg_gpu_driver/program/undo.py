@@ -23,11 +23,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import change
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import gpu_state
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import steps
 from cyborg_gpu_driver.program import way_back
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -50,14 +51,14 @@ class Undoer:
 
     def __init__(self, machine: platform.Platform,
                  reader: gpu_state.StateReader,
-                 changes: change_journal.ChangeJournal,
+                 records: store.Store,
                  in_use: Callable[[model.Gpu], dict[model.Placement, str]]):
         self._machine = machine
         self._reader = reader
-        self._changes = changes
+        self._store = records
         self._in_use = in_use
 
-    def undo(self, gpu: model.Gpu, record: change_journal.Record
+    def undo(self, gpu: model.Gpu, record: gpu_record.LayoutChange
              ) -> str | None:
         """Undo a change; never raises.
 
@@ -69,14 +70,15 @@ class Undoer:
             try:
                 problem = self._round(gpu, record)
                 if problem is None:
-                    self._changes.remove(gpu.address)
+                    self._store.put(gpu.address, change=None)
                     return None
             except exception.GpuDriverError as error:
                 problem = str(error)
         LOG.error('GPU %(gpu)s: cannot be brought back to what it was: '
                   '%(problem)s', {'gpu': gpu.address, 'problem': problem})
         try:
-            self._changes.put(dataclasses.replace(record, problem=problem))
+            self._store.put(gpu.address, change=dataclasses.replace(
+                record, problem=problem))
         except exception.JournalError as error:
             LOG.error('GPU %s: %s', gpu.address, error)
         return problem

@@ -12,8 +12,13 @@
 
 """Files of simulated hosts, as tests write and read them."""
 
+import dataclasses
 import json
 import os
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import store
 
 
 def write_host(directory, gpus):
@@ -30,9 +35,17 @@ def write_host(directory, gpus):
 
 
 def journal(state_path):
-    """Entries of the driver's journal."""
-    path = os.path.join(state_path, 'journal.json')
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding='utf-8') as stream:
-        return json.load(stream)['content']
+    """The claims in the records of the GPUs, each field as JSON has it."""
+    return [
+        {field.name: codec.encode(getattr(claim, field.name))
+         for field in dataclasses.fields(claim)}
+        for record in store.Store(state_path).records().values()
+        for claim in record.claims]
+
+
+def damage(state_path, gpu, content='{'):
+    """Put something else in the place of a GPU's record."""
+    path = store.Store(state_path).path(model.PciAddress.parse(str(gpu)))
+    with open(path, 'w', encoding='utf-8') as stream:
+        stream.write(content)
+    return path

@@ -32,13 +32,13 @@ from oslo_config import cfg
 from oslo_privsep import priv_context
 
 from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.cmd import main as command
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement

@@ -25,6 +25,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 
 _OTHER = '0000:0f:00.0'
 _3G = 9
@@ -142,10 +143,10 @@ class BesideTest(gpu_cloud.GpuTestCase):
 
     def test_root_is_there_first(self):
         """The records, their directories and locks are made by root."""
-        for name in ('locks', 'changes'):
+        for name in ('locks', 'gpus'):
             shutil.rmtree(os.path.join(self.state_path, name),
                           ignore_errors=True)
-        for name in ('journal.json', 'checkpoint.json', 'audit.jsonl'):
+        for name in ('audit.jsonl',):
             path = os.path.join(self.state_path, name)
             if os.path.exists(path):
                 os.unlink(path)
@@ -172,9 +173,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
     def test_root_makes_the_journal_again(self):
         server = self.cloud.bind(self.slices)
         before = self.journal()
-        with open(os.path.join(self.state_path, 'journal.json'), 'w',
-                  encoding='utf-8') as stream:
-            stream.write('{')
+        host_files.damage(self.state_path, self.gpu)
         self.restart()
         self.as_root('doctor', '--repair')
         self.assertEqual(before, self.journal())

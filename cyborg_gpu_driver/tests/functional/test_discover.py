@@ -21,6 +21,7 @@ import pynvml
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_modes
 
 
@@ -143,9 +144,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 
     def test_a_state_directory_that_cannot_be_used(self):
         running = self.driver._running()
-        with open(os.path.join(self.state_path, 'journal.json'), 'w',
-                  encoding='utf-8') as stream:
-            stream.write('nonsense')
+        host_files.damage(self.state_path, test_modes.H100, 'nonsense')
         self.assert_nothing_lost()
         self.assertIs(running, self.driver._running())
 

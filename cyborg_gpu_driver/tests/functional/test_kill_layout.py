@@ -18,12 +18,12 @@ import shutil
 import fixtures
 import testscenarios
 
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import change_journal
-from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -119,8 +119,10 @@ class ApplyTest(kill_case.KillCase):
         self.command('layout', 'restore')
         self.assertIn(self._laid_out(), self.goals)
         self._nothing_in_use_is_gone()
-        self.assertEqual((), change_journal.ChangeJournal(
-            self.state_path).gpus())
+        self.assertEqual([], [
+            record.change for record
+            in store.Store(self.state_path).records().values()
+            if record.change is not None])
         if self._looks_longer():
             self._apply(self.after)
             self.assertEqual(self.goals[1], self._laid_out())
@@ -165,10 +167,9 @@ class OwnerTest(kill_case.KillCase):
 
         def make(_running):
             with locks.gpu(self.state_path, address):
-                change_journal.ChangeJournal(self.state_path).put(
-                    change_journal.Record(
+                store.of(self.state_path).put(
+                    address, change=gpu_record.LayoutChange(
                         address, spec.MigLayout(False, False)))
-            journal.Journal(self.state_path).put()
             audit.Audit(self.state_path).record(address, 'made', '', {})
 
         def check():

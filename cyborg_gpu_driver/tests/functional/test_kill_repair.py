@@ -22,6 +22,7 @@ from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -90,9 +91,7 @@ class JournalTest(RepairCase):
     def test_rebuild(self):
         def prepare():
             self.bind()
-            with open(os.path.join(self.state_path, 'journal.json'),
-                      'w', encoding='utf-8') as stream:
-                stream.write('{')
+            host_files.damage(self.state_path, kill_case.GPU)
 
         def work(number=None):
             if self.by_doctor:
@@ -101,8 +100,9 @@ class JournalTest(RepairCase):
 
         def check():
             work()
-            self.assertIn('journal.json.unusable-1',
-                          os.listdir(self.state_path))
+            self.assertIn(
+                f'{kill_case.GPU}.json.unusable-1',
+                os.listdir(os.path.join(self.state_path, 'gpus')))
             self.is_bound()
 
         self.sweep(prepare, work, check)

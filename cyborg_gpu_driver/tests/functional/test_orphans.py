@@ -73,7 +73,7 @@ class MdevTest(OrphanCase):
 
     def forget(self):
         """Lose the journal."""
-        os.unlink(os.path.join(self.state_path, 'journal.json'))
+        os.unlink(os.path.join(self.state_path, f'gpus/{self.gpu}.json'))
         self.end_agent()
 
     def test_a_servers_is_none_and_one_made_by_hand_is(self):

@@ -166,7 +166,7 @@ class UnreadableTest(outages.OutageCase):
             os.rename(f'{path}.away', path)
 
     def test_the_journal(self):
-        with self.unreadable('journal.json'):
+        with self.unreadable(f'gpus/{self.gpu}.json'):
             self.assert_said_once('Nothing can be reported')
             self.assertRaises(nova_part.BindFailed, self.cloud.bind,
                               self.goes)

@@ -25,6 +25,7 @@ from cyborg.api import app as cyborg_app
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 _GPU = gpu_cloud.GpuTestCase.gpu
@@ -220,7 +221,7 @@ class HandleTest(ReconcileCase):
         self.assertEqual({}, self.mdevs())
 
     def test_a_lost_entry_is_written_again(self):
-        os.unlink(os.path.join(self.state_path, 'journal.json'))
+        os.unlink(os.path.join(self.state_path, f'gpus/{self.gpu}.json'))
         rows, _ = self.doctor(code=1)
         self.assertEqual({'not-recorded'}, set(rows))
         self.assert_named_once(self.reports(), self.handle,
@@ -348,11 +349,9 @@ class LostJournalTest(ReconcileCase):
         self.servers = [self.cloud.bind(name) for name in (
             self.profile(_CLASS), small, small)]
         self.bound = self.everything()
-        self.path = os.path.join(self.state_path, 'journal.json')
 
     def lose(self, content):
-        with open(self.path, 'w', encoding='utf-8') as stream:
-            stream.write(content)
+        host_files.damage(self.state_path, self.gpu, content)
         self.end_agent()
 
     def come_back(self):
@@ -423,9 +422,7 @@ class LostVfioJournalTest(ReconcileCase):
     def test_it_is_made_again_through_the_requests(self):
         server = self.cloud.bind(self.profile(_CLASS))
         (bound,) = self.journal()
-        with open(os.path.join(self.state_path, 'journal.json'), 'w',
-                  encoding='utf-8') as stream:
-            stream.write('{')
+        host_files.damage(self.state_path, '0000:31:00.0')
         self.end_agent()
         self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
         # Which instances were there before cannot be known.

@@ -43,6 +43,7 @@ from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -238,9 +239,7 @@ class ProcessesTest(base.BaseTestCase):
         self.assertEqual([0, 0], [
             os.WEXITSTATUS(os.waitpid(child, 0)[1]) for child in children],
             'see standard error')
-        with open(os.path.join(self.directory, 'journal.json'),
-                  encoding='utf-8') as stream:
-            self.assertEqual([], json.load(stream)['content'])
+        self.assertEqual([], host_files.journal(self.directory))
         with open(self.hardware, encoding='utf-8') as stream:
             gpus = state.from_json(json.load(stream)['state']).gpus
         self.assertEqual([({}, [])] * 2, [

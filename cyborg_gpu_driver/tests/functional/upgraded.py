@@ -31,6 +31,7 @@ import sys
 
 from cyborg_gpu_driver.demo import cloud
 from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_modes
 
 _MACHINE = 'mixed'
@@ -141,11 +142,7 @@ class Side:
         return len(self.cloud.handles_in_use())
 
     def _journal(self):
-        path = os.path.join(self._directory, 'journal.json')
-        if not os.path.exists(path):
-            return []
-        with open(path, encoding='utf-8') as stream:
-            return json.load(stream)['content']
+        return host_files.journal(self._directory)
 
     def _say(self, what):
         version = importlib.metadata.version('openstack-cyborg')

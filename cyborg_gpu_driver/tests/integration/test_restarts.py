@@ -20,10 +20,10 @@ import pathlib
 import signal
 from concurrent import futures
 
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.osc import orphan
-from cyborg_gpu_driver.program import locks
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -107,8 +107,9 @@ class AgentTest(RestartCase):
                 'the bind is under way', _DEADLINE)
             os.killpg(agents[idle], signal.SIGKILL)
         dying.append(self.create(self.slice, self.admin, host=busy))
-        journal = pathlib.Path(self.cloud.state_path(busy), 'journal.json')
-        self.until(lambda: '"phase": "binding"' in journal.read_text(),
+        records = pathlib.Path(self.cloud.state_path(busy), 'gpus')
+        self.until(lambda: any('"phase": "binding"' in record.read_text()
+                               for record in records.glob('*.json')),
                    'the bind is written down', _DEADLINE, poll=0)
         os.killpg(agents[busy], signal.SIGKILL)
 

@@ -22,7 +22,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver import locks
 
 
 class DurableTest(base.BaseTestCase):
@@ -90,13 +90,13 @@ class DurableTest(base.BaseTestCase):
     def test_what_root_writes_belongs_to_whom_the_directory_does(self):
         os.chown(self.directory, 4711, 4712)
         durable.write(self.path, 'thing', 1, 1)
-        with locks.journal(self.directory):
+        with locks.migration(self.directory):
             pass
         found = {(os.stat(path).st_uid, os.stat(path).st_gid)
                  for path in (self.path, os.path.dirname(self.path),
                               os.path.join(self.directory, 'locks'),
                               os.path.join(self.directory, 'locks',
-                                           'cyborg-gpu-journal'))}
+                                           'cyborg-gpu-migration'))}
         self.assertEqual({(4711, 4712)}, found)
 
     @unittest.skipIf(os.geteuid(), 'only root can give files away')

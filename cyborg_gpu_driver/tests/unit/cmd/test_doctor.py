@@ -17,7 +17,9 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cmd import base
@@ -82,13 +84,14 @@ class DoctorTest(base.CommandCase):
         self.assertIn('nowhere', said)
 
     def test_a_journal_that_is_lost(self):
-        path = os.path.join(self.directory, 'state.records',
-                            'journal.json')
+        records = store.Store(
+            os.path.join(self.directory, 'state.records'))
+        path = records.path(model.PciAddress.parse('0000:07:00.0'))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
         _, said = self.doctor('doctor', '-f', 'json', code=1)
-        self.assertIn('journal.json', said)
+        self.assertIn(path, said)
         _, said = self.doctor('doctor', '-f', 'json', '--repair')
         self.assertIn('The journal was made again.', said)
         self.doctor('doctor', '-f', 'json')

@@ -18,6 +18,7 @@ import os
 import fixtures
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.cmd import layouts
@@ -68,8 +69,9 @@ class RestoreTest(layouts.LayoutCase):
         found = [self.instances(index) for index in range(8)]
         self.assertEqual(before[1:], found[1:])
         self.assertIn(sum(count for _, _, count in found[0]), (2, 4))
-        self.assertEqual([], os.listdir(
-            os.path.join(self.state_path, 'changes')))
+        self.assertEqual({None}, {
+            record.change for record
+            in store.of(self.state_path).records().values()})
         self.apply('mixed')
         self.assert_layout('mixed')
 

@@ -19,10 +19,11 @@ import os
 import fixtures
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -218,8 +219,8 @@ class VendorVfioTest(VgpuCase):
             functions = self.machine.gpu(self.gpu).vf_addresses[:2]
         for function in functions:
             privileged_vgpu.set_vgpu_type(function, 9111)
-        fixed_journal.FixedJournal(self.records).put(
-            model.PciAddress.parse(self.gpu), fixed_journal.Record(
+        store.of(self.records).put(
+            model.PciAddress.parse(self.gpu), fixed=gpu_record.FixedVgpus(
                 {model.PciAddress.parse(functions[0]): 'nvidia-9111'}))
         self.assertEqual(
             [(functions[0], 'fixed', 'no'), (functions[1], 'none', '?')],

@@ -43,13 +43,14 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import health_file
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import migrate
+from cyborg_gpu_driver.record import store
 
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
 _TRAIT = re.compile(r'CUSTOM_[A-Z0-9_]{1,248}', re.ASCII)
@@ -110,7 +111,7 @@ def words(text):
         found = attempt(parse, text)
         if found is not None:
             hold(parse(str(found)) == found, text)
-    for parse in (request.mdev_type, request.handle):
+    for parse in (vgpu_name.mdev_type, vgpu_name.handle):
         found = attempt(parse, text)
         hold(found is None or '/' not in found and '..' not in found, text)
     attempt(pci.number, text, 'number')
@@ -215,18 +216,23 @@ def metadata(texts, gpus=()):
 # Files that this library keeps: what is read is written again and is the
 # same, or it is refused.
 
-def journal_file(state_path):
-    """``journal.json``"""
-    records = journal.Journal(state_path)
-    entries = attempt(records.entries)
-    if entries is None:
+def record_file(state_path):
+    """``gpus/GPU.json``"""
+    records = store.of(state_path)
+    record = attempt(records.read, ADDRESS)
+    if record is None:
         records.check()
-        hold(journal.Journal(state_path).entries() == (), state_path)
+        hold(store.Store(state_path).read(ADDRESS)
+             == gpu_record.GpuRecord(claims_lost=True), state_path)
         return
-    records.put()
-    hold(entries == journal.Journal(state_path).entries(), entries)
-    journal.owned(entries)
-    for entry in entries:
+    records.put(ADDRESS, fixed=gpu_record.FixedVgpus(
+        instances=frozenset({spec.MigInstanceSpec(
+            model.Placement(0, 1), 1)})))
+    records.put(ADDRESS, fixed=record.fixed)
+    hold(store.Store(state_path).read(ADDRESS) == record, record)
+    hold(str(record.change) and record.owned_instances is not None, record)
+    journal.owned(record.claims)
+    for entry in record.claims:
         hold(isinstance(entry.profile, str), entry)
         hold(isinstance(entry.placement, (model.Placement, type(None))),
              entry)
@@ -235,37 +241,23 @@ def journal_file(state_path):
             entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
 
 
+def earlier_file(state_path):
+    """A file of an earlier release is taken over or kept, and costs none."""
+    records = store.Store(state_path)
+    records.check()
+    hold(not migrate.is_pending(state_path), state_path)
+    for address, record in records.records().items():
+        hold(record.is_of(address), record)
+
+
 def checkpoint_file(state_path):
-    """``checkpoint.json``"""
-    path = checkpoint.path(state_path)
+    """A checkpoint that an operator has written."""
+    path = os.path.join(state_path, 'a.json')
     saved = attempt(checkpoint.read, path)
     if saved is not None:
         checkpoint.write(path, saved)
         hold(sorted(saved, key=lambda item: item.gpu)
              == list(checkpoint.read(path)), saved)
-
-
-def change_file(state_path):
-    """``changes/GPU.json``"""
-    records = change_journal.ChangeJournal(state_path)
-    record = attempt(records.get, ADDRESS)
-    if record is not None:
-        records.put(record)
-        hold(record == records.get(ADDRESS) and str(record), record)
-        for item in record.touched:
-            hold(item.placement >= model.Placement(0, 0), item)
-
-
-def fixed_file(state_path):
-    """``fixed.json``"""
-    records = fixed_journal.FixedJournal(state_path)
-    record = attempt(records.get, ADDRESS)
-    if record is not None:
-        records.put(_OTHER, fixed_journal.Record(
-            instances=frozenset({
-                spec.MigInstanceSpec(model.Placement(0, 1), 1)})))
-        records.put(_OTHER, fixed_journal.Record())
-        hold(record == records.get(ADDRESS), record)
 
 
 def first_boot_file(state_path):
@@ -319,17 +311,19 @@ def cleaning_content(content):
 
 
 STATE_FILES = {
-    'journal.json': ('cyborg-gpu journal', journal_file),
-    'checkpoint.json': ('cyborg-gpu checkpoint', checkpoint_file),
-    f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', change_file),
-    'fixed.json': ('cyborg-gpu fixed vGPUs', fixed_file),
-    'health.json': ('cyborg-gpu health', health_records),
+    f'gpus/{ADDRESS}.json': (store.KIND, store.VERSION, record_file),
+    'journal.json': ('cyborg-gpu journal', 1, earlier_file),
+    'checkpoint.json': ('cyborg-gpu checkpoint', 1, earlier_file),
+    'a.json': ('cyborg-gpu checkpoint', 1, checkpoint_file),
+    f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', 1, earlier_file),
+    'fixed.json': ('cyborg-gpu fixed vGPUs', 1, earlier_file),
+    'health.json': ('cyborg-gpu health', 1, health_records),
 }
-"""Name of each: its kind, and what must hold of it."""
+"""Name of each: its kind and version, and what must hold of it."""
 
 
 def state_file(state_path, name, content):
     """One of :data:`STATE_FILES`, with this behind a right checksum."""
-    kind, check = STATE_FILES[name]
-    durable.write(os.path.join(state_path, name), kind, 1, content)
+    kind, version, check = STATE_FILES[name]
+    durable.write(os.path.join(state_path, name), kind, version, content)
     check(state_path)

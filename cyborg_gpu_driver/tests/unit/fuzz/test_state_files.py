@@ -27,14 +27,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import arrangement
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import cleaning as whole_gpus
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import health_file
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 
@@ -58,6 +56,21 @@ _CHANGE = {'gpu': _GPU, 'before': _ARRANGED, 'steps': ['a', 'b'], 'at': 1,
            'touched': [{'profile_id': 19, **_PLACE}], 'problem': None}
 _FIXED = [{'gpu': _GPU, 'types': {'0000:07:00.4': 'nvidia-1145'},
            'instances': [{'profile_id': 19, **_PLACE}]}]
+_GPU_RECORD = {
+    'claims': _ENTRIES, 'claims_lost': False,
+    'fixed': {'types': {'0000:07:00.4': 'nvidia-1145'}, 'instances': [
+        {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1]]}]},
+    'layout': {'gpu': _GPU, 'device_id': '20b0', 'vfs': True, 'layout': {
+        'enabled': True, 'pending': False, 'instances': [
+            {'profile_id': 19, 'placement': _PLACE,
+             'compute': [[0, 1], [1, 1]]}]}},
+    'change': {'gpu': _GPU, 'before': {'enabled': True, 'pending': True},
+               'steps': ['a', 'b'], 'at': 1, 'touched': [
+                   {'profile_id': 19, 'placement': _PLACE}],
+               'problem': None},
+    'board': {'ids': ['10de', '20b0', None, None], 'boot': 'one',
+              'time': 1.5, 'nvlink_peers': ['0000:0f:00.0'],
+              'health': {'state': 'ok', 'reasons': ['a'], 'time': 1.0}}}
 _AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
             'clean': 0, 'placement': _PLACE, 'instance_id': 7}
 _HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
@@ -86,6 +99,7 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.given(base.mutated(_CHECKPOINT))
     def test_checkpoint(self, content):
         self.check('checkpoint.json', content)
+        self.check('a.json', content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_CHANGE))
@@ -95,18 +109,23 @@ class StateFileTest(base.FuzzCase):
     def test_change_record(self, content):
         self.check(f'changes/{_GPU}.json', content)
 
+    @base.examples(400)
+    @hypothesis.given(base.mutated(_GPU_RECORD))
+    def test_record(self, content):
+        self.check(f'gpus/{_GPU}.json', content)
+
     @base.examples(100)
     @hypothesis.given(base.TEXTS)
     @hypothesis.example('00000000:07:00.0')
-    def test_names_of_change_records(self, name):
-        records = change_journal.ChangeJournal(self.state_path)
+    def test_names_of_records(self, name):
+        records = store.Store(self.state_path)
         directory = os.path.dirname(records.path(_ADDRESS))
         durable.make_directory(directory)
         for stranger in (name, name + '.json'):
             with contextlib.suppress(OSError, ValueError):
                 open(os.path.join(
                     directory, stranger.replace('/', '_')), 'wb').close()
-        for found in records.gpus():
+        for found in records.addresses():
             self.assertIn(f'{found}.json', os.listdir(directory))
 
     @base.examples(150)
@@ -166,32 +185,15 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.given(base.damaged(json.dumps(_ENTRIES).encode()))
     @hypothesis.example(b'[' * 100000)
     def test_any_bytes(self, data):
-        for name in ('journal.json', 'checkpoint.json', 'fixed.json',
+        path = store.Store(self.state_path).path(_ADDRESS)
+        durable.make_directory(os.path.dirname(path))
+        for name in (path, 'journal.json', 'checkpoint.json', 'fixed.json',
                      'health.json', 'cleaning.json'):
             with open(os.path.join(self.state_path, name), 'wb') as stream:
                 stream.write(data)
         for read in (
-                journal.Journal(self.state_path).entries,
-                lambda: checkpoint.read(checkpoint.path(self.state_path)),
-                lambda: fixed_journal.FixedJournal(
-                    self.state_path).get(_ADDRESS),
+                lambda: store.Store(self.state_path).read(_ADDRESS),
+                lambda: checkpoint.read(
+                    os.path.join(self.state_path, 'health.json')),
                 health_file.HealthFile(self.state_path).read):
             self.assertRaises(exception.JournalError, read)
-
-    @base.examples(150)
-    @hypothesis.given(base.mutated(_ARRANGED))
-    @hypothesis.example({**_ARRANGED, 'instances': [
-        {**_ARRANGED['instances'][0], 'profile_id': -1}]})
-    def test_arrangement(self, record):
-        if not isinstance(record, dict):
-            return
-        try:
-            found = arrangement.from_record(record)
-        except (KeyError, TypeError, ValueError):
-            return
-        self.assertEqual(found, arrangement.from_record(
-            arrangement.to_record(found)))
-        for cut in found.instances:
-            self.assertGreaterEqual(
-                (cut.profile_id, cut.placement.start, cut.placement.size),
-                (0, 0, 0))

@@ -16,11 +16,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import fixtures
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.program import fixed_journal
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -73,18 +75,21 @@ class ConfigNovaTest(base.CommandCase):
         number = next(kind.type_id for kind in
                       simulator.Machine.load('l40sx4').gpus[0]
                       .model.vgpu_types if kind.name == 'L40S-12Q')
-        fixed_journal.FixedJournal(self.directory).put(
-            gpu, fixed_journal.Record({function: f'nvidia-{number}'}))
+        store.of(self.directory).put(gpu, fixed=gpu_record.FixedVgpus(
+            {function: f'nvidia-{number}'}))
         found = json.loads(self.config('-f', 'json')[0])
         self.assertIn(str(function), [
             spec['address'] for spec in found['pci']['device_spec']])
 
     def test_record_that_is_damaged(self):
-        with open(f'{self.directory}/fixed.json', 'w') as stream:
+        path = store.of(self.directory).path(
+            model.PciAddress.parse('0000:16:00.0'))
+        os.makedirs(os.path.dirname(path))
+        with open(path, 'w') as stream:
             stream.write('x')
         output, errors = self.config()
         self.assertEqual(8, output.count('\ndevice_spec = '))
-        self.assertIn('fixed.json', errors)
+        self.assertIn(path, errors)
 
     def test_without_placement(self):
         output, _ = self.config('--no-pci-in-placement')

@@ -23,9 +23,9 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import restore
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 
@@ -79,7 +79,11 @@ class LayoutCase(base.BaseTestCase):
         self.applier = apply.Applier(machine, self.state_path)
         self.restorer = restore.Restorer(machine, self.applier,
                                          self.state_path)
-        self.changes = change_journal.ChangeJournal(self.state_path)
+        self.records = store.of(self.state_path)
+
+    def change_record(self):
+        """What is left of a change of layout; None if nothing is."""
+        return self.records.read(self.address).change
 
     def wanted(self, enabled=True, gpu=None, **devices):
         """What a layout file would want; names with _ for the point."""

@@ -20,7 +20,6 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import gpu_record
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
@@ -28,6 +27,7 @@ from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 
@@ -56,7 +56,7 @@ class ReadyCase(base.BaseTestCase):
         self.address = model.PciAddress.parse(self.machine.gpus[0].address)
         self.platform = dataclasses.replace(
             platform.open_platform(self.machine),
-            records=gpu_record.Records(self.state_path))
+            records=boards.Boards(self.state_path))
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
         self.reader = reader.HostReader(self.platform)

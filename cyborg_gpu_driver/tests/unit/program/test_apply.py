@@ -71,7 +71,7 @@ class ApplyTest(layouts.LayoutCase):
         self.assertIs(apply.Status.PENDING, status)
         self.assertEqual((False, True, []), self.truth())
         self.machine.remove_holder(815)
-        self.assertIsNone(self.changes.get(self.address))
+        self.assertIsNone(self.change_record())
         self.assertIs(apply.Status.CHANGED, self.apply(_7g_80gb=1))
 
     def test_mode_only_leaves_instances(self):
@@ -135,7 +135,7 @@ class RefusalTest(layouts.LayoutCase):
             self.assertIn(word, str(error))
         self.assertEqual(self.before, self.truth())
         self.assertEqual(0, self.mutating_calls())
-        self.assertIsNone(self.changes.get(self.address))
+        self.assertIsNone(self.change_record())
 
     def test_process_on_an_instance(self):
         self.machine.add_process(self.address, os.getpid(), self.first, 0)
@@ -190,7 +190,7 @@ class RefusalTest(layouts.LayoutCase):
 
     def test_gpu_whose_mig_state_could_not_be_read(self):
         """It must not look like one that has no MIG."""
-        (saved,) = checkpoint.read(checkpoint.path(self.state_path))
+        (saved,) = checkpoint.remembered(self.state_path)
         self.machine.faults.fail('nvmlDeviceGetMigMode', 999, times=None,
                                  address=str(self.address))
         self.restart()
@@ -203,7 +203,7 @@ class RefusalTest(layouts.LayoutCase):
                           self.gpu, saved)
 
     def test_damaged_journal(self):
-        path = self.changes.path(self.address)
+        path = self.records.path(self.address)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
@@ -230,7 +230,7 @@ class CheckpointTest(layouts.LayoutCase):
         self.machine.reboot()
         self.restart()
         self.assertEqual([], self.truth()[2])
-        (saved,) = checkpoint.read(checkpoint.path(self.state_path))
+        (saved,) = checkpoint.remembered(self.state_path)
         self.assertIs(apply.Status.CHANGED,
                       self.restorer.restore(self.gpu, saved))
         self.assertEqual(before, self.truth())
@@ -266,7 +266,7 @@ class CheckpointTest(layouts.LayoutCase):
 
     def test_checkpoint_of_another_board_is_refused(self):
         self.apply(_3g_40gb=1)
-        (saved,) = checkpoint.read(checkpoint.path(self.state_path))
+        (saved,) = checkpoint.remembered(self.state_path)
         self.use('hgx-h100')
         error = self.assertRaises(exception.ChangeRefused,
                                   self.restorer.restore, self.gpu, saved)
@@ -280,18 +280,19 @@ class CheckpointTest(layouts.LayoutCase):
             phase=journal.Phase.BOUND, profile_id=9,
             placement=model.Placement(4, 4), instance_id=2))
         self.apply(_3g_40gb=2)
-        (saved,) = checkpoint.read(checkpoint.path(self.state_path))
+        (saved,) = checkpoint.remembered(self.state_path)
         self.assertEqual([0], [cut.placement.start
                                for cut in saved.layout.instances])
 
     def test_damaged_record_is_kept_beside(self):
         self.apply(_3g_40gb=1)
-        path = self.changes.path(self.address)
+        path = self.records.path(self.address)
         for name in (path, f'{path}.half.new'):
             with open(name, 'w', encoding='utf-8') as stream:
                 stream.write('{')
         before = self.truth()
         self.restorer.restore(self.gpu, None)
-        self.assertEqual(['0000:07:00.0.json.unusable-1'],
-                         os.listdir(os.path.dirname(path)))
+        self.assertEqual(
+            ['0000:07:00.0.json', '0000:07:00.0.json.unusable-1'],
+            sorted(os.listdir(os.path.dirname(path))))
         self.assertEqual(before, self.truth())

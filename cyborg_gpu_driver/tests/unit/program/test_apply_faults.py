@@ -74,7 +74,7 @@ class Scenario(layouts.LayoutCase):
         """The machine as it was at first, and a new process."""
         self.machine.faults.clear()
         self.load(self.start)
-        self.changes.remove(self.address)
+        self.records.put(self.address, change=None)
         self.restart()
 
     def try_change(self):
@@ -89,9 +89,9 @@ class Scenario(layouts.LayoutCase):
         self.machine.faults.clear()
         if error is None:
             self.assertEqual(self.new, self.truth(), what)
-            self.assertIsNone(self.changes.get(self.address), what)
+            self.assertIsNone(self.change_record(), what)
             return
-        record = self.changes.get(self.address)
+        record = self.change_record()
         if record is None:
             self.assertEqual(self.old, self.truth(), f'{what}: {error}')
             return
@@ -102,7 +102,7 @@ class Scenario(layouts.LayoutCase):
              list(cut.compute)) for cut in record.before.instances), what)
         self.change()
         self.assertEqual(self.new, self.truth(), what)
-        self.assertIsNone(self.changes.get(self.address), what)
+        self.assertIsNone(self.change_record(), what)
 
 
 class SingleFaults(Scenario):
@@ -117,7 +117,7 @@ class SingleFaults(Scenario):
                 self.machine.faults.fail('*', code, nth=nth, after=after)
                 error = self.try_change()
                 what = f'call {nth}, code {code}, after {after}'
-                record = self.changes.get(self.address)
+                record = self.change_record()
                 self.assertIsNone(record, f'{what}: {record}')
                 undone += error is not None
                 self.assert_whole(error, what)
@@ -132,7 +132,7 @@ class SingleFaults(Scenario):
                         symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth,
                         after=after)
                     error = self.try_change()
-                    self.assertIsNone(self.changes.get(self.address))
+                    self.assertIsNone(self.change_record())
                     self.assert_whole(error, f'{symbol} {nth} {after}')
 
 
@@ -147,7 +147,7 @@ class LastingFaults(Scenario):
                 self.machine.faults.fail(
                     symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth, times=None)
                 error = self.try_change()
-                stuck += self.changes.get(self.address) is not None
+                stuck += self.change_record() is not None
                 self.assert_whole(error, f'{symbol} from {nth} on')
         self.assertGreater(stuck, 10)
 
@@ -193,7 +193,7 @@ class LastingFaults(Scenario):
         self.again()
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.try_change()
-        record = self.changes.get(self.address)
+        record = self.change_record()
         self.assertIn('UNKNOWN', str(record))
         self.assertEqual(
             ['1g.10gb'] * 4 + ['3g.40gb'], sorted(
@@ -245,7 +245,7 @@ class KilledProcess(Scenario):
             points += 1
             self.restart()
             self.applier.recover(self.gpu)
-            self.assertIsNone(self.changes.get(self.address))
+            self.assertIsNone(self.change_record())
             self.assertIn(self.truth(), (self.old, self.new), points)
             complete += self.truth() == self.new
         self.assertGreater(points, self.count)
@@ -258,7 +258,7 @@ class KilledProcess(Scenario):
             self.restart()
             self.change()
             self.assertEqual(self.new, self.truth(), point)
-            self.assertIsNone(self.changes.get(self.address))
+            self.assertIsNone(self.change_record())
         self.assertGreater(point, 20)
 
     def test_restore_is_killed_too(self):
@@ -347,7 +347,7 @@ class UnderstoodStates(Scenario):
                                   self._take_new_instance)
         error = self.try_change()
         self.assertIn('4711', str(error))
-        self.assertIn('4711', self.changes.get(self.address).problem)
+        self.assertIn('4711', self.change_record().problem)
         self.machine.faults.clear()
         self.machine.remove_process(4711)
         self.applier.recover(self.gpu)
@@ -370,7 +370,7 @@ class UnderstoodStates(Scenario):
         self.assertIn('that was not asked for', str(error))
         self.assertEqual(
             sorted((*before[2], (3, 1, 19, []))), self.truth()[2])
-        self.assertIsNone(self.changes.get(self.address))
+        self.assertIsNone(self.change_record())
 
     def _make_foreign(self, _seconds):
         """Another program creates an instance while a change goes on.

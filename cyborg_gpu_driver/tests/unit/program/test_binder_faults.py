@@ -14,6 +14,7 @@
 
 import dataclasses
 import errno
+import os
 
 import pynvml
 
@@ -21,6 +22,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
@@ -138,7 +140,8 @@ class FailingBindTest(binder_case.BinderCase):
     def test_a_journal_that_cannot_be_written_stops_before_hardware(self):
         before = self.truth()
         handle = self.handle('1g.5gb')
-        path = self.journal._path
+        path = store.of(self.state_path).path(self.address)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('nonsense')
         error = self.assertRaises(exception.JournalError, self.binder.bind,

@@ -21,8 +21,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import differences
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _VFS = tuple(model.PciAddress.parse(f'0000:07:00.{number}')
@@ -39,6 +39,9 @@ _ENTRY = journal.Entry(
     placement=_PLACE, instance_id=2)
 _CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _VFS[0], 'nvidia-476')
 _USAGE = reconcile.Usage('provider', '3g.40gb', 'nvidia-476', 1, 0, 0)
+_LAYOUT = gpu_record.SavedLayout(_GPU, '20b2', False, spec.MigLayout(
+    True, True, (spec.MigInstanceSpec(_PLACE, 9, ((0, 1),)),)))
+_CHANGE = gpu_record.LayoutChange(_GPU, spec.MigLayout(True, True), ('a',))
 K = reconcile.Kind
 
 
@@ -56,15 +59,24 @@ def _gpu(vgpus=((_VFS[0], _HANDLE, 'nvidia-476'),), instances=(_INSTANCE,),
 
 
 _QUIET = differences.Facts(
-    _gpu(), (_ENTRY,), claims=reconcile.Claims((_CLAIM,)), usages=(_USAGE,),
+    _gpu(), gpu_record.GpuRecord(claims=(_ENTRY,)),
+    claims=reconcile.Claims((_CLAIM,)), usages=(_USAGE,),
     in_use={_PLACE: 'x'})
 
 
 class CompareTest(base.BaseTestCase):
 
     def compare(self, **changes):
-        """Kinds, and whether each may be repaired."""
-        found = differences.compare(dataclasses.replace(_QUIET, **changes))
+        """Kinds, and whether each may be repaired.
+
+        :param changes: of the facts, or of the record in them.
+        """
+        record = dataclasses.replace(
+            _QUIET.record, claims=changes.pop('claims_of', (_ENTRY,)), **{
+                name: changes.pop(name) for name in tuple(changes)
+                if name in ('fixed', 'layout', 'change')})
+        found = differences.compare(dataclasses.replace(
+            _QUIET, record=record, **changes))
         for difference in found:
             self.assertNotEqual('', difference.text)
             self.assertNotEqual('', difference.remedy)
@@ -83,7 +95,7 @@ class CompareTest(base.BaseTestCase):
             gpu=dataclasses.replace(_gpu(), mig=None,
                                     visible_to_nvml=False)))
         self.assertEqual([], self.compare(
-            entries=(), claims=None, usages=(), in_use=None,
+            claims_of=(), claims=None, usages=(), in_use=None,
             gpu=_gpu(())))
 
     def test_a_vgpu_is_gone(self):
@@ -136,11 +148,11 @@ class CompareTest(base.BaseTestCase):
 
     def test_without_an_entry(self):
         self.assertEqual([(K.NOT_RECORDED, True)],
-                         self.compare(entries=()))
+                         self.compare(claims_of=()))
         self.assertEqual([(K.NOT_RECORDED, False)],
-                         self.compare(entries=(), gpu=_gpu(())))
+                         self.compare(claims_of=(), gpu=_gpu(())))
         self.assertEqual([(K.NOT_RECORDED, False), (K.FOREIGN_VGPU, False)],
-                         self.compare(entries=(), gpu=_gpu((
+                         self.compare(claims_of=(), gpu=_gpu((
                              (_VFS[0], _HANDLE, 'nvidia-474'),))))
 
     def test_a_request_for_another_gpu_is_none_of_this_one(self):
@@ -158,24 +170,24 @@ class CompareTest(base.BaseTestCase):
             _gpu(), vfs=(function,),
             framework=model.Framework.VENDOR_VFIO)
         entry = dataclasses.replace(_ENTRY, vfio=True)
-        self.assertEqual([], self.compare(gpu=gpu, entries=(entry,)))
+        self.assertEqual([], self.compare(gpu=gpu, claims_of=(entry,)))
         self.assertEqual([(K.NOT_RECORDED, True)],
-                         self.compare(gpu=gpu, entries=()))
+                         self.compare(gpu=gpu, claims_of=()))
         self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(
-            gpu=gpu, entries=(), claims=reconcile.Claims(), usages=()))
+            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=()))
         self.assertEqual([], self.compare(
-            gpu=gpu, entries=(), claims=reconcile.Claims(), usages=(),
-            fixed=fixed_journal.Record({_VFS[0]: 'nvidia-476'})))
+            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=(),
+            fixed=gpu_record.FixedVgpus({_VFS[0]: 'nvidia-476'})))
 
     def test_unfinished(self):
         for phase in (journal.Phase.BINDING, journal.Phase.UNBINDING):
             self.assertEqual([(K.UNFINISHED, True)], self.compare(
-                entries=(dataclasses.replace(_ENTRY, phase=phase),),
+                claims_of=(dataclasses.replace(_ENTRY, phase=phase),),
                 usages=()))
 
     def test_what_nobody_explains(self):
         strange = {'gpu': _gpu(((_VFS[1], _OTHER, 'nvidia-474'),),
-                               (_INSTANCE,)), 'entries': (),
+                               (_INSTANCE,)), 'claims_of': (),
                    'claims': reconcile.Claims(), 'usages': ()}
         self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(**strange))
         self.assertEqual(
@@ -186,13 +198,13 @@ class CompareTest(base.BaseTestCase):
                                           governed=False))
 
     def test_what_explains_an_instance(self):
-        bare = {'gpu': _gpu(()), 'entries': (), 'usages': (),
+        bare = {'gpu': _gpu(()), 'claims_of': (), 'usages': (),
                 'claims': reconcile.Claims(), 'in_use': {}}
         place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
         self.assertEqual([(K.FOREIGN_INSTANCE, False)], self.compare(**bare))
-        self.assertEqual([], self.compare(**bare, laid_out=place))
+        self.assertEqual([], self.compare(**bare, layout=_LAYOUT))
         self.assertEqual([], self.compare(
-            **bare, fixed=fixed_journal.Record({}, place)))
+            **bare, fixed=gpu_record.FixedVgpus({}, place)))
         self.assertEqual([], self.compare(**{
             **bare, 'in_use': {_PLACE: 'process 1'}}))
 
@@ -211,15 +223,15 @@ class CompareTest(base.BaseTestCase):
         self.assertTrue(self.found[0].by_report)
         # What is known to be bound is no second difference.
         self.assertEqual([(K.NOT_RECORDED, True)], self.compare(
-            entries=(), **usage(reserved=1)))
+            claims_of=(), **usage(reserved=1)))
 
     def test_a_change_of_layout(self):
         self.assertEqual([(K.LAYOUT_CHANGE, False)],
-                         self.compare(change='step 1'))
+                         self.compare(change=_CHANGE))
 
     def test_keys_tell_differences_apart(self):
         second = dataclasses.replace(_ENTRY, handle=_OTHER)
-        self.compare(gpu=_gpu(()), entries=(_ENTRY, second), claims=None,
+        self.compare(gpu=_gpu(()), claims_of=(_ENTRY, second), claims=None,
                      usages=())
         self.assertEqual(2, len({item.key for item in self.found}))
 

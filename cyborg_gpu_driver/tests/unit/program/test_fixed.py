@@ -14,7 +14,6 @@
 
 import dataclasses
 import errno
-import os
 
 import pynvml
 
@@ -23,9 +22,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import ready_case
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
@@ -222,8 +222,8 @@ class SlicedTest(FixedCase):
         self.ready('passthrough')
         self.assertEqual('', self.prepared.reason)
         self.assertEqual((False, 0), self.is_now())
-        self.assertEqual(fixed_journal.Record(), fixed_journal.FixedJournal(
-            self.state_path).get(self.address))
+        self.assertTrue(store.of(self.state_path).read(
+            self.address).fixed.is_empty)
 
 
 class InUseTest(FixedCase):
@@ -322,8 +322,8 @@ class FaultsTest(FixedCase):
         made = self.fixed.make(self.gpu())
         self.assertIn('what was made is undone', made.reason)
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
-        self.assertEqual(fixed_journal.Record(), fixed_journal.FixedJournal(
-            self.state_path).get(self.address))
+        self.assertTrue(store.of(self.state_path).read(
+            self.address).fixed.is_empty)
 
     def succeeds(self):
         self.machine.faults.clear()
@@ -385,32 +385,19 @@ class FaultsTest(FixedCase):
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
 
     def test_process_that_ends_between_record_and_making(self):
-        record = fixed_journal.Record(
+        record = gpu_record.FixedVgpus(
             {self.gpu().vfs[7].address: 'nvidia-1561'},
             frozenset({spec.MigInstanceSpec(model.Placement(0, 3), 47)}))
-        fixed_journal.FixedJournal(self.state_path).put(self.address, record)
+        store.of(self.state_path).put(self.address, fixed=record)
         self.succeeds()
         self.assertEqual(1561, self.vgpus()[7])
 
 
-class JournalTest(ready_case.ReadyCase):
+class RecordTest(ready_case.ReadyCase):
 
     def test_damaged(self):
-        path = os.path.join(self.state_path, 'fixed.json')
-        ours = fixed_journal.FixedJournal(self.state_path)
-        record = fixed_journal.Record(
-            {self.address: 'nvidia-1'},
-            frozenset({spec.MigInstanceSpec(model.Placement(0, 8), 0)}))
-        ours.put(self.address, record)
-        self.assertEqual(record, ours.get(self.address))
-        (right,) = durable.read(path, 'cyborg-gpu fixed vGPUs', 1)
-        for wrong in (
-                {'types': {str(self.address): '../etc'}},
-                {'types': {'x': 'nvidia-1'}}, {'types': []},
-                {'instances': [{'profile_id': 0, 'start': -1, 'size': 8}]},
-                {'instances': [{}]}, {'gpu': 'x'}):
-            durable.write(path, 'cyborg-gpu fixed vGPUs', 1,
-                          [{**right, **wrong}])
-            self.assertRaises(exception.JournalError, ours.get, self.address)
+        path = store.of(self.state_path).path(self.address)
+        durable.write(path, store.KIND, store.VERSION, {
+            'fixed': {'types': {str(self.address): '../etc'}}})
         self.govern('off')
         self.assertIn('damaged', self.fixed.release(self.gpu()).reason)

@@ -22,10 +22,10 @@ from oslotest import base
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health_file
-from cyborg_gpu_driver.program import locks
 
 _HOLD = """
 import fcntl, os, sys

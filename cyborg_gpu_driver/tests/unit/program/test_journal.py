@@ -22,9 +22,10 @@ from oslotest import base
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import locks
+from cyborg_gpu_driver.record import store
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -45,7 +46,7 @@ class JournalTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.path = os.path.join(self.state_path, 'journal.json')
+        self.path = store.of(self.state_path).path(_GPU)
         self.journal = journal.Journal(self.state_path)
 
     def test_entries_outlive_the_process(self):
@@ -56,7 +57,7 @@ class JournalTest(base.BaseTestCase):
                           repeats=2))
         self.journal.put(*entries)
         again = journal.Journal(self.state_path)
-        self.assertEqual(entries, again.entries())
+        self.assertEqual(set(entries), set(again.entries()))
         self.assertEqual(entries[1:2], again.entries(_OTHER))
         self.assertEqual(entries[0], again.get(entries[0].handle))
 
@@ -96,8 +97,8 @@ class JournalTest(base.BaseTestCase):
         unbinding = dataclasses.replace(bound, phase=journal.Phase.UNBINDING)
         self.journal.put(bound)
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.locks._RECORD_SECONDS', 0.0))
-        with locks.journal(self.state_path):
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+        with locks.record(self.state_path, _GPU):
             self.assertRaises(exception.LockTimeout, self.journal.give_back,
                               bound.handle)
         self.assertEqual((unbinding,), self.journal.entries())
@@ -122,20 +123,15 @@ class JournalTest(base.BaseTestCase):
         self.journal.put(bound)
         self.assertEqual((bound,), self.journal.entries())
 
-    def test_a_record_of_the_first_release_is_of_an_mdev(self):
-        self.journal.put(_entry())
+    def content(self):
         with open(self.path, encoding='utf-8') as stream:
-            (old,) = json.load(stream)['content']
-        for field in ('vfio', 'vgpu_placement', 'boot', 'repeats'):
-            del old[field]
-        durable.write(self.path, 'cyborg-gpu journal', 1, [old])
-        self.assertEqual((_entry(),), self.journal.entries())
+            return json.load(stream)['content']
 
     def test_a_bad_entry_is_refused_not_acted_upon(self):
         self.journal.put(_entry())
-        with open(self.path, encoding='utf-8') as stream:
-            good = json.load(stream)['content'][0]
+        (good,) = self.content()['claims']
         for field, value in (('handle', '../../x'), ('gpu', 'x'),
+                             ('gpu', str(_OTHER)),
                              ('function', '/'), ('mdev_type', 'nvidia-1/..'),
                              ('phase', 'lost'), ('profile_id', '19'),
                              ('placement', {'start': -1, 'size': 1}),
@@ -144,26 +140,47 @@ class JournalTest(base.BaseTestCase):
                              ('vgpu_placement', -1),
                              ('vgpu_placement', '0'), ('boot', 1),
                              ('repeats', -1), ('unheard_of', 1)):
-            durable.write(self.path, 'cyborg-gpu journal', 1,
-                          [dict(good, **{field: value})])
-            self.assertRaises(exception.JournalError, self.journal.entries)
+            durable.write(self.path, store.KIND, store.VERSION, {
+                'claims': [dict(good, **{field: value})]})
+            self.assertRaises(exception.JournalError, self.journal.entries,
+                              _GPU)
 
-    def test_an_unusable_journal_is_kept_and_begun_anew(self):
+    def test_a_damaged_record_costs_one_gpu(self):
+        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        self.journal.check()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((_entry(2, gpu=_OTHER),), self.journal.entries())
+        self.assertEqual(_entry(2, gpu=_OTHER),
+                         self.journal.get(_entry(2).handle))
+        self.assertIsNone(self.journal.get(_entry(3).handle, _OTHER))
+        for gpu in (None, _GPU):
+            self.assertRaises(exception.JournalError, self.journal.get,
+                              _entry(1).handle, gpu)
+
+    def test_lost_entries_are_found_again(self):
+        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.assertTrue(self.journal.check())
         with open(self.path + '.unusable-1', encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())
+        again = journal.Journal(self.state_path)
+        self.assertTrue(again.check())
+        self.assertEqual([True, False],
+                         [again.is_lost(gpu) for gpu in (_GPU, _OTHER)])
+        again.found(_GPU, (_entry(1),))
+        self.assertFalse(again.check())
+        self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.entries())
 
-    def test_a_journal_that_may_not_be_read_is_left_where_it_is(self):
+    def test_a_record_that_may_not_be_read_is_left_where_it_is(self):
         # A directory in its place stands for a file of another user: as
         # root, who may run this, reads any file.
-        os.mkdir(self.path)
+        os.makedirs(self.path)
         error = self.assertRaises(exception.JournalUnreadable,
                                   self.journal.check)
         self.assertIn(self.path, str(error))
-        self.assertEqual(['journal.json'], os.listdir(self.state_path))
+        self.assertEqual([os.path.basename(self.path)],
+                         os.listdir(os.path.dirname(self.path)))
 
     def test_a_good_journal_passes_the_check(self):
         self.journal.put(_entry())

@@ -20,8 +20,8 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.program import locks
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -97,7 +97,7 @@ class LockTest(base.BaseTestCase):
 
     def test_a_long_wait_is_logged_and_goes_on(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.locks._SAY_SECONDS', 0.0))
+            'cyborg_gpu_driver.locks._SAY_SECONDS', 0.0))
         held, said = threading.Event(), _Said()
         logger = logging.getLogger(locks.__name__)
         logger.addHandler(said)
@@ -120,9 +120,9 @@ class LockTest(base.BaseTestCase):
 
     def test_a_record_is_waited_for_too(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.locks._RECORD_SECONDS', 0.0))
-        for record in (locks.journal, locks.checkpoint, locks.fixed,
-                       locks.health):
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+        for record in (locks.health, locks.migration,
+                       lambda path: locks.record(path, _GPU)):
             with record(self.state_path):
                 self.assertRaises(exception.LockTimeout,
                                   record(self.state_path).__enter__)

@@ -19,15 +19,17 @@ import fixtures
 import pynvml
 from oslotest import base
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import fixed_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 
@@ -205,8 +207,8 @@ class MdevTest(OrphanCase):
     def test_an_unreadable_journal(self):
         self.make()
         found = self.one()
-        with open(f'{self.state_path}/journal.json', 'w') as stream:
-            stream.write('{')
+        durable.write(store.of(self.state_path).path(self.address),
+                      store.KIND, store.VERSION, [])
         self.assertRaises(exception.JournalError, self.keeper.found)
         self.assert_kept(found, 'journal')
 
@@ -303,8 +305,8 @@ class VendorVfioTest(OrphanCase):
     def test_a_fixed_one(self):
         self.make()
         found, type_id = self.one(), self.type_id()
-        record = fixed_journal.Record({self.functions[0]: type_id})
-        fixed_journal.FixedJournal(self.state_path).put(self.address, record)
+        record = gpu_record.FixedVgpus({self.functions[0]: type_id})
+        store.of(self.state_path).put(self.address, fixed=record)
         self.assertEqual('fixed', self.one().owner)
         self.assert_kept(found, 'fixed')
         self.assert_orphan('yes', self.one(self.make(1)))

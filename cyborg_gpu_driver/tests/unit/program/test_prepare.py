@@ -22,10 +22,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import ready_case
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
@@ -169,9 +169,8 @@ class InUseTest(ready_case.ReadyCase):
 
     def test_layout_change_that_did_not_end(self):
         self.govern('mig')
-        changes = change_journal.ChangeJournal(self.state_path)
-        path = changes.path(self.address)
-        os.makedirs(os.path.dirname(path))
+        path = store.of(self.state_path).path(self.address)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
         self.waits('not known whether it is idle')

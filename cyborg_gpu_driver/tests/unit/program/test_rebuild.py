@@ -14,7 +14,6 @@
 
 import dataclasses
 import itertools
-import os
 import uuid
 
 import fixtures
@@ -29,6 +28,7 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import rebuild
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
@@ -196,7 +196,7 @@ class RebuilderTest(binder_case.BinderCase):
                       for entry in self.journal.entries()}
 
     def lose(self):
-        with open(os.path.join(self.state_path, 'journal.json'), 'w',
+        with open(store.of(self.state_path).path(self.address), 'w',
                   encoding='utf-8') as stream:
             stream.write('{')
         self.restart()
@@ -233,7 +233,7 @@ class RebuilderTest(binder_case.BinderCase):
             {('1g.5gb', False), ('2g.10gb', True)},
             {(entry.profile, entry.placement is not None)
              for entry in self.journal.entries()})
-        said = self.log.output.rpartition('was made again')[2]
+        said = self.log.output.rpartition('Lost claims')[2]
         for handle, entry in self.bound.items():
             self.assertEqual(entry.profile == '1g.5gb', handle in said)
 

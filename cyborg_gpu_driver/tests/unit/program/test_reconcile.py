@@ -21,10 +21,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import change_journal
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
@@ -132,7 +133,9 @@ class FindTest(ReconcileCase):
         self.machine.remove_process(4711)
         self.assertEqual([K.FOREIGN_INSTANCE], self.kinds())
         gpu = self.live.gpu(self.address)
-        checkpoint.update(self.state_path, [checkpoint.saved(gpu, ())])
+        store.of(self.state_path).put(
+            self.address, layout=checkpoint.saved(
+                gpu, gpu_record.GpuRecord()))
         self.assertEqual([], self.kinds())
 
     def test_an_unknown_use_is_no_difference(self):
@@ -151,12 +154,9 @@ class FindTest(ReconcileCase):
         self.assertEqual([], self.kinds())
 
     def test_a_change_of_layout(self):
-        changes = change_journal.ChangeJournal(self.state_path)
-        changes.put(change_journal.Record(
-            self.address, spec.MigLayout(True, True), ('cut',)))
-        self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
-        with open(changes.path(self.address), 'w') as stream:
-            stream.write('{')
+        store.of(self.state_path).put(
+            self.address, change=gpu_record.LayoutChange(
+                self.address, spec.MigLayout(True, True), ('cut',)))
         self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
 
     def test_a_gpu_that_is_gone(self):

@@ -19,6 +19,7 @@ from hypothesis import strategies
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import request
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
@@ -66,4 +67,4 @@ class ParseTest(base.BaseTestCase):
 
     @given(strategies.uuids())
     def test_every_uuid_is_taken(self, value):
-        self.assertEqual(value, uuid.UUID(request.handle(str(value))))
+        self.assertEqual(value, uuid.UUID(vgpu_name.handle(str(value))))

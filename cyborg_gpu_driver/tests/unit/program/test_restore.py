@@ -27,6 +27,8 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import restore
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
@@ -144,7 +146,8 @@ class MdevTest(RestoreCase):
         self.stranger(9, 0, 4)
         self.live.refresh()
         saved = checkpoint.saved(self.live.gpu(self.address),
-                                 self.journal.entries())
+                                 store.of(self.state_path).read(
+                                     self.address))
         before = self.on_gpu()
         self.reboot()
         self.restore(saved)
@@ -287,7 +290,7 @@ class ReadinessTest(RestoreCase):
     policy = _MIG
 
     def test_functions_come_before_the_checkpoints_instances(self):
-        saved = checkpoint.Saved(
+        saved = gpu_record.SavedLayout(
             self.address, '20b0', False, spec.MigLayout(
                 True, True,
                 (spec.MigInstanceSpec(model.Placement(0, 4), 9),)))

@@ -66,28 +66,25 @@ def gpu(state_path: str, address: model.PciAddress,
                  purpose)
 
 
-def journal(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the journal for one read and write of it.
+def record(state_path: str, address: model.PciAddress
+           ) -> contextlib.AbstractContextManager:
+    """Hold the record of one GPU for one read and write of it.
+
+    Nothing else is waited for meanwhile, so an unbind or an error can be
+    noted while a change of the GPU hangs. It may be taken by one who holds
+    the GPU, never the other way round.
 
     :raises LockTimeout, JournalError: as :func:`gpu`.
     """
-    return _record(state_path, 'journal')
+    return _record(state_path, f'record-{address}')
 
 
-def checkpoint(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the checkpoint for one read and write of it.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
-    """
-    return _record(state_path, 'checkpoint')
-
-
-def fixed(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the record of fixed vGPUs for one read and write of it.
+def migration(state_path: str) -> contextlib.AbstractContextManager:
+    """Hold all records while those of earlier releases are taken over.
 
     :raises LockTimeout, JournalError: as :func:`gpu`.
     """
-    return _record(state_path, 'fixed')
+    return _record(state_path, 'migration')
 
 
 def health(state_path: str) -> contextlib.AbstractContextManager:

@@ -1,0 +1,59 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How an attach handle and a vGPU type are written. Pure.
+
+Both become part of paths in sysfs, so they are checked wherever they come
+from: RPC, a record, the privileged process's caller.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from cyborg_gpu_driver import exception
+
+_MDEV_TYPE = re.compile(r'nvidia-[1-9][0-9]{0,8}', re.ASCII)
+_UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.ASCII)
+
+
+def mdev_type(value: str) -> str:
+    """``value`` if it can be the name of an NVIDIA mdev type.
+
+    :raises InvalidValue: if not.
+    """
+    if not isinstance(value, str) or not _MDEV_TYPE.fullmatch(value):
+        raise exception.InvalidValue(
+            what='mdev type', value=value,
+            expected='expected nvidia- and a number, such as nvidia-474')
+    return value
+
+
+def type_number(type_id: str) -> int:
+    """NVML's number of a vGPU type: 474 for ``nvidia-474``.
+
+    :raises InvalidValue: if that is none.
+    """
+    return int(mdev_type(type_id).rpartition('-')[2])
+
+
+def handle(value: str) -> str:
+    """``value`` if it is a UUID in the form that sysfs gives back.
+
+    :raises InvalidValue: if not.
+    """
+    if not isinstance(value, str) or not _UUID.fullmatch(value.lower()):
+        raise exception.InvalidValue(
+            what='attach handle UUID', value=value,
+            expected='expected 8-4-4-4-12 hexadecimal digits')
+    return str(uuid.UUID(value))

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What NVML reported of each board, kept in the records of the GPUs."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver.host import gpu_record
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
+
+
+class Boards(gpu_record.Records):
+    """The boards of one machine.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+
+    def __init__(self, state_path: str):
+        self._store = store.of(state_path)
+
+    def get(self, address: model.PciAddress) -> gpu_record.Record | None:
+        """What is kept of a board; an unusable record is logged once."""
+        return self._store.peek(address).board
+
+    def put(self, address: model.PciAddress, record: gpu_record.Record
+            ) -> None:
+        """Keep something else of a board.
+
+        :raises JournalError: if it cannot be put on the disk.
+        """
+        self._store.put(address, board=record)

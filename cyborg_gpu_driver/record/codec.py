@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Dataclasses as JSON and back, by their type hints alone. Pure.
+
+Decoding is strict: a file is the only thing between one process and the
+next, and what it holds reaches paths, sysfs and NVML. Python takes True for
+1 and 1.0 for 1; here each is what its hint says. A number is a whole number
+from 0, and a float is a time in seconds of the epoch, because records have
+no others.
+
+A field that has its default is left out, so a record gains fields without
+a new version; so is a field whose metadata say ``transient``. Hints may be
+``Annotated`` with functions that check a value: they return it or raise.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+
+_LAST = 253402300800
+"""Seconds of the epoch at which the year 10000 begins: a later time cannot
+be shown as a date."""
+
+
+def encode(value: Any) -> Any:
+    """What JSON can hold of a dataclass, or of what one may have in it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if _is_text(type(value)):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+                if not field.metadata.get('transient')
+                and getattr(value, field.name) != _default(field)}
+    if isinstance(value, collections.abc.Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        value = sorted(value)
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(kind: Any, content: Any) -> Any:
+    """The value of type ``kind`` that :func:`encode` wrote.
+
+    :raises ValueError: if ``content`` is anything else, naming the field.
+    """
+    try:
+        return _decoder(kind)(content)
+    except (exception.InvalidValue, exception.InvalidPciAddress) as error:
+        raise ValueError(str(error)) from error
+
+
+@functools.cache
+def _decoder(kind) -> Callable[[Any], Any]:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return functools.partial(_checked, _decoder(args[0]),
+                                 kind.__metadata__)
+    if origin in (typing.Union, types.UnionType):
+        return functools.partial(_one_of, args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return functools.partial(_fixed, tuple(map(_decoder, args)))
+    if origin in (tuple, frozenset):
+        return functools.partial(_several, origin, _decoder(args[0]))
+    if origin is collections.abc.Mapping:
+        return functools.partial(_mapping, *map(_decoder, args))
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if issubclass(kind, enum.Enum):
+        return kind
+    if _is_text(kind):
+        return lambda content: kind.parse(_text(content))
+    return functools.partial(_fields, kind)
+
+
+def _fields(kind, content):
+    if type(content) is not dict:
+        raise ValueError(f'{content!r} is not a {kind.__name__}')
+    hints = _hints(kind)
+    strange = content.keys() - hints.keys()
+    if strange:
+        raise ValueError(f'{kind.__name__} has no field {min(strange)!r}')
+    values = {}
+    for name, item in content.items():
+        try:
+            values[name] = decode(hints[name], item)
+        except ValueError as error:
+            raise ValueError(f'{name}: {error}') from error
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f'{kind.__name__}: {error}') from error
+
+
+@functools.cache
+def _hints(kind):
+    # By the module's names alone: a field may be called like a module.
+    return typing.get_type_hints(
+        kind, vars(sys.modules[kind.__module__]), {}, include_extras=True)
+
+
+def _is_text(kind):
+    """Whether values are written as ``str()`` and read by ``parse()``."""
+    return hasattr(kind, 'parse')
+
+
+def _default(field):
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _checked(decoded, checks, content):
+    value = decoded(content)
+    for check in checks:
+        value = check(value)
+    return value
+
+
+def _one_of(kinds, content):
+    problem = None
+    for kind in kinds:
+        try:
+            return decode(kind, content)
+        except ValueError as error:
+            # A dataclass or a list tells most; "is not None" tells nothing.
+            problem = problem or error
+    raise problem
+
+
+def _fixed(decoders, content):
+    if type(content) is not list or len(content) != len(decoders):
+        raise ValueError(f'{content!r} is not a list of {len(decoders)}')
+    return tuple(decoded(item) for decoded, item
+                 in zip(decoders, content, strict=True))
+
+
+def _several(origin, decoded, content):
+    if type(content) is not list:
+        raise ValueError(f'{content!r} is not a list')
+    return origin(map(decoded, content))
+
+
+def _mapping(key, value, content):
+    if type(content) is not dict:
+        raise ValueError(f'{content!r} is not a mapping')
+    return {key(name): value(item) for name, item in content.items()}
+
+
+def _number(content):
+    if type(content) is not int or content < 0:
+        raise ValueError(f'{content!r} is not a number from 0')
+    return content
+
+
+def _text(content):
+    if type(content) is not str:
+        raise ValueError(f'{content!r} is not text')
+    return content
+
+
+def _truth(content):
+    if type(content) is not bool:
+        raise ValueError(f'{content!r} is neither true nor false')
+    return content
+
+
+def _time(content):
+    if type(content) not in (int, float) or not 0 <= content < _LAST:
+        raise ValueError(f'{content!r} is not a time')
+    return float(content)
+
+
+def _nothing(content):
+    if content is not None:
+        raise ValueError(f'{content!r} is not null')
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    int: _number, str: _text, bool: _truth, float: _time,
+    type(None): _nothing}

@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The record of one GPU: all that outlives a process and a reboot. Pure.
+
+The live GPU is never here: ids that the driver gives out are hints to find
+an instance again, and count only in the boot that they are from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Annotated
+
+from cyborg_gpu_driver.host import gpu_record as boards
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
+
+Handle = Annotated[str, vgpu_name.handle]
+VgpuType = Annotated[str, vgpu_name.mdev_type]
+
+
+class Phase(enum.Enum):
+    """How far a claim has come."""
+
+    BINDING = 'binding'
+    """Being created; rolled back if found so at start."""
+    BOUND = 'bound'
+    """Complete, and owned by the handle."""
+    UNBINDING = 'unbinding'
+    """Given back by Cyborg; what is left of it is to be removed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What one attach handle has on a GPU.
+
+    It is written before its partition is touched and again when that is
+    done, so that the next process can finish it or roll it back.
+    ``function`` is where its vGPU is, the one that the handle names. The
+    GPU instance's fields are None for time-sliced vGPUs; claims whose vGPUs
+    share an instance have the same.
+    """
+
+    handle: Handle
+    gpu: model.PciAddress
+    function: model.PciAddress
+    mdev_type: VgpuType
+    profile: str
+    phase: Phase
+    profile_id: int | None = None
+    placement: model.Placement | None = None
+    instance_id: int | None = None
+    foreign_ids: tuple[int, ...] = ()
+    """Instances of the profile that were there before, never ours."""
+    vfio: bool = False
+    """Made by the vendor's VFIO driver: no mdev, and no UUID."""
+    vgpu_placement: int | None = None
+    """Placement id of the vGPU among those of mixed sizes."""
+    boot: str | None = None
+    """Boot id of the machine when the instance was made. GPU instances do
+    not outlive a boot, and their ids are given again (MIG User Guide). None
+    in records of earlier releases."""
+    repeats: int = 0
+    """How often Cyborg has bound it again while it was bound. A repair that
+    has found nobody to want it compares the number."""
+
+    @property
+    def instance(self) -> spec.MigInstanceSpec | None:
+        """The GPU instance below the vGPU; None for a time-sliced one."""
+        if self.placement is None or self.profile_id is None:
+            return None
+        return spec.MigInstanceSpec(self.placement, self.profile_id)
+
+    def is_on(self, instance: model.GpuInstance) -> bool:
+        """Whether a live instance is this claim's: ids alone are reused."""
+        return (self.instance_id == instance.instance_id
+                and self.instance == spec.of(instance))
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedVgpus:
+    """The fixed vGPUs that this library has created on a GPU.
+
+    It may remove them again. A function keeps its type through reboots,
+    because Nova knows it by its address.
+    """
+
+    types: Mapping[model.PciAddress, VgpuType] = dataclasses.field(
+        default_factory=dict)
+    """Virtual function to the type that it was given, ``nvidia-1145``."""
+    instances: frozenset[spec.MigInstanceSpec] = frozenset()
+    """The GPU instances created for them."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.types and not self.instances
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLayout:
+    """The layout that a GPU gets again after a reboot.
+
+    What is bound to handles, or was created for fixed vGPUs, is left out:
+    it comes back with them.
+    """
+
+    gpu: model.PciAddress
+    device_id: str
+    """Of the board: on another one the same profile ids mean others."""
+    vfs: bool
+    """Whether it has virtual functions."""
+    layout: spec.MigLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutChange:
+    """A change of layout that is under way, or was when a process died.
+
+    ``before`` is the GPU as it was before the first change that has not
+    come to an end, so that a rollback goes all the way back.
+    """
+
+    gpu: model.PciAddress
+    before: spec.MigLayout
+    steps: tuple[str, ...] = ()
+    """For people, in their order."""
+    at: int = 0
+    """Index of the step that was about to be taken."""
+    touched: tuple[spec.MigInstanceSpec, ...] = ()
+    """Each instance that a step was about, without compute instances."""
+    problem: str | None = None
+    """Why the rollback did not finish; None if it was not tried."""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f'the way back is blocked: {self.problem}'
+        step = (self.steps[self.at] if self.at < len(self.steps)
+                else 'the check at the end')
+        return (f'step {self.at + 1} of {len(self.steps)} ({step}) was '
+                'under way')
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuRecord:
+    """All that is kept of one GPU."""
+
+    claims: tuple[Claim, ...] = ()
+    claims_lost: bool = False
+    """Whether a damaged record was set aside and the claims in it have to be
+    found again, on the hardware and in Cyborg."""
+    fixed: FixedVgpus = FixedVgpus()
+    layout: SavedLayout | None = None
+    """None for a GPU that no layout was applied to."""
+    change: LayoutChange | None = None
+    board: boards.Record | None = None
+    """What NVML reported of the board when it was last asked, for as long as
+    it cannot be asked."""
+
+    @property
+    def used_instances(self) -> frozenset[spec.MigInstanceSpec]:
+        """The GPU instances that claims and fixed vGPUs have."""
+        return self.fixed.instances | {
+            claim.instance for claim in self.claims
+            if claim.instance is not None}
+
+    @property
+    def owned_instances(self) -> frozenset[spec.MigInstanceSpec]:
+        """The GPU instances that are explained: used, or of the layout."""
+        laid_out = self.layout.layout.bare if self.layout else frozenset()
+        return self.used_instances | laid_out
+
+    def is_of(self, address: model.PciAddress) -> bool:
+        """Whether every part is about the GPU at ``address``."""
+        return all(part.gpu == address for part in (
+            *self.claims, *filter(None, (self.layout, self.change))))

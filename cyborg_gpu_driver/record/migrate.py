@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The files of earlier releases, taken over into the records of the GPUs.
+
+Earlier releases had a file for each kind of thing, for all GPUs of the
+machine. Each is read once, written into the records, and then kept under
+another name. A process that dies meanwhile leaves the files that it has not
+renamed, and the next one takes them over again.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+Parts = dict[model.PciAddress, dict[str, Any]]
+"""Parts of records by GPU, as of :class:`~.gpu.GpuRecord`."""
+
+_JOURNAL = 'journal.json'
+
+
+def is_pending(state_path: str) -> bool:
+    """Whether there is anything to take over."""
+    return any(True for _ in _files(state_path))
+
+
+def read(state_path: str) -> Parts:
+    """What the files have.
+
+    :raises JournalError: if one cannot be read or is damaged.
+    """
+    found: Parts = {}
+    for path, kind, parse in _files(state_path):
+        _add(found, _parsed(path, kind, parse))
+    return found
+
+
+def run(state_path: str,
+        take_over: Callable[[model.PciAddress, dict[str, Any]], None]
+        ) -> None:
+    """Take over the files; others are kept from doing so meanwhile.
+
+    :param take_over: writes parts of one record.
+    :raises JournalError: if a file cannot be read, written or renamed; all
+        stays to be done again.
+    """
+    found: Parts = {}
+    kept = []
+    lost = False
+    for path, kind, parse in _files(state_path):
+        try:
+            _add(found, _parsed(path, kind, parse))
+            kept.append((path, 'migrated'))
+        except exception.JournalUnreadable:
+            raise
+        except exception.JournalError as error:
+            LOG.error('%s. It is kept beside the records of the GPUs, and '
+                      'nothing is taken over from it.', error)
+            is_journal = os.path.basename(path) == _JOURNAL
+            lost = lost or is_journal
+            kept.append((path, 'lost' if is_journal else 'unusable'))
+    for parts in found.values() if lost else ():
+        parts['claims_lost'] = True
+    for address, parts in sorted(found.items()):
+        take_over(address, parts)
+    for path, suffix in kept:
+        LOG.info('%(path)s is kept as %(kept)s; its content is now in the '
+                 'records of the GPUs',
+                 {'path': path, 'kept': durable.set_aside(path, suffix)})
+
+
+def lost_claims(state_path: str) -> list[str]:
+    """The journal of an earlier release that was damaged, if there was one.
+
+    Then the claims on a GPU without a record have to be found again.
+    """
+    return glob.glob(
+        glob.escape(os.path.join(state_path, _JOURNAL)) + '.lost-[0-9]')
+
+
+def settle(state_path: str) -> None:
+    """The claims of all GPUs have been found again.
+
+    :raises JournalError: if that cannot be written.
+    """
+    for path in lost_claims(state_path):
+        durable.set_aside(path, 'unusable')
+
+
+def saved_layout(item: Mapping[str, Any]) -> gpu_record.SavedLayout:
+    """A GPU of a checkpoint in version 1.
+
+    :raises KeyError, TypeError, ValueError: if it is something else.
+    """
+    return codec.decode(gpu_record.SavedLayout, {
+        'gpu': item['gpu'], 'device_id': item['device_id'],
+        'vfs': item['vfs'], 'layout': _layout(item)})
+
+
+def _files(state_path) -> Iterator[tuple[str, str, Callable]]:
+    """Path, kind and parser of each file that is there."""
+    for name, kind, parse in _KINDS:
+        pattern = glob.escape(state_path) + f'/{name}'
+        for path in sorted(glob.glob(pattern)):
+            yield path, kind, parse
+
+
+def _parsed(path, kind, parse) -> Parts:
+    content = durable.read(path, kind, 1)
+    try:
+        return parse(content or [])
+    except (KeyError, TypeError, ValueError, AttributeError,
+            exception.InvalidValue) as error:
+        raise exception.JournalError(
+            path=path, reason=f'is damaged: {error!r}') from error
+
+
+def _add(found, more):
+    for address, parts in more.items():
+        found.setdefault(address, {}).update(parts)
+
+
+def _claims(content):
+    found: Parts = {}
+    for item in content:
+        claim = codec.decode(gpu_record.Claim, item)
+        parts = found.setdefault(claim.gpu, {'claims': ()})
+        parts['claims'] += (claim,)
+    return found
+
+
+def _fixed(content):
+    return {model.PciAddress.parse(item['gpu']): {'fixed': codec.decode(
+        gpu_record.FixedVgpus, {
+            'types': item['types'],
+            'instances': list(map(_instance, item['instances']))})}
+        for item in content}
+
+
+def _saved_layouts(content):
+    return {saved.gpu: {'layout': saved}
+            for saved in map(saved_layout, content)}
+
+
+def _change(content):
+    change = codec.decode(gpu_record.LayoutChange, {
+        **content, 'before': _layout(content['before']),
+        'touched': list(map(_instance, content['touched']))})
+    return {change.gpu: {'change': change}}
+
+
+def _layout(item):
+    return {'enabled': item['enabled'], 'pending': item['pending'],
+            'instances': list(map(_instance, item['instances']))}
+
+
+def _instance(item):
+    return {'profile_id': item['profile_id'],
+            'placement': {'start': item['start'], 'size': item['size']},
+            'compute': item.get('compute', [])}
+
+
+_KINDS: tuple[tuple[str, str, Callable[[Any], Parts]], ...] = (
+    (_JOURNAL, 'cyborg-gpu journal', _claims),
+    ('fixed.json', 'cyborg-gpu fixed vGPUs', _fixed),
+    ('checkpoint.json', 'cyborg-gpu checkpoint', _saved_layouts),
+    ('changes/*.json', 'cyborg-gpu layout change', _change),
+)

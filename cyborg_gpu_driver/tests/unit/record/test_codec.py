@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The codec of the records: what goes in comes out, and nothing else."""
+
+import dataclasses
+import enum
+import json
+import typing
+from collections.abc import Mapping
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver.host import gpu_record as boards
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+_NUMBERS = st.integers(0, 1 << 40)
+_TIMES = st.floats(0, 1e11)
+_ADDRESSES = st.builds(
+    model.PciAddress, st.integers(0, 0xffff), st.integers(0, 0xff),
+    st.integers(0, 0x1f), st.integers(0, 7))
+_LEAVES = {
+    gpu_record.Handle: st.uuids().map(str),
+    gpu_record.VgpuType: st.integers(1, 999999999).map('nvidia-{}'.format),
+    model.PciAddress: _ADDRESSES, int: _NUMBERS, float: _TIMES,
+    str: st.text(max_size=9), bool: st.booleans(), type(None): st.none()}
+
+
+def _values(kind):
+    """Whatever a field of that type may hold."""
+    if kind in _LEAVES:
+        return _LEAVES[kind]
+    if typing.get_origin(kind) is not None or typing.get_args(kind):
+        return _generic(kind)
+    if issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    hints = codec._hints(kind)
+    return st.builds(kind, **{
+        field.name: _values(hints[field.name])
+        for field in dataclasses.fields(kind)
+        if not field.metadata.get('transient')})
+
+
+def _generic(kind):
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Mapping:
+        return st.dictionaries(*map(_values, args), max_size=3)
+    if origin is frozenset:
+        return st.frozensets(_values(args[0]), max_size=3)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(_values(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(_values, args))
+    return st.one_of(*map(_values, args))
+
+
+class Colour(enum.Enum):
+    RED = 'red'
+
+
+def even(value):
+    """A check such as a hint may have."""
+    if value % 2:
+        raise ValueError(f'{value} is odd')
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    number: typing.Annotated[int, even]
+    model: str | None = None
+    """A field that is called like a module, as records have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    pair: tuple[int, str]
+    inner: Inner | None = None
+    many: tuple[Inner, ...] = ()
+    some: frozenset[int] = frozenset()
+    by_gpu: Mapping[model.PciAddress, bool] = dataclasses.field(
+        default_factory=dict)
+    colour: Colour = Colour.RED
+    when: float = 0.0
+    ours: int = dataclasses.field(default=0, metadata={'transient': True})
+
+
+_WHOLE = {'pair': [1, 'a'], 'inner': {'number': 2, 'model': 'b'},
+          'many': [{'number': 0}], 'some': [1, 2],
+          'by_gpu': {'0000:07:00.0': True}, 'when': 1.5}
+
+
+class RoundTripTest(base.BaseTestCase):
+
+    @hypothesis.settings(deadline=None, max_examples=300)
+    @hypothesis.given(_values(gpu_record.GpuRecord))
+    def test_of_records(self, record):
+        written = json.loads(json.dumps(codec.encode(record)))
+        self.assertEqual(record, codec.decode(gpu_record.GpuRecord, written))
+
+    def test_every_part_has_hints_that_can_be_read(self):
+        for kind in (gpu_record.GpuRecord, gpu_record.Claim, boards.Record,
+                     spec.MigLayout):
+            self.assertEqual(
+                {field.name for field in dataclasses.fields(kind)},
+                set(codec._hints(kind)))
+
+    def test_what_is_not_said_has_its_default(self):
+        self.assertEqual({'pair': [1, 'a']},
+                         codec.encode(Outer((1, 'a'), ours=7)))
+        self.assertEqual(Outer((1, 'a')),
+                         codec.decode(Outer, {'pair': [1, 'a']}))
+
+    def test_all_that_a_hint_can_say(self):
+        found = codec.decode(Outer, _WHOLE)
+        self.assertEqual(
+            Outer((1, 'a'), Inner(2, 'b'), (Inner(0),), frozenset({1, 2}),
+                  {model.PciAddress.parse('0000:07:00.0'): True}, when=1.5),
+            found)
+        self.assertEqual(_WHOLE, codec.encode(found))
+
+
+class RefusedTest(base.BaseTestCase):
+
+    def refused(self, says, **wrong):
+        error = self.assertRaises(ValueError, codec.decode, Outer,
+                                  {**_WHOLE, **wrong})
+        self.assertIn(says, str(error))
+
+    def test_what_is_something_else(self):
+        self.refused('pair', pair=[1])
+        self.refused('pair', pair={'1': 'a'})
+        self.refused('number', pair=[True, 'a'])
+        self.refused('text', pair=[1, 2])
+        self.refused('odd', inner={'number': 1})
+        self.refused('inner: number', inner={'number': 2.0})
+        self.refused('Inner', inner={})
+        self.refused('Inner', inner=[2])
+        self.refused('later', inner={'number': 2, 'later': 1})
+        self.refused('many', many=None)
+        self.refused('some', some=[-1])
+        self.refused('by_gpu', by_gpu={'x': True})
+        self.refused('by_gpu', by_gpu={'0000:07:00.0': 1})
+        self.refused('by_gpu', by_gpu=[])
+        self.refused('colour', colour='blue')
+        self.refused('when', when=float('nan'))
+        self.refused('when', when=1e300)
+        self.refused('when', when=-1)
+        self.refused('ours', ours='x')
+
+    def test_what_is_no_dataclass_at_all(self):
+        for content in (None, [], 0, 'x', {}):
+            self.assertRaises(ValueError, codec.decode, Outer, content)

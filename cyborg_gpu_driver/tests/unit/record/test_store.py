@@ -1,0 +1,345 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The records of GPUs on the disk, whole or in bits."""
+
+import dataclasses
+import json
+import os
+import threading
+import uuid
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host import gpu_record as boards
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+
+ADDRESS = model.PciAddress.parse('0000:07:00.0')
+OTHER = model.PciAddress.parse('0000:0f:00.0')
+FIXED = gpu_record.FixedVgpus(
+    {model.PciAddress.parse('0000:07:00.4'): 'nvidia-1'},
+    frozenset({spec.MigInstanceSpec(model.Placement(0, 4), 9)}))
+LAYOUT = gpu_record.SavedLayout(ADDRESS, '20b0', True, spec.MigLayout(
+    True, True, (spec.MigInstanceSpec(model.Placement(4, 4), 9, ((0, 3),)),)))
+CHANGE = gpu_record.LayoutChange(ADDRESS, spec.MigLayout(False, False))
+
+
+def claim(number=1, **changes):
+    return dataclasses.replace(gpu_record.Claim(
+        str(uuid.UUID(int=number)), ADDRESS, ADDRESS, 'nvidia-474', '1g.5gb',
+        gpu_record.Phase.BOUND, 19, model.Placement(number, 1)), **changes)
+
+
+class StoreCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.records = store.Store(self.state_path)
+
+    def again(self):
+        """The records as another process sees them."""
+        return store.Store(self.state_path)
+
+    def damage(self, address=ADDRESS, content='{'):
+        path = self.records.path(address)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(content)
+
+
+class StoreTest(StoreCase):
+
+    def test_a_gpu_without_a_record(self):
+        self.assertEqual(gpu_record.GpuRecord(), self.records.read(ADDRESS))
+        self.assertEqual((), self.records.addresses())
+        self.assertFalse(self.records.is_lost(ADDRESS))
+
+    def test_what_is_written_outlives_the_process(self):
+        self.records.put(ADDRESS, fixed=FIXED)
+        self.records.put(ADDRESS, layout=LAYOUT)
+        self.records.put(OTHER, claims=(claim(gpu=OTHER),))
+        for records in (self.records, self.again()):
+            self.assertEqual(
+                gpu_record.GpuRecord(fixed=FIXED, layout=LAYOUT),
+                records.read(ADDRESS))
+            self.assertEqual((ADDRESS, OTHER), records.addresses())
+
+    def test_another_process_is_seen_at_once(self):
+        self.records.put(ADDRESS, fixed=FIXED)
+        self.again().put(ADDRESS, fixed=gpu_record.FixedVgpus())
+        self.assertTrue(self.records.read(ADDRESS).fixed.is_empty)
+
+    def test_what_stays_the_same_is_not_written(self):
+        self.records.put(ADDRESS, fixed=FIXED)
+        before = os.stat(self.records.path(ADDRESS))
+        self.records.put(ADDRESS, fixed=FIXED)
+        self.assertEqual(before, os.stat(self.records.path(ADDRESS)))
+
+    def test_nothing_is_written_if_the_caller_fails(self):
+        def fail():
+            with self.records.gpu(ADDRESS) as draft:
+                draft.record = gpu_record.GpuRecord(fixed=FIXED)
+                raise KeyError
+        self.assertRaises(KeyError, fail)
+        self.assertEqual((), self.again().addresses())
+
+    def test_two_threads_lose_nothing(self):
+        def add(number):
+            for _ in range(5):
+                with self.records.gpu(ADDRESS) as draft:
+                    draft.record = dataclasses.replace(
+                        draft.record, claims=(*draft.record.claims,
+                                              claim(number)))
+        threads = [threading.Thread(target=add, args=(number,))
+                   for number in range(1, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(15, len(self.again().read(ADDRESS).claims))
+
+    def test_one_who_holds_the_gpu_can_write(self):
+        with locks.gpu(self.state_path, ADDRESS):
+            self.records.put(ADDRESS, fixed=FIXED)
+
+    def test_stores_of_one_directory_are_shared(self):
+        self.assertIs(store.of(self.state_path), store.of(self.state_path))
+
+    def test_a_record_of_the_first_version_is_the_boards(self):
+        durable.write(self.records.path(ADDRESS), store.KIND, 1, {
+            'ids': ['10de', '20b0', None, None], 'boot': 'one', 'time': 1.0})
+        board = boards.Record(('10de', '20b0', None, None), 'one', 1.0)
+        self.assertEqual(gpu_record.GpuRecord(board=board),
+                         self.records.read(ADDRESS))
+        self.records.put(ADDRESS, fixed=FIXED)
+        self.assertEqual(gpu_record.GpuRecord(board=board, fixed=FIXED),
+                         self.again().read(ADDRESS))
+
+
+class DamageTest(StoreCase):
+
+    def test_a_damaged_record_costs_one_gpu(self):
+        self.records.put(OTHER, claims=(claim(gpu=OTHER),))
+        for content in ('', '{', '[]', 'null', '{"kind": "x"}'):
+            self.damage(content=content)
+            for use in (self.records.read, self.records.check_gpu):
+                records = self.again()
+                if use == self.records.read:
+                    self.assertRaises(exception.JournalError, records.read,
+                                      ADDRESS)
+                    self.assertRaises(exception.JournalError, records.put,
+                                      ADDRESS, fixed=FIXED)
+                    self.assertFalse(records.is_lost(OTHER))
+                    self.assertEqual([OTHER], [
+                        address for address, record
+                        in records.records().items() if record.claims])
+
+    def test_it_is_set_aside_and_said_once(self):
+        self.records.put(OTHER, fixed=FIXED)
+        self.damage()
+        with open(self.records.path(ADDRESS) + '.x.new', 'w'):
+            pass
+        self.again().check()
+        self.again().check()
+        self.assertEqual(1, self.log.output.count('was moved to'))
+        self.assertEqual(
+            [f'{ADDRESS}.json', f'{ADDRESS}.json.unusable-1',
+             f'{OTHER}.json'],
+            sorted(os.listdir(os.path.join(self.state_path, 'gpus'))))
+        self.assertTrue(self.again().is_lost(ADDRESS))
+        self.assertTrue(self.again().has_lost())
+        self.assertEqual(FIXED, self.again().read(OTHER).fixed)
+
+    def test_one_that_may_not_be_read_stays(self):
+        os.makedirs(self.records.path(ADDRESS))
+        for use in (self.records.check, self.records.has_lost,
+                    lambda: self.records.read(ADDRESS)):
+            if use == self.records.has_lost:
+                self.assertFalse(use())
+            else:
+                self.assertRaises(exception.JournalUnreadable, use)
+        self.assertEqual([f'{ADDRESS}.json'], os.listdir(
+            os.path.join(self.state_path, 'gpus')))
+
+    def test_a_record_of_another_gpu(self):
+        self.records.put(ADDRESS, layout=LAYOUT)
+        os.rename(self.records.path(ADDRESS), self.records.path(OTHER))
+        self.assertRaises(exception.JournalError, self.records.read, OTHER)
+
+    def test_peek_says_once_what_is_wrong(self):
+        self.damage()
+        for _ in range(3):
+            self.assertEqual(gpu_record.GpuRecord(),
+                             self.records.peek(ADDRESS))
+        self.assertEqual(1, self.log.output.count('cannot be read'))
+
+
+class UnwritableTest(StoreCase):
+
+    def setUp(self):
+        super().setUp()
+        self.records.put(ADDRESS, layout=LAYOUT)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+
+    def test_what_was_observed_is_kept_and_tried_again(self):
+        with locks.record(self.state_path, ADDRESS):
+            for _ in range(2):
+                self.assertFalse(self.records.keep(ADDRESS, fixed=FIXED))
+            self.assertEqual(FIXED, self.records.read(ADDRESS).fixed)
+            self.assertEqual(LAYOUT, self.records.read(ADDRESS).layout)
+            self.assertTrue(self.again().read(ADDRESS).fixed.is_empty)
+        self.assertEqual(1, self.log.output.count('is locked'))
+        self.records.put(ADDRESS, change=CHANGE)
+        self.assertEqual(gpu_record.GpuRecord(
+            fixed=FIXED, layout=LAYOUT, change=CHANGE),
+            self.again().read(ADDRESS))
+
+    def test_what_has_to_be_written_ahead_is_refused(self):
+        with locks.record(self.state_path, ADDRESS):
+            self.assertRaises(exception.LockTimeout, self.records.put,
+                              ADDRESS, change=CHANGE)
+        self.assertIsNone(self.records.read(ADDRESS).change)
+
+    def test_a_damaged_record_does_not_lose_what_is_in_memory(self):
+        with locks.record(self.state_path, ADDRESS):
+            self.records.keep(ADDRESS, fixed=FIXED)
+        self.damage()
+        self.assertEqual(FIXED, self.records.peek(ADDRESS).fixed)
+        self.records.check()
+        self.assertEqual(gpu_record.GpuRecord(claims_lost=True, fixed=FIXED),
+                         self.again().read(ADDRESS))
+
+
+class OwnedTest(base.BaseTestCase):
+
+    def test_who_owns_an_instance(self):
+        record = gpu_record.GpuRecord(
+            claims=(claim(1), claim(2, placement=None, profile_id=None)),
+            fixed=FIXED, layout=LAYOUT)
+        used = FIXED.instances | {
+            spec.MigInstanceSpec(model.Placement(1, 1), 19)}
+        self.assertEqual(used, record.used_instances)
+        self.assertEqual(
+            used | {spec.MigInstanceSpec(model.Placement(4, 4), 9)},
+            record.owned_instances)
+
+
+class EarlierReleaseTest(StoreCase):
+    """Files of earlier releases, taken over by whoever comes first."""
+
+    files = {
+        'journal.json': ('cyborg-gpu journal', [{
+            'handle': claim().handle, 'gpu': str(ADDRESS),
+            'function': str(ADDRESS), 'mdev_type': 'nvidia-474',
+            'profile': '1g.5gb', 'phase': 'bound', 'profile_id': 19,
+            'placement': {'start': 1, 'size': 1}, 'instance_id': None,
+            'foreign_ids': []}]),
+        'fixed.json': ('cyborg-gpu fixed vGPUs', [{
+            'gpu': str(OTHER), 'types': {'0000:07:00.4': 'nvidia-1'},
+            'instances': [{'profile_id': 9, 'start': 0, 'size': 4}]}]),
+        'checkpoint.json': ('cyborg-gpu checkpoint', [{
+            'gpu': str(ADDRESS), 'device_id': '20b0', 'vfs': True,
+            'enabled': True, 'pending': True, 'instances': [{
+                'profile_id': 9, 'start': 4, 'size': 4,
+                'compute': [[0, 3]]}]}]),
+        f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', {
+            'gpu': str(ADDRESS), 'before': {
+                'enabled': False, 'pending': False, 'instances': []},
+            'steps': [], 'at': 0, 'touched': [], 'problem': None})}
+
+    def setUp(self):
+        super().setUp()
+        for name, (kind, content) in self.files.items():
+            durable.write(os.path.join(self.state_path, name), kind, 1,
+                          content)
+        self.expected = {
+            ADDRESS: gpu_record.GpuRecord(
+                claims=(claim(),), layout=LAYOUT, change=CHANGE),
+            OTHER: gpu_record.GpuRecord(fixed=FIXED)}
+
+    def left(self):
+        return sorted(
+            os.path.relpath(os.path.join(directory, name), self.state_path)
+            for directory, _, names in os.walk(self.state_path)
+            for name in names if '/locks' not in directory)
+
+    def test_they_are_taken_over_once_and_kept(self):
+        self.assertEqual(self.expected, self.records.records())
+        self.assertEqual(
+            sorted([*(f'{name}.migrated-1' for name in self.files),
+                    f'gpus/{ADDRESS}.json', f'gpus/{OTHER}.json']),
+            self.left())
+        self.assertEqual(self.expected, self.again().records())
+
+    def test_the_board_stays(self):
+        durable.write(self.records.path(OTHER), store.KIND, 1, {
+            'ids': [None] * 4, 'boot': 'one', 'time': 1.0})
+        self.assertEqual('one', self.records.read(OTHER).board.boot)
+        self.assertEqual(FIXED, self.records.read(OTHER).fixed)
+
+    def test_without_leave_to_write_they_are_read(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+        with locks.migration(self.state_path):
+            self.assertEqual(self.expected, self.records.records())
+            self.assertRaises(exception.LockTimeout, self.records.put,
+                              ADDRESS, change=None)
+        self.assertEqual(sorted(self.files), self.left())
+        self.records.put(ADDRESS, change=None)
+        self.assertIsNone(self.again().read(ADDRESS).change)
+        self.assertEqual((claim(),), self.again().read(ADDRESS).claims)
+
+    def test_a_process_that_ends_meanwhile(self):
+        # Before any file of the old ones was renamed, and after the first.
+        self.records.records()
+        for name in ('fixed.json', 'checkpoint.json'):
+            path = os.path.join(self.state_path, name)
+            os.rename(f'{path}.migrated-1', path)
+        self.assertEqual(self.expected, self.again().records())
+
+    def test_a_damaged_journal_is_kept_and_its_claims_are_looked_for(self):
+        path = os.path.join(self.state_path, 'journal.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'kind': 'x'}, stream)
+        third = model.PciAddress.parse('0000:47:00.0')
+        self.records.check()
+        for records in (self.records, self.again()):
+            self.assertTrue(records.has_lost())
+            self.assertEqual([True] * 3, [
+                records.is_lost(gpu) for gpu in (ADDRESS, OTHER, third)])
+        self.assertIn('nothing is taken over from it', self.log.output)
+        for address in (ADDRESS, OTHER):
+            self.records.put(address, claims_lost=False)
+        self.records.settle()
+        self.assertFalse(self.again().has_lost())
+        self.assertFalse(self.again().is_lost(third))
+        self.assertIn('journal.json.lost-1.unusable-1', self.left())
+        self.assertEqual(LAYOUT, self.again().read(ADDRESS).layout)
+
+    def test_another_damaged_file_costs_what_it_had(self):
+        path = os.path.join(self.state_path, 'fixed.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.assertFalse(self.records.has_lost())
+        self.assertIn('fixed.json.unusable-1', self.left())
+        self.assertEqual({ADDRESS: self.expected[ADDRESS]},
+                         self.records.records())
