@@ -119,7 +119,8 @@ class Agent:
             self._was_reset)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
-            self._state_path, self._publish, self._health.instance_gone)
+            self._state_path, self._publish, self._health.instance_gone,
+            binder.Limits(functools.partial(gpu_conf.bind_timeout, conf)))
         self._reconciler = reconcile.Reconciler(
             machine, self._host, self._journal, settings, self._state_path,
             self._binder.recover, self._publish,

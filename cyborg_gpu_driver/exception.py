@@ -160,6 +160,10 @@ class BindRefused(GpuDriverError):
                 '{reason}')
 
 
+class BindAbandoned(BindRefused):
+    """Nobody waits for a bind any more; what it had made is rolled back."""
+
+
 class JournalError(GpuDriverError):
     """The journal cannot be read or written."""
 

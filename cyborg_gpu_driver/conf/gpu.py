@@ -22,6 +22,9 @@ from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 
+_BIND_SECONDS = 30.0
+"""Half of the default of rpc_response_timeout."""
+
 GPU_OPTS = [
     cfg.ListOpt(
         'policies', default=[],
@@ -97,6 +100,14 @@ GPU_OPTS = [
              'there before the call has returned, and the other GPUs go on. '
              'A change of the MIG mode may take four times as long. Less '
              'than [DEFAULT] rpc_response_timeout, for which Cyborg waits.'),
+    cfg.IntOpt(
+        'bind_timeout', min=1,
+        help='Seconds that a bind may take from its arrival. One that takes '
+             'longer, because a command holds the GPU or NVML is slow, is '
+             'refused or rolled back. Less than [DEFAULT] '
+             'rpc_response_timeout of cyborg-conductor, which fails the '
+             'request then without telling the agent. Unset is half of what '
+             'rpc_response_timeout is in the configuration of the agent.'),
     cfg.IntOpt(
         'access_timeout', default=60, min=1,
         help='Seconds to wait until all processes of this library on this '
@@ -251,6 +262,20 @@ def state_path(conf: cfg.ConfigOpts) -> str:
             where.location is cfg.Locations.opt_default):
         return os.path.join(path, 'simulated')
     return path
+
+
+def bind_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds that a bind may take.
+
+    :param conf: of the agent, where ``rpc_response_timeout`` is registered
+        by oslo.messaging; of a command, where it is not.
+    """
+    if conf.gpu.bind_timeout is not None:
+        return float(conf.gpu.bind_timeout)
+    try:
+        return conf.rpc_response_timeout / 2
+    except cfg.NoSuchOptError:
+        return _BIND_SECONDS
 
 
 def register_policy(conf, name):

@@ -12,55 +12,46 @@
 
 """Bind and unbind: a partition made for one attach handle, and returned.
 
-Under the GPU's lock: plan, journal, make, read back, journal, then publish
-what is left. Whatever fails on the way is undone before the error leaves.
+Each has a time limit, because Cyborg has one and does not say when it is
+over. A bind that is late is refused, or rolled back. An unbind writes first
+that the handle was given back; what it cannot remove soon, it leaves to the
+next report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
+import threading
+import time
 from collections.abc import Callable
 
 from oslo_log import log as logging
-from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import making
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
-from cyborg_gpu_driver.program import shared
+from cyborg_gpu_driver.program import turns
 
 LOG = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
-"""Plans tried where others than we change the GPU at the same time."""
 
-_SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
-"""What NVML says to one whose session another thread has ended, and of a
-handle from there: sriov-manage wants NVML closed for any GPU."""
-_NO_ROOM = (errno.ENOSPC, errno.EIO)
-"""What the kernel says where no GPU instance takes the vGPU: of an mdev, and
-of vendor VFIO."""
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long what Cyborg asks for may take, in seconds."""
 
-
-class _Refused(Exception):
-    """NVML made nothing; carries its error past the undoing."""
-
-    def __init__(self, error):
-        super().__init__(error)
-        self.error = error
-
-
-class _NoRoom(_Refused):
-    """The instances that were to be shared take no more; undone."""
+    bind: Callable[[], float] = lambda: 30.0
+    """Asked for each bind, when it arrives."""
+    unbind: float = 5.0
+    """Until an unbind answers; what is left to do goes on after that."""
+    clock: Callable[[], float] = time.monotonic
 
 
 class Binder:
@@ -72,23 +63,26 @@ class Binder:
     :param state_path: where the locks are.
     :param publish: called with a GPU's address, under its lock, when what
         can still be made on it has changed. It must not raise.
-    :param destroyed: called with a GPU's address and the placement of an
-        instance that was destroyed. It must not raise.
+    :param destroyed: see :class:`.making.Maker`.
+    :param limits: how long each may take.
     """
 
     def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
                  records: journal.Journal, state_path: str,
                  publish: Callable[[model.PciAddress], None],
                  destroyed: Callable[[model.PciAddress, model.Placement],
-                                     None] = lambda gpu, placement: None):
+                                     None] = lambda gpu, placement: None,
+                 limits: Limits = Limits()):
         self._host = host
         self._tools = tools
         self._journal = records
-        self._shared = shared.SharedInstances(tools, records)
         self._state_path = state_path
         self._publish = publish
-        self._destroyed = destroyed
+        self._limits = limits
         self._audit = audit.Audit(state_path)
+        self._maker = making.Maker(host, tools, records, self._audit,
+                                   destroyed)
+        self._turns = turns.Turns(limits.clock)
         self._kept: dict[str, str] = {}
         """Why what a handle had left could not be removed, by handle."""
 
@@ -100,17 +94,16 @@ class Binder:
         :raises InvalidValue: if an argument is malformed.
         :raises UnknownGpu: if ``pci_addr`` is no function of our GPUs.
         :raises BindRefused: if it cannot be made; nothing has changed.
+        :raises BindAbandoned: if it took too long, or its handle was given
+            back meanwhile; undone.
         :raises NvmlError, SysfsError: as the hardware refused it; undone.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
-        address = self._host.owner(asked.function)
-        with locks.gpu(self._state_path, address):
-            entry = self._journal.get(asked.handle, address)
-            if entry is not None and self._is_done(entry, asked):
-                LOG.info('Handle %s is bound already', asked.handle)
-                return
-            made = self._make_planned(address, asked)
-            self._publish(address)
+        with self._turns.turn(asked, self._limits.bind()) as turn:
+            made = self._bind(self._host.owner(asked.function), turn)
+        if made is None:
+            LOG.info('Handle %s is bound already', asked.handle)
+            return
         self._audit.record(made.gpu, 'bound', made.handle,
                            audit.of_entry(made))
         LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
@@ -122,79 +115,146 @@ class Binder:
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Return what the handle stands for; idempotent.
 
-        What is still held by a guest stays in the journal and is removed
-        by :meth:`recover` when it can be. So is what was given back while
-        the journal could not be written, as long as this process lives.
+        Binds of the handle that are under way are cancelled. What is still
+        held by a guest stays in the journal and is removed by
+        :meth:`recover` when it can be; so is what could not be removed in
+        time, and what was given back while the journal could not be
+        written, as long as this process lives.
 
         :raises InvalidValue: if an argument is malformed.
         :raises BindRefused: if the handle is bound as something else; that
             is left alone.
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
-        :raises JournalError: if that could not be written.
+        :raises JournalError: if that could not be written, or the GPU's
+            lock is held by somebody.
+        :raises StepFailed: if it is not done yet.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
+        self._turns.cancel(asked.handle)
         try:
-            self._unbind(asked)
+            entry = self._journal.get(asked.handle)
         except exception.JournalError:
             with contextlib.suppress(exception.JournalError):
                 self._journal.give_back(asked.handle)
             raise
-
-    def _unbind(self, asked):
-        entry = self._journal.get(asked.handle)
         if entry is None:
-            self._remove_unrecorded(asked)
+            self._soon(self._remove_unrecorded, asked)
             return
-        _check_same(entry, asked)
-        with locks.gpu(self._state_path, entry.gpu):
-            entry = self._journal.get(asked.handle)
-            if entry is not None:
-                self._release(entry)
+        making.check_same(entry, asked)
+        # It goes all the same where that cannot be written.
+        with contextlib.suppress(exception.JournalError):
+            self._journal.give_back(asked.handle)
+        self._soon(self._return, entry)
 
     def recover(self) -> None:
         """Finish what was under way when a process ended; never raises."""
-        left = [entry for entry in self._journal.entries()
-                if entry.phase is not journal.Phase.BOUND]
+        try:
+            left = [entry for entry in self._journal.entries()
+                    if entry.phase is not journal.Phase.BOUND]
+        except exception.JournalError as error:
+            LOG.error('%s', error)
+            return
         self._kept = {entry.handle: self._kept.get(entry.handle, '')
                       for entry in left}
+        locked: dict[model.PciAddress, str] = {}
         for entry in left:
+            reason = locked.get(entry.gpu)
             try:
-                with locks.gpu(self._state_path, entry.gpu):
-                    current = self._journal.get(entry.handle)
-                    if (current is not None
-                            and current.phase is not journal.Phase.BOUND):
-                        self._release(current)
-                        LOG.info('Removed what handle %s had left on GPU '
-                                 '%s', entry.handle, entry.gpu)
-            except exception.GpuDriverError as error:
-                self._tell_kept(entry, str(error))
+                if reason is None:
+                    self._return(entry, locks.REPORT_SECONDS)
+                    LOG.info('Removed what handle %s had left on GPU %s',
+                             entry.handle, entry.gpu)
+            except exception.LockTimeout as error:
+                # For its other entries it would be waited for in vain too.
+                reason = locked[entry.gpu] = str(error)
+            except Exception as error:
+                # What is reported of the GPUs must not depend on it.
+                reason = str(error)
+                if not isinstance(error, exception.GpuDriverError):
+                    LOG.exception('GPU %s', entry.gpu)
+            if reason:
+                self._tell_kept(entry, reason)
 
-    def _tell_kept(self, entry, reason):
-        """Say once why something cannot be removed."""
-        if self._kept.get(entry.handle) == reason:
-            return
-        self._kept[entry.handle] = reason
-        LOG.warning('Handle %(handle)s still has a part of GPU %(gpu)s: '
-                    '%(error)s. Each report tries again.',
-                    {'handle': entry.handle, 'gpu': entry.gpu,
-                     'error': reason})
+    def _bind(self, address, turn):
+        """The entry that was made; None where the handle has it already."""
+        purpose = f'the bind of handle {turn.asked.handle}'
+        try:
+            with locks.gpu(self._state_path, address, turn.left, purpose):
+                turn.check()
+                if self._maker.is_made(turn.asked):
+                    return None
+                made = self._maker.make(address, turn)
+                if turn.cancelled:
+                    # An unbind may have come before the entry was written.
+                    self._maker.remove(made)
+                    turn.check()
+                self._publish(address)
+                return made
+        except exception.LockTimeout as error:
+            turn.check()
+            raise plan.refusal(turn.asked, str(error)) from error
 
-    def _is_done(self, entry, asked):
-        """Whether an earlier bind left what this one asks for.
+    def _soon(self, function, subject):
+        """Call a function of an unbind; after a while it goes on alone.
 
-        What an earlier unbind could not remove is removed first.
+        :raises Exception: what it raises until then.
+        :raises StepFailed: if it has not ended by then.
         """
-        if entry.phase is not journal.Phase.BOUND:
-            self._release(entry)
-            return False
-        _check_same(entry, asked)
-        if self._tools.vgpu_type(entry) == entry.mdev_type:
-            return True
-        self._release(entry)
-        return False
+        errors: list[Exception] = []
+        late = threading.Event()
 
-    def _remove_unrecorded(self, asked):
+        def run():
+            try:
+                function(subject, self._limits.unbind)
+            except Exception as error:
+                errors.append(error)
+                if late.is_set():
+                    LOG.error('Unbind of handle %(handle)s: %(error)s',
+                              {'handle': subject.handle, 'error': error})
+
+        thread = threading.Thread(
+            target=run, daemon=True,
+            name=f'the unbind of handle {subject.handle}')
+        thread.start()
+        thread.join(self._limits.unbind)
+        if thread.is_alive():
+            late.set()
+            raise exception.StepFailed(
+                reason=f'not finished after {self._limits.unbind:g} s. It '
+                'goes on, and each report tries again what is left then')
+        if errors:
+            raise errors[0]
+
+    def _return(self, entry, seconds):
+        """Return what an entry has, unless that was done or is not wanted.
+
+        mdevctl is asked without the GPU's lock.
+        """
+        gone = False
+        if not entry.vfio and entry.phase is not journal.Phase.BINDING:
+            with self._unfinished(entry, seconds) as current:
+                if current is not None:
+                    self._maker.remove_vgpu(current)
+                    gone = True
+            if gone:
+                self._tools.undefine_mdev(entry.handle)
+        with self._unfinished(entry, seconds) as current:
+            if current is not None:
+                self._maker.remove(current)
+                self._publish(entry.gpu)
+
+    @contextlib.contextmanager
+    def _unfinished(self, entry, seconds):
+        """Hold the GPU; the entry as it is then, if it is to be removed."""
+        with locks.gpu(self._state_path, entry.gpu, seconds):
+            current = self._journal.get(entry.handle)
+            if (current is not None
+                    and current.phase is journal.Phase.BOUND):
+                current = None
+            yield current
+
+    def _remove_unrecorded(self, asked, seconds):
         """Remove the mdev of a handle that the journal does not know.
 
         Its UUID is the handle's, so it is Cyborg's; which instance it was
@@ -206,168 +266,28 @@ class Binder:
                      'to be its own', asked.handle)
             return
         address = self._host.owner(asked.function)
-        with locks.gpu(self._state_path, address):
-            self._tools.remove_mdev(asked.handle)
-            self._tools.undefine_mdev(asked.handle)
-            self._host.record(address, gone=(None, model.Vgpu(
-                asked.function, asked.mdev_type, asked.handle)))
+        with locks.gpu(self._state_path, address, seconds):
+            if self._journal.get(asked.handle) is not None:
+                # A bind that came after the unbind.
+                return
+            self._maker.remove_unrecorded(address, asked)
             self._publish(address)
+        self._tools.undefine_mdev(asked.handle)
         LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
                     'journal knows nothing; a GPU instance that it may have '
                     'been on stays.',
                     {'handle': asked.handle, 'gpu': address})
 
-    def _check_unclaimed(self, entry, asked):
-        """See to it that what is to be made is not there already."""
-        if self._tools.vgpu_type(entry) is not None:
-            raise plan.refusal(asked, (
-                'that virtual function carries a vGPU' if entry.vfio
-                else 'an mdev with that UUID exists')
-                + ' that this driver did not make')
-
-    def _make_planned(self, address, asked):
-        """Plan on what is known; look again where that proves wrong."""
-        share = True
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._make(self._host.gpu(address), asked, share)
-            except _NoRoom as full:
-                LOG.info('The instances on GPU %s take no more', address)
-                share, failure = False, full.error
-            except exception.NvmlError as error:
-                if error.symbol in _SESSION_ENDED:
-                    LOG.info('NVML was closed meanwhile')
-                    failure = error
-                elif error.symbol == 'INSUFFICIENT_RESOURCES':
-                    LOG.info('GPU %s was changed by somebody else', address)
-                    failure = plan.refusal(
-                        asked, 'the place chosen was taken by somebody else')
-                else:
-                    raise
-            except exception.BindRefused as error:
-                failure = error
-            if (attempt == _ATTEMPTS
-                    or self._journal.get(asked.handle) is not None):
-                break
-            before = self._host.gpu(address)
-            if (self._host.refresh_gpu(address) == before
-                    and isinstance(failure, exception.BindRefused)):
-                break
-        raise failure
-
-    def _make(self, gpu, asked, share):
-        available = self._host.offers(gpu)
-        offer = plan.find_offer(gpu, available, asked)
-        planned = plan.plan(gpu, available, offer, asked,
-                            self._journal.entries(gpu.address), share)
-        entry = self._entry(gpu, offer, planned, asked)
-        self._check_unclaimed(entry, asked)
-        self._journal.put(entry)
-        cut = None
-        try:
-            if entry.placement is not None and entry.instance_id is None:
-                entry = self._make_instance(entry)
-                cut = shared.created(entry)
-            entry = self._tools.make_vgpu(entry)
-            moved, below = self._shared.settle(entry)
-            if moved is not entry:
-                cut = None
-            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND)
-            self._journal.put(entry)
-        except _Refused as refused:
-            self._journal.remove(entry.handle)
-            raise refused.error from None
-        except exception.SysfsError as error:
-            self._undo(entry)
-            if planned.instance_id is None or error.errno not in _NO_ROOM:
-                raise
-            raise _NoRoom(error) from error
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                self._undo(entry)
-        self._host.record(gpu.address, made=(cut, _vgpu(entry, below)))
-        return entry
-
-    def _make_instance(self, entry):
-        try:
-            return self._tools.make_instance(entry)
-        except exception.NvmlError as error:
-            if hardware.was_refused(error):
-                # Nothing of ours is there, so what lies at the placement is
-                # another's and must not be taken for ours when undoing.
-                raise _Refused(error) from error
-            raise
-
-    def _entry(self, gpu: model.Gpu, offer: offers.Offer,
-               planned: plan.BindPlan, asked: request.Request
-               ) -> journal.Entry:
-        foreign = ()
-        if planned.placement is not None and planned.instance_id is None:
-            foreign = self._tools.instance_ids(
-                gpu.address, gpu.mig.profile_by_id(planned.profile_id))
-        return self._tools.numbered(journal.Entry(
-            handle=asked.handle, gpu=gpu.address, function=planned.function,
-            mdev_type=asked.mdev_type, profile=offer.profile,
-            phase=journal.Phase.BINDING, profile_id=planned.profile_id,
-            placement=planned.placement, foreign_ids=foreign,
-            vfio=gpu.framework is model.Framework.VENDOR_VFIO,
-            vgpu_placement=planned.vgpu_placement), planned.instance_id)
-
-    def _undo(self, entry):
-        """Back to what was there; what resists is left to recover()."""
-        try:
-            self._release(entry, published=False)
-        except exception.GpuDriverError as error:
-            LOG.error('Could not undo the bind of handle %(handle)s on GPU '
-                      '%(gpu)s: %(error)s. Trying again at the next report.',
-                      {'handle': entry.handle, 'gpu': entry.gpu,
-                       'error': error})
-
-    def _release(self, entry, published=True):
-        if entry.phase is journal.Phase.BOUND:
-            entry = dataclasses.replace(
-                entry, phase=journal.Phase.UNBINDING)
-            self._mark_unbinding(entry)
-        self._tools.remove_vgpu(
-            entry, self._host.gpu(entry.gpu) if entry.vfio else None)
-        if entry.phase is journal.Phase.UNBINDING and not entry.vfio:
-            self._tools.undefine_mdev(entry.handle)
-        instance = self._shared.remove(entry)
-        if instance is not None:
-            self._destroyed(entry.gpu, instance.placement)
-        self._journal.remove(entry.handle)
-        self._audit.record(
-            entry.gpu, 'unbound' if entry.phase is journal.Phase.UNBINDING
-            else 'undone', entry.handle, audit.of_entry(entry))
-        self._host.record(entry.gpu, gone=(instance, _vgpu(entry)))
-        if published:
-            self._publish(entry.gpu)
-
-    def _mark_unbinding(self, entry):
-        """Write that an entry's partition is to go.
-
-        It goes all the same where that cannot be written: whoever is given
-        the handle next must not find it.
-        """
-        with contextlib.suppress(exception.JournalError):
-            self._journal.give_back(entry.handle)
+    def _tell_kept(self, entry, reason):
+        """Say once why something cannot be removed."""
+        if self._kept.get(entry.handle) == reason:
+            return
+        self._kept[entry.handle] = reason
+        LOG.warning('Handle %(handle)s still has a part of GPU %(gpu)s: '
+                    '%(error)s. Each report tries again.',
+                    {'handle': entry.handle, 'gpu': entry.gpu,
+                     'error': reason})
 
 
 def _where(entry):
     return f' at {entry.placement}' if entry.placement is not None else ''
-
-
-def _vgpu(entry, instance_id=None):
-    return model.Vgpu(entry.function, entry.mdev_type,
-                      None if entry.vfio else entry.handle, instance_id)
-
-
-def _check_same(entry, asked):
-    """Refuse a handle that is bound as something else, or elsewhere.
-
-    Nova looks for the vGPU on the function that it names now.
-    """
-    if entry.mdev_type != asked.mdev_type:
-        raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
-    if entry.function != asked.function:
-        raise plan.refusal(asked, f'the handle is bound on {entry.function}')

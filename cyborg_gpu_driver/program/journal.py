@@ -126,7 +126,9 @@ class Journal:
         if entry is None:
             self._given_back.discard(handle)
         else:
-            self.put(entry)
+            # Not the entry, which may have been written again meanwhile.
+            with self._store.gpu(entry.gpu) as draft:
+                self._set(draft, draft.record.claims)
 
     def check(self) -> bool:
         """Set unusable records aside, with a message.

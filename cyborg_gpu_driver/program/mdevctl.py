@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oslo_concurrency import processutils
-
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import child
 
+_SECONDS = 5.0
+"""It removes one file."""
 _UNKNOWN = 'No devices match'
 """What ``mdevctl undefine`` says of a UUID that it does not know."""
 
@@ -42,13 +43,15 @@ def undefine(uuid: str, tool: str | Callable[..., str]) -> None:
         if callable(tool):
             tool(*arguments)
         else:
-            processutils.execute(tool, *arguments)
+            child.run(_SECONDS, tool, *arguments)
     except FileNotFoundError:
         return
+    except TimeoutError as error:
+        raise exception.MdevctlError(uuid=uuid, reason=str(error)) from error
     except OSError as error:
         raise exception.MdevctlError(
             uuid=uuid, reason=f'{tool} cannot be run ({error})') from error
-    except processutils.ProcessExecutionError as error:
-        said = f'{error.stdout or ""}{error.stderr or ""}'.strip()
+    except child.Failed as error:
+        said = child.words(error)
         if _UNKNOWN not in said:
             raise exception.MdevctlError(uuid=uuid, reason=said) from error

@@ -16,14 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oslo_concurrency import processutils
-from oslo_log import log as logging
-
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import child
 
-LOG = logging.getLogger(__name__)
-
-_SECONDS = 120
+_SECONDS = 120.0
 """A reset takes seconds; the driver gives up on a GPU that does not come
 back much earlier."""
 
@@ -43,18 +39,16 @@ def reset(address: str, tool: str | Callable[..., str]) -> bool:
         if callable(tool):
             tool(*arguments)
         else:
-            processutils.execute(tool, *arguments, timeout=_SECONDS)
+            child.run(_SECONDS, tool, *arguments)
     except FileNotFoundError:
         return False
+    except TimeoutError as error:
+        raise exception.StepFailed(reason=f'{tool}: {error}') from error
     except OSError as error:
         raise exception.StepFailed(
             reason=f'{tool} cannot be run: {error}') from error
-    except processutils.subprocess.TimeoutExpired as error:
+    except child.Failed as error:
         raise exception.StepFailed(
-            reason=f'{tool} did not end within {_SECONDS} seconds'
-        ) from error
-    except processutils.ProcessExecutionError as error:
-        said = f'{error.stdout}{error.stderr}'.strip()
-        raise exception.StepFailed(
-            reason=f'nvidia-smi did not reset it: {said}') from error
+            reason='nvidia-smi did not reset it: '
+            + child.words(error)) from error
     return True

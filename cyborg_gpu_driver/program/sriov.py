@@ -21,14 +21,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from oslo_concurrency import processutils
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import child
 
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
+_SECONDS = 120.0
+"""For one attempt: it unbinds the GPU and makes up to a few hundred virtual
+functions, which takes seconds."""
 _PASSING = 'unbindLock'
 """What it says where another unbind is under way; that passes."""
 _PAUSE = 1.0
@@ -50,15 +53,20 @@ def manage(address: str, enable: bool, tool: str | Callable[..., str],
             if callable(tool):
                 tool(address, enable)
             else:
-                processutils.execute(tool, '-e' if enable else '-d', address)
+                child.run(_SECONDS, tool, '-e' if enable else '-d',
+                          address)
             return
+        except TimeoutError as error:
+            raise exception.SriovError(
+                address=address,
+                reason=f'sriov-manage failed: {error}') from error
         except OSError as error:
             raise exception.SriovError(
                 address=address, reason=f'{tool} cannot be run '
                 f'({error}); it comes with NVIDIA vGPU software'
             ) from error
-        except processutils.ProcessExecutionError as error:
-            said = f'{error.stdout}{error.stderr}'.strip()
+        except child.Failed as error:
+            said = child.words(error)
             if _PASSING not in said or attempt == _ATTEMPTS:
                 raise exception.SriovError(
                     address=address,

@@ -40,6 +40,7 @@ class BinderCase(base.BaseTestCase):
     machine = 'dgx-a100-40'
     gpu = '0000:07:00.0'
     policy = policy.Policy('p', policy.Mode.MIG)
+    limits = binder.Limits()
     only = None
     """A GPU (as in the file of a host) that is all there is, at ``gpu``, in
     place of ``machine``."""
@@ -72,7 +73,7 @@ class BinderCase(base.BaseTestCase):
             self.journal.entries)
         self.binder = binder.Binder(
             self.live, hardware.Hardware(platform_), self.journal,
-            self.state_path, self.published.append)
+            self.state_path, self.published.append, limits=self.limits)
         self.live.refresh()
 
     def handle(self, profile, number=0):

@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Cyborg does not wait for, on the released Cyborg and Placement."""
+
+import contextlib
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.tests.functional import test_mig
+
+
+class DeadlineTest(test_mig.OneGpuCase):
+    """A command of the operator holds the GPU."""
+
+    def held(self):
+        return locks.gpu(self.state_path, model.PciAddress.parse(self.gpu),
+                         60.0, 'a command')
+
+    @contextlib.contextmanager
+    def patience(self, seconds):
+        """Let Cyborg wait for so long."""
+        cfg.CONF.set_override('rpc_response_timeout', seconds)
+        try:
+            yield
+        finally:
+            cfg.CONF.clear_override('rpc_response_timeout')
+
+    def test_a_bind_is_refused_before_cyborg_gives_up(self):
+        whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
+        small = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        with self.patience(6), self.held():
+            self.assertRaises(nova_part.BindFailed, self.cloud.bind, whole)
+        # Nothing of it comes later.
+        self.report()
+        self.assertEqual([], self.placements())
+        self.assertEqual([], self.journal())
+        self.cloud.unbind(self.cloud.bind(small))
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+
+    def test_an_unbind_answers_while_the_gpu_is_held(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_7G_80GB'))
+        with self.patience(20), self.held():
+            self.cloud.unbind(server)
+            self.assertEqual([], self.cloud.cyborg.arqs())
+            self.assertEqual(0, self.handles_in_use())
+            self.assertEqual([(0, 0)], self.placements())
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
