@@ -26,7 +26,6 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices
@@ -42,7 +41,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
-from cyborg_gpu_driver.program import errands
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
@@ -57,6 +55,7 @@ from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
@@ -83,8 +82,6 @@ class Agent:
         self._state_path = gpu_conf.state_path(conf)
         self._mdev_problem = mdev_problem
         self._said: set[str] = set()
-        self._unwritten: type[Exception] | None = None
-        """What keeps Placement from being written, as an error."""
         self._draining: frozenset[str] = frozenset()
         """Providers of which nothing more is promised, as last decided."""
         self._reset: set[model.PciAddress] = set()
@@ -102,13 +99,11 @@ class Agent:
         self._earlier = earlier.Earlier(placement, hostname)
         self._withdrawal = withdrawal.Withdrawal(
             self._state_path, self._keeper.in_use)
-        # The events' thread waits for no lock: whoever holds a GPU's may
-        # wait for that thread, and other GPUs have errors too.
-        self._errands = errands.Errands(self._sickened)
+        self._publisher = publishing.Publisher(self._write)
         self._disabled = disabled.Disabled(
             self._state_path, devices.Watch(conf, hostname).read)
         self._health = health.HealthKeeper(
-            machine, self._state_path, self._errands.ask,
+            machine, self._state_path, self._publisher.ask,
             conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
         self._nvml = machine.nvml
         self._watcher = events.Watcher(machine.nvml, self._health.event)
@@ -119,11 +114,12 @@ class Agent:
             self._was_reset)
         self._binder = binder.Binder(
             self._host, hardware.Hardware(machine), self._journal,
-            self._state_path, self._publish, self._health.instance_gone,
+            self._state_path, self._publisher.publish,
+            self._health.instance_gone,
             binder.Limits(functools.partial(gpu_conf.bind_timeout, conf)))
         self._reconciler = reconcile.Reconciler(
             machine, self._host, self._journal, settings, self._state_path,
-            self._binder.recover, self._publish,
+            self._binder.recover, self._publisher.publish,
             usages=drift.Drift(placement, hostname,
                                withheld=self._is_sick,
                                disabled=self._disabled,
@@ -250,11 +246,6 @@ class Agent:
         verdict = self._health.sick(address)
         return '; '.join(verdict.reasons) if verdict else ''
 
-    def _sickened(self, address):
-        """Promise nothing more on a GPU; in a thread of that GPU."""
-        with locks.gpu(self._state_path, address):
-            self._publish(address)
-
     def _was_reset(self, address):
         self._health.reset_done(address)
         self._reset.add(address)
@@ -286,12 +277,13 @@ class Agent:
             address in self._disabled)
             if inventory.provider not in self._draining]
 
-    def _publish(self, address):
-        """Write what a bind has changed; the GPU's lock is held."""
-        try:
-            self._keeper.write(self._inventories(address))
-        except Exception as error:
-            self._say_unwritten(error)
+    def _write(self, address, generations):
+        """Write to Placement what is left of a GPU."""
+        wanted = self._inventories(address)
+        if generations is None:
+            self._keeper.write(wanted)
+        else:
+            self._keeper.enforce(wanted, generations)
 
     def _enforce(self, decided):
         """Put ``reserved`` right for every GPU that is reported."""
@@ -305,30 +297,17 @@ class Agent:
             if not providers:
                 return
             generations = self._keeper.generations(providers)
-            for address in decided.trusted:
-                with locks.gpu(self._state_path, address):
-                    self._keeper.enforce(self._inventories(address),
-                                         generations)
+            complete = self._publisher.enforce(decided.trusted, generations)
             self._keeper.enforce(draining, generations)
         except Exception as error:
-            self._say_unwritten(error)
+            self._publisher.say(error)
         else:
-            self._unwritten = None
+            if complete:
+                self._publisher.recovered()
 
     def _ignored(self):
         return {gpu.address for gpu in self._host.host().gpus
                 if self._settings.ignores(gpu)}
-
-    def _say_unwritten(self, error):
-        """Log once what keeps Placement from being written.
-
-        By the kind of error: the requests that meet it differ.
-        """
-        if self._unwritten is not type(error):
-            self._unwritten = type(error)
-            LOG.warning('What is left on the GPUs cannot be written to '
-                        'Placement, which each report tries again: %s',
-                        exception.steady(error))
 
     def _say_empty(self, host):
         if not host.gpus:

@@ -61,8 +61,8 @@ class Binder:
     :param tools: what changes it.
     :param records: the journal.
     :param state_path: where the locks are.
-    :param publish: called with a GPU's address, under its lock, when what
-        can still be made on it has changed. It must not raise.
+    :param publish: called with a GPU's address, without its lock, when what
+        can still be made on it may have changed. It must not raise.
     :param destroyed: see :class:`.making.Maker`.
     :param limits: how long each may take.
     """
@@ -100,7 +100,13 @@ class Binder:
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, self._limits.bind()) as turn:
-            made = self._bind(self._host.owner(asked.function), turn)
+            address = self._host.owner(asked.function)
+            try:
+                made = self._bind(address, turn)
+            finally:
+                # Also what a refused bind has learnt: Placement would
+                # promise the same place to the next server.
+                self._publish(address)
         if made is None:
             LOG.info('Handle %s is bound already', asked.handle)
             return
@@ -182,17 +188,17 @@ class Binder:
         try:
             with locks.gpu(self._state_path, address, turn.left, purpose):
                 turn.check()
-                if self._maker.is_made(turn.asked):
+                if self._maker.is_made(address, turn.asked):
                     return None
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
                     # An unbind may have come before the entry was written.
                     self._maker.remove(made)
                     turn.check()
-                self._publish(address)
                 return made
         except exception.LockTimeout as error:
-            turn.check()
+            if turn.cancelled:
+                turn.check()
             raise plan.refusal(turn.asked, str(error)) from error
 
     def _soon(self, function, subject):
@@ -242,7 +248,8 @@ class Binder:
         with self._unfinished(entry, seconds) as current:
             if current is not None:
                 self._maker.remove(current)
-                self._publish(entry.gpu)
+        if current is not None:
+            self._publish(entry.gpu)
 
     @contextlib.contextmanager
     def _unfinished(self, entry, seconds):
@@ -271,7 +278,7 @@ class Binder:
                 # A bind that came after the unbind.
                 return
             self._maker.remove_unrecorded(address, asked)
-            self._publish(address)
+        self._publish(address)
         self._tools.undefine_mdev(asked.handle)
         LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
                     'journal knows nothing; a GPU instance that it may have '

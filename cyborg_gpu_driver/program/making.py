@@ -85,8 +85,9 @@ class Maker:
         self._audit = history
         self._destroyed = destroyed
 
-    def is_made(self, asked: request.Request) -> bool:
-        """Whether an earlier bind left what this one asks for.
+    def is_made(self, address: model.PciAddress,
+                asked: request.Request) -> bool:
+        """Whether an earlier bind left what this one asks for on a GPU.
 
         What an earlier unbind could not remove is removed first.
 
@@ -94,7 +95,7 @@ class Maker:
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
         """
-        entry = self._journal.get(asked.handle)
+        entry = self._journal.get(asked.handle, address)
         if entry is None:
             return False
         if entry.phase is journal.Phase.BOUND:
@@ -138,7 +139,8 @@ class Maker:
             except exception.BindRefused as error:
                 failure = error
             if (attempt == _ATTEMPTS
-                    or self._journal.get(turn.asked.handle) is not None):
+                    or self._journal.get(turn.asked.handle, address)
+                    is not None):
                 break
             before = self._host.gpu(address)
             if (self._host.refresh_gpu(address) == before
@@ -214,6 +216,9 @@ class Maker:
             if moved is not entry:
                 cut = None
             turn.check()
+            # In this order: what is left is read without a lock, and must
+            # never seem to be more than it is.
+            self._host.record(gpu.address, made=(cut, _vgpu(moved, below)))
             entry = dataclasses.replace(moved, phase=journal.Phase.BOUND)
             self._journal.put(entry)
         except _Refused as refused:
@@ -227,7 +232,6 @@ class Maker:
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._undo(entry)
-        self._host.record(gpu.address, made=(cut, _vgpu(entry, below)))
         return entry
 
     def _check_unclaimed(self, entry, asked):

@@ -40,8 +40,8 @@ class Means:
 
     :param recover: finishes what an entry says is under way; never raises
         (:meth:`cyborg_gpu_driver.program.binder.Binder.recover`).
-    :param publish: called with a GPU's address, under its lock: writes what
-        can still be made on it to Placement.
+    :param publish: called with a GPU's address, without its lock: writes
+        what can still be made on it to Placement.
     """
 
     host: live.LiveHost
@@ -164,12 +164,11 @@ class Repairer:
             if self._means.records.get(claim.handle) is None:
                 self._means.rebuilder.adopt(
                     self._means.host.gpu(difference.gpu), claim)
-                self._means.publish(difference.gpu)
+        self._means.publish(difference.gpu)
         return f'recorded handle {claim.handle} as bound'
 
     def _publish(self, difference):
-        with self._locked(difference):
-            self._means.publish(difference.gpu)
+        self._means.publish(difference.gpu)
         return 'wrote reserved'
 
     def _locked(self, difference):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.report import provider_tree
 
@@ -36,6 +38,8 @@ LOG = logging.getLogger(__name__)
 
 _WRITES = 8
 """Tries at one write: each loses only to a write that succeeded."""
+_FAILING_SECONDS = 5.0
+"""After that no more providers of a GPU are tried, once one has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +57,12 @@ class ReservedKeeper:
     """Writes ``reserved``, and as little as possible.
 
     :param client: makes Cyborg's placement client.
+    :param clock: seconds that only grow.
     """
 
-    def __init__(self, client: Callable[[], Any]):
+    def __init__(self, client: Callable[[], Any],
+                 clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
         self._tree = provider_tree.ProviderTree(client)
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
@@ -69,13 +76,15 @@ class ReservedKeeper:
         """Write what differs from what was last seen; for a bind.
 
         What somebody else has closed is left so: only a report knows whether
-        an operator has disabled the device.
+        an operator has disabled the device. One provider that cannot be
+        written does not keep the others from it.
 
+        :raises PlacementRefused: if Placement refused one.
         :raises Exception: what the client raises.
         """
-        for inventory in wanted:
-            if self._reserved(inventory) != inventory.reserved:
-                self._put(inventory, False)
+        self._each((item for item in wanted
+                    if self._reserved(item) != item.reserved),
+                   lambda item: self._put(item, False))
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
         """See :meth:`.provider_tree.ProviderTree.generations`."""
@@ -89,12 +98,14 @@ class ReservedKeeper:
         read. Somebody else's write to ``reserved`` is put right, but one
         that closes a provider only by the second report that finds it:
         Cyborg does that when an operator disables the device, and the first
-        report may have asked Cyborg just before.
+        report may have asked Cyborg just before. One provider that cannot
+        be written does not keep the others from it.
 
         :param generations: what :meth:`generations` returned just now.
+        :raises PlacementRefused: if Placement refused one.
         :raises Exception: what the client raises.
         """
-        for inventory in wanted:
+        def put(inventory):
             generation = generations.get(inventory.provider)
             if generation is None:
                 # Cyborg has yet to make it, after the first report of it.
@@ -102,6 +113,8 @@ class ReservedKeeper:
             elif self._written.get(inventory.provider) != (
                     inventory.reserved, generation):
                 self._put(inventory, True)
+
+        self._each(wanted, put)
 
     def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.
@@ -147,6 +160,23 @@ class ReservedKeeper:
         return cleaning.Seen(seen.tenants, self._written[provider][1],
                              seen.ours + 1)
 
+    def _each(self, inventories, put):
+        """Write each; the first error is raised after the last.
+
+        Where Placement is silent none answers, and each costs its timeout.
+        """
+        end = self._clock() + _FAILING_SECONDS
+        failure = None
+        for inventory in inventories:
+            try:
+                put(inventory)
+            except Exception as error:
+                failure = failure or error
+                if self._clock() >= end:
+                    break
+        if failure is not None:
+            raise failure
+
     def _reserved(self, inventory):
         return self._written.get(inventory.provider, (None, None))[0]
 
@@ -156,6 +186,7 @@ class ReservedKeeper:
         An absent provider or inventory is left absent.
 
         :param reporting: False for a bind.
+        :raises PlacementRefused: if it cannot be written.
         """
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
@@ -184,14 +215,12 @@ class ReservedKeeper:
                 return
             if response.status_code != 409:
                 break
-        # Refused, or outrun by another writer each time: the next report
-        # tries again.
-        LOG.error('Placement refused to reserve %(reserved)d of %(total)d '
-                  '%(class)s on provider %(provider)s: %(code)d %(text)s',
-                  {'reserved': inventory.reserved, 'total': inventory.total,
-                   'class': inventory.resource_class,
-                   'provider': inventory.provider,
-                   'code': response.status_code, 'text': response.text})
+        # Refused, or outrun by another writer each time.
+        self._written.pop(inventory.provider, None)
+        raise exception.PlacementRefused(
+            what=f'to reserve {inventory.reserved} of {inventory.total} '
+            f'{inventory.resource_class} on provider {inventory.provider}',
+            code=response.status_code, text=response.text)
 
     def _leaves_closed(self, inventory, body, reporting):
         """Whether a provider is left as somebody else has closed it.

@@ -125,6 +125,7 @@ class Door(fixtures.Fixture):
         parsed = urllib.parse.urlsplit(target)
         self._target = (parsed.hostname, parsed.port)
         self._answer = None
+        self._refused = None
         self._listener = None
         self._port = 0
         self._open: set[socket.socket] = set()
@@ -149,6 +150,15 @@ class Door(fixtures.Fixture):
     def busy(self):
         """Answer 503 for the time of the block."""
         return self._answering(_REFUSAL)
+
+    @contextlib.contextmanager
+    def busy_for(self, words: bytes):
+        """Answer 503 to requests that have these words, for the block."""
+        self._refused = words
+        try:
+            yield
+        finally:
+            self._refused = None
 
     def silent(self):
         """Take requests and answer none for the time of the block."""
@@ -197,11 +207,19 @@ class Door(fixtures.Fixture):
                 with socket.create_connection(self._target) as service:
                     threading.Thread(target=_pass_on, args=(
                         service, connection), daemon=True).start()
-                    _pass_on(connection, service)
+                    self._pass_requests(connection, service)
             else:
                 while connection.recv(_CHUNK):
                     connection.sendall(self._answer)
         self._open.discard(connection)
+
+    def _pass_requests(self, connection, service):
+        while data := connection.recv(_CHUNK):
+            if self._refused and self._refused in data:
+                connection.sendall(_REFUSAL)
+                return
+            service.sendall(data)
+        service.shutdown(socket.SHUT_RDWR)
 
 
 def _pass_on(source, sink):

@@ -220,3 +220,25 @@ class SlowUnbindTest(LimitCase):
         self.binder.bind(*self.asked)
         self.assertEqual(1, self.machine.calls[_CREATE])
         self.assertEqual([journal.Phase.BOUND], self.phases())
+
+
+class PublishTest(binder_case.BinderCase):
+
+    def publish(self, address):
+        """Placement may be slow; the next bind must not wait for that."""
+        with locks.gpu(self.state_path, address, 0.0):
+            self.published.append(self.creatable()['7g.40gb'])
+
+    def test_placement_is_told_without_the_lock(self):
+        self.binder._publish = self.publish
+        asked = self.handle('1g.5gb')
+        self.binder.bind(*asked)
+        self.binder.unbind(*asked)
+        self.assertEqual([0, 1], self.published)
+
+    def test_what_a_refused_bind_has_learnt_is_told(self):
+        self.binder._publish = self.publish
+        self.stranger(19, 0, 1)
+        self.assertRaises(exception.BindRefused, self.binder.bind,
+                          *self.handle('7g.40gb'))
+        self.assertEqual([0], self.published)

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is left of each GPU, written to Placement without holding the GPU.
+
+Each GPU has at most one thread that writes. It reads what is left when it
+begins, so that the newest state wins: who comes while it writes has it write
+once more. A bind waits for it, because its siblings have to be closed before
+Cyborg hears that the bind is done. But it waits for a short time only, and
+not at all while Placement is known not to answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import model
+
+LOG = logging.getLogger(__name__)
+
+_BIND_SECONDS = 5.0
+"""How long a bind waits for all that is to be written after it."""
+_REPORT_SECONDS = 30.0
+"""How long a report waits for all GPUs together."""
+
+
+class Publisher:
+    """Keeps Placement true of each GPU.
+
+    :param write: called with a GPU's address: writes what its providers are
+        to be now. In a report it also gets the providers' generations, and
+        puts right what others have written (:mod:`.reserved`). It takes no
+        lock of a GPU.
+    :param seconds: how long a bind waits.
+    """
+
+    def __init__(self, write: Callable[[model.PciAddress,
+                                        Mapping[str, int] | None], None],
+                 seconds: float = _BIND_SECONDS):
+        self._write = write
+        self._seconds = seconds
+        self._mutex = threading.Lock()
+        self._asked: dict[model.PciAddress, _Writing] = {}
+        """Writings that have not begun."""
+        self._busy: set[model.PciAddress] = set()
+        self._unwritten: type[Exception] | None = None
+        """What keeps Placement from being written, as an error."""
+
+    def ask(self, address: model.PciAddress) -> None:
+        """Have a GPU's state written, and return at once."""
+        self._ask(address)
+
+    def publish(self, address: model.PciAddress) -> None:
+        """Write what a bind or unbind has changed; never raises.
+
+        No lock of the GPU may be held.
+        """
+        writing = self._ask(address)
+        if self._unwritten is None and not writing.ended.wait(self._seconds):
+            self.say(TimeoutError(f'it has not answered within '
+                                  f'{self._seconds:g} s'))
+
+    def enforce(self, addresses: Iterable[model.PciAddress],
+                generations: Mapping[str, int]) -> bool:
+        """Put all GPUs right, one after the other; never raises.
+
+        One that cannot be written does not keep the others from it.
+
+        :param generations: see :meth:`.reserved.ReservedKeeper.enforce`.
+        :returns: whether all is written.
+        """
+        end = time.monotonic() + _REPORT_SECONDS
+        complete = True
+        for address in addresses:
+            writing = self._ask(address, generations)
+            if not writing.ended.wait(max(0.0, end - time.monotonic())):
+                self.say(TimeoutError('it has not answered within '
+                                      f'{_REPORT_SECONDS:g} s'))
+                return False
+            complete = complete and writing.error is None
+        return complete
+
+    def say(self, error: Exception) -> None:
+        """Log once what keeps Placement from being written.
+
+        By the kind of error: the requests that meet it differ.
+        """
+        if self._unwritten is not type(error):
+            self._unwritten = type(error)
+            LOG.warning('What is left on the GPUs cannot be written to '
+                        'Placement, which each report tries again: %s',
+                        exception.steady(error))
+
+    def recovered(self) -> None:
+        """A report has written all; binds wait for Placement again."""
+        self._unwritten = None
+
+    def _ask(self, address, generations=None):
+        with self._mutex:
+            writing = self._asked.setdefault(address, _Writing())
+            writing.generations = generations or writing.generations
+            if address in self._busy:
+                return writing
+            self._busy.add(address)
+        threading.Thread(target=self._run, args=(address,), daemon=True,
+                         name=f'what is left of GPU {address}').start()
+        return writing
+
+    def _run(self, address):
+        while (writing := self._next(address)) is not None:
+            try:
+                self._write(address, writing.generations)
+            except Exception as error:
+                writing.error = error
+                self.say(error)
+            finally:
+                writing.ended.set()
+
+    def _next(self, address):
+        with self._mutex:
+            writing = self._asked.pop(address, None)
+            if writing is None:
+                self._busy.discard(address)
+            return writing
+
+
+class _Writing:
+    """One writing of a GPU's state."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self.generations: Mapping[str, int] | None = None
+        """Those of a report, which also puts right what others wrote."""

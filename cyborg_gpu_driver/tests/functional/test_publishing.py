@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Placement is told where it answers in part, or not at all."""
+
+import fixtures
+from oslo_config import cfg
+
+from cyborg_gpu_driver.tests.functional import test_mig
+from cyborg_gpu_driver.tests.functional import test_outages_services
+
+
+class SilentTest(test_outages_services.PlacementCase):
+
+    def test_a_bind_waits_neither_for_long_nor_again(self):
+        # Of the client itself; an agent that is started now uses it.
+        cfg.CONF.set_override('timeout', 3600, group='placement')
+        self.end_agent()
+        self.report()
+        self.lines()
+        self.useFixture(fixtures.Timeout(300, gentle=True))
+        with self.door.silent():
+            for _ in range(3):
+                self.cloud.unbind(self.staying)
+                self.staying = self.cloud.bind(self.stays)
+        said = [line for line in self.lines() if 'cannot be written' in line]
+        self.assertEqual(1, len(said), said)
+        self.report()
+        self.assert_both()
+
+
+class RefusedTest(test_outages_services.PlacementCase):
+
+    def wrong(self, label):
+        """Write something wrong; the provider's UUID."""
+        placement = self.cloud.placement
+        provider = placement.providers()[self.name(label)]['uuid']
+        name = test_mig._class(label)
+        url = f'/resource_providers/{provider}/inventories/{name}'
+        body = placement.get(url)
+        placement.put(url, dict(body, reserved=body['total'] - 1))
+        return provider
+
+    def test_one_provider_keeps_no_other_from_being_put_right(self):
+        right = self.reserved()
+        refused = self.wrong('1g.10gb')
+        self.wrong('2g.20gb')
+        wrong = self.reserved()['1g.10gb']
+        self.assertNotEqual(right['1g.10gb'], wrong)
+        with self.door.busy_for(f'{refused}/inventories'.encode()):
+            self.assert_said_once('cannot be written to')
+            self.assertEqual(dict(right, **{'1g.10gb': wrong}),
+                             self.reserved())
+        self.cloud.report()
+        self.assertEqual(right, self.reserved())
+
+    def test_a_refusal_is_said_once(self):
+        refused = self.wrong('1g.10gb')
+        client = self.driver._running()._keeper._tree.client
+        put = client.put
+
+        class Forbidden:
+            status_code = 403
+            text = 'forbidden'
+
+        def refuse(url, *args, **kwargs):
+            return (Forbidden if refused in url
+                    else put(url, *args, **kwargs))
+
+        client.put = refuse
+        self.assert_said_once('HTTP 403 forbidden')
+        del client.put
+        self.cloud.report()
+        self.assertEqual(self.both['placement'],
+                         self.cloud.placement.snapshot())

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""One writer for each GPU, and binds that wait for it, but not long."""
+
+import queue
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.report import publishing
+
+_A = model.PciAddress.parse('0000:07:00.0')
+_B = model.PciAddress.parse('0000:0f:00.0')
+_SECONDS = 60
+"""More than anything here takes."""
+
+
+class PublisherTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.begun, self.done = queue.Queue(), queue.Queue()
+        self.gates = {_A: threading.Semaphore(0), _B: threading.Semaphore(0)}
+        self.failing = set()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.publisher = publishing.Publisher(self.write, _SECONDS)
+
+    def write(self, address, generations):
+        self.begun.put((address, generations))
+        self.assertTrue(self.gates[address].acquire(timeout=_SECONDS))
+        if address in self.failing:
+            raise ConnectionError('no route')
+        self.done.put((address, generations))
+
+    def wait(self, queue_, address, generations=None):
+        self.assertEqual((address, generations),
+                         queue_.get(timeout=_SECONDS))
+
+    def said(self):
+        return self.log.output.count('cannot be written')
+
+    def test_one_that_waits_holds_up_neither_the_caller_nor_another(self):
+        self.publisher.ask(_A)
+        self.wait(self.begun, _A)
+        self.publisher.ask(_B)
+        self.wait(self.begun, _B)
+        self.gates[_B].release()
+        self.wait(self.done, _B)
+        self.gates[_A].release()
+        self.wait(self.done, _A)
+
+    def test_all_that_comes_meanwhile_is_written_at_once(self):
+        self.publisher.ask(_A)
+        self.wait(self.begun, _A)
+        for _ in range(3):
+            self.publisher.ask(_A)
+        self.gates[_A].release(2)
+        self.wait(self.done, _A)
+        self.wait(self.done, _A)
+        self.publisher.ask(_A)
+        self.gates[_A].release()
+        self.wait(self.done, _A)
+        self.assertTrue(self.done.empty())
+
+    def test_a_bind_waits_for_a_writing_that_began_after_it(self):
+        self.publisher.ask(_A)
+        self.wait(self.begun, _A)
+        bind = threading.Thread(target=self.publisher.publish, args=(_A,))
+        bind.start()
+        self.gates[_A].release()
+        self.wait(self.done, _A)
+        self.wait(self.begun, _A)
+        self.assertTrue(bind.is_alive())
+        self.gates[_A].release()
+        bind.join(_SECONDS)
+        self.assertFalse(bind.is_alive())
+        self.wait(self.done, _A)
+
+    def test_binds_do_not_wait_again_until_a_report_has_written(self):
+        self.publisher = publishing.Publisher(self.write, 0.1)
+        self.publisher.publish(_A)
+        self.assertEqual(1, self.said())
+        # These would take that long too, or for ever.
+        self.publisher._seconds = None
+        for _ in range(5):
+            self.publisher.publish(_A)
+        self.publisher.publish(_B)
+        self.gates[_A].release(3)
+        self.gates[_B].release(2)
+        self.assertTrue(self.publisher.enforce([_A, _B], {}))
+        self.publisher.recovered()
+        self.gates[_A].release()
+        self.publisher.publish(_A)
+        self.assertEqual(1, self.said())
+
+    def test_an_error_is_said_once_and_ends_nothing(self):
+        self.failing.add(_A)
+        self.gates[_A].release(3)
+        self.gates[_B].release(3)
+        for _ in range(2):
+            self.publisher.publish(_A)
+        self.assertEqual(1, self.said())
+        self.publisher.publish(_B)
+        self.wait(self.done, _B)
+        self.failing.clear()
+        self.publisher.publish(_A)
+        self.wait(self.done, _A)
+
+    def test_a_report_writes_the_others_where_one_fails(self):
+        self.failing.add(_A)
+        self.gates[_A].release()
+        self.gates[_B].release()
+        generations = {'a provider': 3}
+        self.assertFalse(self.publisher.enforce([_A, _B], generations))
+        self.wait(self.done, _B, generations)
+        self.assertEqual(1, self.said())
+
+    def test_a_report_does_not_wait_for_ever(self):
+        self.patch(publishing, '_REPORT_SECONDS', 0.1)
+        self.assertFalse(self.publisher.enforce([_A, _B], {'one': 1}))
+        self.assertEqual(1, self.said())
+        for gate in self.gates.values():
+            gate.release()
