@@ -26,11 +26,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema_words
+
+if TYPE_CHECKING:
+    from jsonschema import exceptions as errors
+    from jsonschema import protocols
 
 Schema = Mapping[str, Any]
 Formats = Mapping[str, Callable[[str], Any]]
@@ -166,7 +172,7 @@ def nullable(schema: Schema) -> dict[str, Any]:
     return {**schema, 'type': [schema['type'], 'null']}
 
 
-def _check_size(value, place):
+def _check_size(value: Any, place: Place) -> None:
     size, level = 0, [value]
     for _depth in range(DEPTH_MAX):
         below: list[Any] = []
@@ -191,7 +197,7 @@ def _check_size(value, place):
                       f'expected at most {DEPTH_MAX} levels')
 
 
-def _validator(schema, formats):
+def _validator(schema: Schema, formats: Formats) -> protocols.Validator:
     import jsonschema
     checker = jsonschema.FormatChecker(())
     for name, parse in formats.items():
@@ -200,14 +206,14 @@ def _validator(schema, formats):
     return _validator_class()(schema, format_checker=checker)
 
 
-def _is_of(parse, value):
+def _is_of(parse: Callable[[str], Any], value: Any) -> bool:
     if isinstance(value, str):
         parse(value)
     return True
 
 
 @functools.cache
-def _validator_class():
+def _validator_class() -> type[protocols.Validator]:
     """Imported at the first use: it takes a tenth of a second."""
     import jsonschema
     from jsonschema import validators
@@ -218,7 +224,8 @@ def _validator_class():
             'integer', lambda _checker, value: type(value) is int))
 
 
-def _unique_items(_validator, _value, instance, _schema):
+def _unique_items(_validator: Any, _value: Any, instance: Any, _schema: Any
+                  ) -> Iterator[errors.ValidationError]:
     """Items that are the same, in linear time; of plain values only."""
     from jsonschema import exceptions as errors
     seen = set()

@@ -63,7 +63,7 @@ def name(key: Any) -> str:
             and _PLAIN_KEY.fullmatch(key) else shown(key))
 
 
-def _shown_integer(value):
+def _shown_integer(value: int) -> str:
     """Large ones in hexadecimal too, which YAML reads as well."""
     if value.bit_length() > INTEGER_BITS:
         return 'a number beyond all bounds'
@@ -114,14 +114,14 @@ def words(error: errors.ValidationError) -> tuple[str, str]:
     return problem, f'expected {_expected(schema)}{quotes}'
 
 
-def _missing(error, schema):
+def _missing(error: errors.ValidationError, schema: Any) -> tuple[str, str]:
     key = next(key for key in error.validator_value
                if key not in error.instance)
     return (f'key {key!r} is missing',
             f'expected {_expected(schema["properties"][key])}')
 
 
-def _unknown(value, schema):
+def _unknown(value: Any, schema: Any) -> tuple[str, str]:
     known = list(schema['properties'])
     key = next(key for key in value if key not in known)
     near = difflib.get_close_matches(str(key)[:_SHOWN_MAX], known, 1, 0.75)
@@ -130,14 +130,14 @@ def _unknown(value, schema):
             'known keys: ' + ', '.join(known))
 
 
-def _choice(schema):
+def _choice(schema: Any) -> list[str]:
     """The keys of which a mapping has one; none if it is another oneOf."""
     if all(set(branch) == {'required'} for branch in schema['oneOf']):
         return [branch['required'][0] for branch in schema['oneOf']]
     return []
 
 
-def _not_one(value, keys):
+def _not_one(value: Any, keys: list[str]) -> tuple[str, str]:
     there = [key for key in keys if key in value]
     return ('both ' + ' and '.join(there) if there
             else 'neither ' + ' nor '.join(keys),
@@ -153,13 +153,13 @@ def _expected(schema: Any) -> str:
     return f'{text}, or null' if isinstance(schema.get('type'), list) else text
 
 
-def _type(schema):
+def _type(schema: Any) -> Any:
     """Other than null, which any may be beside it."""
     found = schema.get('type')
     return found[0] if isinstance(found, list) else found
 
 
-def _by_keywords(schema):
+def _by_keywords(schema: Any) -> str:
     if 'const' in schema:
         return _value(schema['const'])
     if 'enum' in schema:
@@ -180,13 +180,13 @@ def _by_keywords(schema):
             + _length(schema, 'Properties', 'entry'))
 
 
-def _bounds(schema):
+def _bounds(schema: Any) -> str:
     if 'maximum' in schema:
         return f' from {schema["minimum"]} to {schema["maximum"]}'
     return f' from {schema["minimum"]} up' if 'minimum' in schema else ''
 
 
-def _length(schema, kind, unit):
+def _length(schema: Any, kind: str, unit: str) -> str:
     least, most = schema.get(f'min{kind}'), schema.get(f'max{kind}')
     if most is not None:
         return (f' of {least} to {most} {unit}s' if least

@@ -159,13 +159,13 @@ class Cleaner:
         ecc = (nvml_modes.ecc(self._nvml, gpu.address)
                if gpu.visible_to_nvml else None)
         reasons = faults.of_gpu(gpu, health.seen((), facts, time.time()),
-                                wanted, ecc and ecc.pending)
-        traces = None
-        if not reasons:
-            traces = self._traces(gpu)
-            reasons = tuple(filter(None, [cleaning.in_use(traces)]))
+                                wanted, ecc.pending if ecc else None)
         if reasons:
             raise exception.StepFailed(reason='; '.join(reasons))
+        traces = self._traces(gpu)
+        used = cleaning.in_use(traces)
+        if used:
+            raise exception.StepFailed(reason=used)
         return {'model': gpu.model, 'mig_mode': gpu.mig and gpu.mig.enabled,
                 'ecc_mode': ecc and dataclasses.asdict(ecc),
                 'health': dataclasses.asdict(facts),

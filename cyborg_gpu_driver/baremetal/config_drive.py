@@ -112,7 +112,7 @@ def _mount(device, directory, types):
                   name.encode(), _FLAGS, None)
             return
         except exception.LayoutSourceError as error:
-            if error.__cause__.errno not in _OTHER_TYPE:
+            if getattr(error.__cause__, 'errno', None) not in _OTHER_TYPE:
                 raise
     raise exception.LayoutSourceError(
         source=device, reason='cannot be mounted: it is not '

@@ -60,7 +60,7 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
     if inspected is None:
         return ''
     try:
-        expected = collections.Counter()
+        expected: collections.Counter[str] = collections.Counter()
         for board in inspected['boards']:
             expected[str(board['device_id'])] += int(board['count'])
     except (KeyError, TypeError, ValueError):

@@ -133,7 +133,8 @@ class Tree:
         """The names that lead there without a link; None if nothing is
         there.
         """
-        left, found, links = path.split('/')[::-1], [], 0
+        left, links = path.split('/')[::-1], 0
+        found: list[str] = []
         while left:
             name = left.pop()
             if name == '..':

@@ -109,8 +109,9 @@ def make(profile: resources.DeviceProfile, source: str,
     :raises DocumentError: if a node cannot be so.
     """
     place = _Place(source, profile.name)
-    wanted = collections.Counter()
-    required, forbidden = set(), set()
+    wanted: collections.Counter[str] = collections.Counter()
+    required: set[str] = set()
+    forbidden: set[str] = set()
     for group in profile.groups:
         wanted.update(resources.classes(group))
         required |= resources.traits(group, 'required')
@@ -191,7 +192,8 @@ def checked(change: plan.Change, adopt: bool) -> plan.Change:
             or change.item.kind is not resources.Kind.TEMPLATE:
         return change
     there, wanted = (_layout(item.steps) for item in (
-        change.existing.item, change.wanted))
+        change.there.item, change.item)
+        if isinstance(item, resources.DeployTemplate))
     if there == wanted:
         return change
     return dataclasses.replace(
@@ -246,15 +248,18 @@ def _sections(place, whole, slices, devices):
 def _slice_name(place, resource_class):
     """The GPU instance profile whose resource class it is."""
     found = _SLICE.fullmatch(resource_class)
-    for attributes in _ATTRIBUTES if found else ():
-        try:
-            name = str(profile_names.ProfileName(
-                found['compute'] and int(found['compute']),
-                int(found['slices']), int(found['memory']), attributes))
-        except exception.InvalidValue:
-            continue
-        if report_names.custom(report_names.VENDOR, name) == resource_class:
-            return name
+    if found is not None:
+        compute = int(found['compute']) if found['compute'] else None
+        for attributes in _ATTRIBUTES:
+            try:
+                name = str(profile_names.ProfileName(
+                    compute, int(found['slices']), int(found['memory']),
+                    attributes))
+            except exception.InvalidValue:
+                continue
+            if report_names.custom(
+                    report_names.VENDOR, name) == resource_class:
+                return name
     raise place.error(
         f'{resource_class} is neither a whole GPU nor a GPU instance',
         'expected gpu: passthrough or a GPU instance profile such as '

@@ -103,7 +103,9 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
 
     :raises CloudError: if Nova does not tell.
     """
-    wanted, found, marker = set(uuids), set(), {}
+    wanted = set(uuids)
+    found: set[str] = set()
+    marker: dict[str, str] = {}
     while wanted - found:
         answer = cloud.ask('compute', '/os-migrations', VERSION, **marker)
         with answers.understanding(cloud, 'Nova', 'a migration'):

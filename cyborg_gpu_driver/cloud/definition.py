@@ -60,7 +60,7 @@ class Definition:
     @property
     def projects(self) -> frozenset[str]:
         """Every project that is named."""
-        found = set()
+        found: set[str] = set()
         for item in self.items:
             if isinstance(item, resources.Flavor):
                 found |= item.projects

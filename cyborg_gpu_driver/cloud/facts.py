@@ -81,7 +81,7 @@ class Node:
     @property
     def gpu(self) -> str | None:
         """PCI address of the GPU, None if it is not this driver's."""
-        return self.place and self.place.gpu
+        return self.place.gpu if self.place else None
 
     @property
     def title(self) -> str:

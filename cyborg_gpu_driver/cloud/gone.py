@@ -81,13 +81,14 @@ class Finisher:
             # What is reported of the GPUs must not depend on it.
             self._say('Requests of servers that are gone are not known: '
                       + exception.steady(error))
-        for orphan in orphans.lasting(before, self._gone):
-            self._finish(orphan)
+        else:
+            for orphan in orphans.lasting(before, self._gone):
+                self._finish(self._cloud, orphan)
         self._looked = self._clock()
 
-    def _finish(self, orphan):
+    def _finish(self, cloud, orphan):
         try:
-            orphans_clean.remove(self._cloud, orphan)
+            orphans_clean.remove(cloud, orphan)
         except Exception as error:
             self._say(f'Accelerator request {orphan.subject} of server '
                       f'{orphan.server}, which is gone, is not deleted: '
@@ -114,7 +115,7 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[orphans.Orphan, ...]:
     """
     bound = {arq.uuid: arq for arq in records.arqs(cloud)
              if arq.host == host and arq.state == _BOUND and arq.server}
-    servers = {arq.server for arq in bound.values()}
+    servers = {arq.server for arq in bound.values() if arq.server}
     left = {server for server in servers if not _has_allocation(cloud, server)}
     if not left:
         return ()

@@ -173,8 +173,8 @@ def _gpus(offers):
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(
-        Gpu(address, *(_fact(of_gpu, kind)
-                       for kind in ('KIND', 'MODEL', 'NUMA')),
+        Gpu(address, _fact(of_gpu, 'KIND'), _fact(of_gpu, 'MODEL'),
+            _fact(of_gpu, 'NUMA'),
             tuple(sorted({reason for offer in of_gpu
                           for reason in offer.sick})), tuple(of_gpu))
         for address, of_gpu in sorted(gpus.items()))

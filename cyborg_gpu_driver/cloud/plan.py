@@ -62,7 +62,16 @@ class Change:
     @property
     def item(self) -> resources.Item:
         """What there is to be, or what goes."""
-        return self.wanted or self.existing.item
+        if self.wanted is not None:
+            return self.wanted
+        return self.there.item
+
+    @property
+    def there(self) -> resources.Existing:
+        """What exists, of a change of something that does."""
+        if self.existing is None:
+            raise ValueError(f'{self.action.value}: there is nothing yet')
+        return self.existing
 
     @property
     def acts(self) -> bool:
@@ -102,12 +111,9 @@ def differences(wanted: resources.Item, there: resources.Item
                 ) -> dict[str, str]:
     """What differs, by field, for people."""
     return {
-        field.name: f'{_shown(field.name, before)} -> '
-                    f'{_shown(field.name, after)}'
-        for field in dataclasses.fields(wanted)
-        for before, after in [(getattr(there, field.name),
-                               getattr(wanted, field.name))]
-        if before != after}
+        name: f'{_shown(name, getattr(there, name))} -> {_shown(name, after)}'
+        for name, after in vars(wanted).items()
+        if getattr(there, name) != after}
 
 
 def unoffered(wanted: Iterable[resources.Item],

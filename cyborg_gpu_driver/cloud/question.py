@@ -105,7 +105,7 @@ class _Reading:
             name = asked.profile
             findings = () if name in profiles else (
                 request.unknown_profile(name, profiles),)
-        made = request.make(flavor, name, profiles.get(name, ()))
+        made = request.make(flavor, name, profiles.get(name or '', ()))
         return server, dataclasses.replace(
             made, findings=(*findings, *made.findings))
 

@@ -131,10 +131,11 @@ class Limit(Item):
     resource: str
     project: str
     value: int
+    name: str = dataclasses.field(init=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        return f'{self.resource} of project {self.project}'
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'name',
+                           f'{self.resource} of project {self.project}')
 
     @property
     def needs(self) -> tuple[Key, ...]:

@@ -84,7 +84,7 @@ def profile_users(cloud: connection.Cloud) -> Users:
     A server that is shelved and offloaded has no accelerator request, but
     comes back with the device profile that its flavor names.
     """
-    users = collections.defaultdict(list)
+    users: dict[str, list[str]] = collections.defaultdict(list)
     requests = cloud.get('/accelerator_requests', 'arqs')
     with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
         for request in requests:

@@ -48,6 +48,10 @@ def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
         yield change, None
 
 
+def _never(*_items: object) -> None:
+    raise ValueError('the plan has a change that its service cannot make')
+
+
 class Writer:
     """Makes, changes and deletes what is for GPUs.
 
@@ -66,7 +70,7 @@ class Writer:
         """
         create, update, path, service = {
             resources.Kind.PROFILE: (
-                self._create_profile, None, '/device_profiles',
+                self._create_profile, _never, '/device_profiles',
                 'accelerator'),
             resources.Kind.FLAVOR: (
                 self._create_flavor, self._update_flavor, '/flavors',
@@ -81,21 +85,21 @@ class Writer:
                 self._create_template, self._update_template,
                 '/deploy_templates', 'baremetal'),
             resources.Kind.NODE: (
-                None, self._add_traits, '/nodes', 'baremetal'),
+                _never, self._add_traits, '/nodes', 'baremetal'),
         }[change.item.kind]
         if change.action is plan.Action.UPDATE:
-            update(change.wanted, change.existing)
+            update(change.wanted, change.there)
             return
         if change.action in (plan.Action.DELETE, plan.Action.REPLACE):
-            self._check_unused(change.existing)
+            self._check_unused(change.there)
             self._cloud.change(service, 'DELETE',
-                               f'{path}/{change.existing.identity}')
+                               f'{path}/{change.there.identity}')
         if change.action in (plan.Action.CREATE, plan.Action.REPLACE):
             create(change.wanted)
 
     def _check_unused(self, existing):
         item = existing.item
-        users = ()
+        users: tuple[str, ...] = ()
         if item.kind is resources.Kind.PROFILE:
             users = state.profile_users(self._cloud).get(item.name, ())
         elif item.kind is resources.Kind.FLAVOR:

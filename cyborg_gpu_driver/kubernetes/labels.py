@@ -108,8 +108,8 @@ def _mig(node, strategy, sharing):
     if strategy is kubernetes_strategy.Strategy.NONE:
         return {}
     found = {resource.PREFIX + 'mig.strategy': strategy.value}
-    counts = collections.Counter()
-    first = {}
+    counts: collections.Counter[str] = collections.Counter()
+    first: dict[str, tuple[model.Gpu, layout.WantedDevices]] = {}
     for gpu, devices in node.devices:
         counts[devices.name] += devices.count
         # Where boards differ, the first one's device gives the labels.
@@ -178,8 +178,9 @@ def _override(found: dict[str, str], others: Sequence[dict[str, str]]):
     for key in {key for labels_ in others for key in labels_}:
         values = {labels_.get(key) for labels_ in others}
         found.pop(key, None)
-        if len(values) == 1:
-            found[key] = values.pop()
+        value = values.pop()
+        if value is not None and not values:
+            found[key] = value
 
 
 def _truth(value):

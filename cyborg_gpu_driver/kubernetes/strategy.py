@@ -60,7 +60,7 @@ def resources(node: kubernetes_node.Node, strategy: Strategy
     if reason:
         raise exception.InvalidValue(
             what='strategy', value=strategy.value, expected=reason)
-    found = collections.Counter()
+    found: collections.Counter[str] = collections.Counter()
     if strategy is Strategy.NONE:
         found[resource.GPU] = len(node.gpus)
     else:

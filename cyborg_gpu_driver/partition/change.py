@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.host import model
@@ -173,17 +174,18 @@ class Change:
               for number, step in enumerate(self.steps, start=1)),
             ' after', *picture.lines(self.gpu, after, pens, self.after()))
 
-    def _name(self, instance):
-        profile = self.gpu.mig.profile_by_id(instance.profile_id)
+    def _name(self, instance: model.GpuInstance) -> str:
+        profile = self.gpu.mig and self.gpu.mig.profile_by_id(
+            instance.profile_id)
         return profile.name if profile else f'id {instance.profile_id}'
 
     @staticmethod
-    def _instance(placement, name):
+    def _instance(placement: model.Placement, name: str) -> dict[str, Any]:
         return {'profile': name, 'start': placement.start,
                 'size': placement.size}
 
 
-def _laid_out(compute):
+def _laid_out(compute: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Compute instances of those sizes, one after the other."""
     starts = itertools.accumulate(compute, initial=0)
     return tuple(zip(starts, compute, strict=False))

@@ -39,7 +39,8 @@ def steps(mig: model.Mig, keep: Iterable[change.Kept],
     there = sorted(mig.instances)
     doomed, waiting = sorted(destroy), sorted(
         create, key=lambda item: item.placement)
-    result, made = [], []
+    result: list[Step] = []
+    made: list[change.Created] = []
     while waiting:
         occupancy = _occupancy(grid, there, made)
         item = min(waiting, key=lambda item: len(
@@ -58,14 +59,17 @@ def steps(mig: model.Mig, keep: Iterable[change.Kept],
     return tuple(result)
 
 
-def _occupancy(grid, there, made):
+def _occupancy(grid: geometry.Geometry, there: Iterable[model.GpuInstance],
+               made: Iterable[change.Created]) -> geometry.Occupancy:
     occupancy = grid.occupancy_of(there)
     for item in made:
         occupancy = occupancy.add(item.wanted.profile, item.placement)
     return occupancy
 
 
-def _in_the_way(grid, occupancy, doomed, item):
+def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+                doomed: Iterable[model.GpuInstance], item: change.Created
+                ) -> list[model.GpuInstance]:
     """What must go before an instance can be made: what lies there, and
     for want of engines or of its number, as much more as it takes.
     """
@@ -82,7 +86,8 @@ def _in_the_way(grid, occupancy, doomed, item):
     return first
 
 
-def _destruction(mig, instance) -> Iterator[Step]:
+def _destruction(mig: model.Mig, instance: model.GpuInstance
+                 ) -> Iterator[Step]:
     profile = mig.profile_by_id(instance.profile_id)
     for compute in instance.compute:
         yield Step(Action.DESTROY_COMPUTE, profile, instance.placement,
@@ -90,14 +95,14 @@ def _destruction(mig, instance) -> Iterator[Step]:
     yield Step(Action.DESTROY_INSTANCE, profile, instance.placement)
 
 
-def _creation(item) -> Iterator[Step]:
+def _creation(item: change.Created) -> Iterator[Step]:
     profile = item.wanted.profile
     yield Step(Action.CREATE_INSTANCE, profile, item.placement)
     for slices in item.wanted.compute:
         yield Step(Action.CREATE_COMPUTE, profile, item.placement, slices)
 
 
-def _compute(mig, kept) -> Iterator[Step]:
+def _compute(mig: model.Mig, kept: change.Kept) -> Iterator[Step]:
     if kept.in_use is not None:
         return
     profile = mig.profile_by_id(kept.instance.profile_id)

@@ -30,11 +30,12 @@ from cyborg_gpu_driver.partition import compute_change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout
 
-_NOBODY: Mapping[model.Placement, str] = {}
+_InUse = Mapping[model.Placement, str]
+_NOBODY: _InUse = {}
 
 
 def plan(gpu: model.Gpu, wanted: layout.Wanted,
-         in_use: Mapping[model.Placement, str] = _NOBODY) -> change.Change:
+         in_use: _InUse = _NOBODY) -> change.Change:
     """The change that destroys least and moves nothing that is in use.
 
     :param gpu: as it is, its instances' compute instances included.
@@ -49,7 +50,7 @@ def plan(gpu: model.Gpu, wanted: layout.Wanted,
             raise _unreachable(gpu, wanted, 'this GPU has no MIG')
         return change.Change(gpu, wanted)
     if not wanted.enabled:
-        return _disable(gpu, wanted, in_use)
+        return _disable(gpu, mig, wanted, in_use)
     solution = change_search.solve(
         geometry.Geometry(mig.profiles), mig.instances, in_use, wanted)
     if solution is None:
@@ -68,8 +69,8 @@ def plan(gpu: model.Gpu, wanted: layout.Wanted,
     return change.Change(gpu, wanted, keep, destroy, create, steps)
 
 
-def _disable(gpu, wanted, in_use):
-    mig = gpu.mig
+def _disable(gpu: model.Gpu, mig: model.Mig, wanted: layout.Wanted,
+             in_use: _InUse) -> change.Change:
     used = [item for item in sorted(mig.instances)
             if item.placement in in_use]
     if used:
@@ -82,12 +83,13 @@ def _disable(gpu, wanted, in_use):
     return change.Change(gpu, wanted, destroy=destroy, steps=steps)
 
 
-def _unreachable(gpu, wanted, reason):
+def _unreachable(gpu: model.Gpu, wanted: layout.Wanted, reason: str
+                 ) -> exception.LayoutUnreachable:
     return exception.LayoutUnreachable(
         address=gpu.address, wanted=wanted, reason=reason)
 
 
-def _reason(mig, wanted, in_use):
+def _reason(mig: model.Mig, wanted: layout.Wanted, in_use: _InUse) -> str:
     """Why there is no way, and what comes nearest."""
     grid = geometry.Geometry(mig.profiles)
     if change_search.solve(grid, (), (), wanted) is None:
@@ -103,7 +105,9 @@ def _reason(mig, wanted, in_use):
               f'room for {_named(part)}')
 
 
-def _blocking(grid, mig, used, wanted):
+def _blocking(grid: geometry.Geometry, mig: model.Mig,
+              used: list[model.GpuInstance], wanted: layout.Wanted
+              ) -> list[model.GpuInstance]:
     """Each that alone prevents it; if none does alone, all of them."""
     alone = []
     for item in used:
@@ -114,7 +118,7 @@ def _blocking(grid, mig, used, wanted):
         item for item in used if not _harmless(item, wanted)] or used
 
 
-def _harmless(item, wanted):
+def _harmless(item: model.GpuInstance, wanted: layout.Wanted) -> bool:
     """Whether an instance is one of those wanted, just as it is."""
     return any(
         choice.profile.profile_id == item.profile_id
@@ -122,7 +126,7 @@ def _harmless(item, wanted):
         for packing in wanted.packings() for choice in packing)
 
 
-def _described(mig, item, in_use):
+def _described(mig: model.Mig, item: model.GpuInstance, in_use: _InUse) -> str:
     profile = mig.profile_by_id(item.profile_id)
     name = profile.name if profile else f'profile {item.profile_id}'
     if profile and item.compute:
@@ -132,5 +136,5 @@ def _described(mig, item, in_use):
     return f'{name} at {item.placement}, in use by {in_use[item.placement]}'
 
 
-def _named(counts):
+def _named(counts: Mapping[str, int]) -> str:
     return layout.listed(counts) or 'nothing'

@@ -25,7 +25,9 @@ import itertools
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import compute_change
@@ -35,13 +37,17 @@ from cyborg_gpu_driver.partition import score
 
 Needs = tuple[tuple[model.GpuInstanceProfile, int], ...]
 """How many instances of each profile, large profiles first."""
+_Packing = tuple[layout.WantedInstance, ...]
+_Pair = tuple[model.GpuInstance, layout.WantedInstance]
+_Cost = tuple[int, int]
+"""Compute instances destroyed and created."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """What stays, as what, and what is made where."""
 
-    keep: tuple[tuple[model.GpuInstance, layout.WantedInstance], ...]
+    keep: tuple[_Pair, ...]
     create: tuple[tuple[model.Placement, layout.WantedInstance], ...]
 
 
@@ -60,7 +66,7 @@ def solve(grid: geometry.Geometry,
     :param in_use: placements of instances that must stay as they are.
     :returns: None if there is no way with those in place.
     """
-    best = None
+    best: tuple[tuple[Any, ...], Solution] | None = None
     for packing in wanted.packings():
         for lost, keep in _keepable(instances, in_use, packing):
             if best is not None and lost > best[0][0]:
@@ -89,6 +95,8 @@ def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
 
 def fits_empty(gpu: model.Gpu, wanted: layout.Wanted) -> bool:
     """Whether a GPU with nothing on it can be as wanted."""
+    if gpu.mig is None:
+        return not wanted.devices
     grid = geometry.Geometry(gpu.mig.profiles)
     return solve(grid, (), (), wanted) is not None
 
@@ -122,14 +130,15 @@ def largest(mig: model.Mig, wanted: layout.Wanted,
     return _part(wanted, best).counts
 
 
-def _part(wanted, indices):
+def _part(wanted: layout.Wanted, indices: Iterable[int]) -> layout.Wanted:
     counts = collections.Counter(indices)
     return layout.Wanted(True, tuple(
         dataclasses.replace(entry, count=counts[index])
         for index, entry in enumerate(wanted.devices) if counts[index]))
 
 
-def _has_room(grid, fixed, wanted):
+def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
+              wanted: layout.Wanted) -> bool:
     there = collections.Counter(item.profile_id for item in fixed)
     for packing in wanted.packings():
         missing = collections.Counter(
@@ -142,7 +151,7 @@ def _has_room(grid, fixed, wanted):
     return False
 
 
-def _needs(counts) -> Needs:
+def _needs(counts: Mapping[model.GpuInstanceProfile, int]) -> Needs:
     """Large ones first: what fits nowhere is found out soonest."""
     return tuple(sorted(
         ((profile, count) for profile, count in counts.items()
@@ -150,7 +159,9 @@ def _needs(counts) -> Needs:
         key=lambda need: (-need[0].slices, need[0].profile_id)))
 
 
-def _place(grid, occupancy, profile, count, rest, above):
+def _place(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+           profile: model.GpuInstanceProfile, count: int, rest: Needs,
+           above: int) -> Iterator[geometry.Occupancy]:
     if not count:
         yield from completions(grid, occupancy, rest)
         return
@@ -160,7 +171,9 @@ def _place(grid, occupancy, profile, count, rest, above):
                               profile, count - 1, rest, placement.start)
 
 
-def _keepable(instances, in_use, packing):
+def _keepable(instances: Sequence[model.GpuInstance],
+              in_use: Collection[model.Placement], packing: _Packing
+              ) -> list[tuple[int, tuple[model.GpuInstance, ...]]]:
     """(MIG devices lost with the others, instances that could stay), by
     what is lost.
     """
@@ -181,18 +194,21 @@ def _keepable(instances, in_use, packing):
         if _within(chosen, counts)), key=lambda item: item[0])
 
 
-def _devices(instance):
+def _devices(instance: model.GpuInstance) -> int:
     """What is lost with an instance."""
     return max(1, len(instance.compute))
 
 
-def _within(chosen, counts):
+def _within(chosen: Iterable[model.GpuInstance], counts: Mapping[int, int]
+            ) -> bool:
     there = collections.Counter(item.profile_id for item in chosen)
     return all(count <= counts[profile_id]
                for profile_id, count in there.items())
 
 
-def _assign(keep, in_use, packing):
+def _assign(keep: Iterable[model.GpuInstance],
+            in_use: Collection[model.Placement], packing: _Packing
+            ) -> tuple[int, list[_Pair]] | None:
     """(compute instances lost, what each instance is to be), at the least
     cost; None if one in use cannot be as wanted.
     """
@@ -211,10 +227,12 @@ def _assign(keep, in_use, packing):
     return lost, pairs
 
 
-def _cheapest(items, wanted, in_use):
+def _cheapest(items: tuple[model.GpuInstance, ...], wanted: _Packing,
+              in_use: Collection[model.Placement]
+              ) -> tuple[_Cost, list[_Pair]] | None:
     if not items:
         return (0, 0), []
-    best = None
+    best: tuple[_Cost, list[_Pair]] | None = None
     for choice in dict.fromkeys(wanted):
         cost = compute_change.cost(
             items[0], choice, items[0].placement in in_use)
@@ -222,8 +240,8 @@ def _cheapest(items, wanted, in_use):
         left.remove(choice)
         rest = (None if cost is None
                 else _cheapest(items[1:], tuple(left), in_use))
-        if rest is not None:
-            total = tuple(map(sum, zip(cost, rest[0], strict=True)))
+        if cost is not None and rest is not None:
+            total = cost[0] + rest[0][0], cost[1] + rest[0][1]
             if best is None or total < best[0]:
                 best = total, [(items[0], choice), *rest[1]]
             if total == (0, 0):
@@ -231,14 +249,18 @@ def _cheapest(items, wanted, in_use):
     return best
 
 
-def _complete(grid, lost, instances, assigned, packing):
+def _complete(grid: geometry.Geometry, lost: int,
+              instances: Sequence[model.GpuInstance],
+              assigned: tuple[int, list[_Pair]], packing: _Packing
+              ) -> tuple[tuple[Any, ...], Solution] | None:
     """(cost, solution) for the best way to place what is missing; None if
     there is none.
     """
     lost_inside, pairs = assigned
     missing = collections.Counter(packing)
     missing.subtract(choice for _item, choice in pairs)
-    counts = collections.Counter()
+    counts: collections.Counter[model.GpuInstanceProfile] = (
+        collections.Counter())
     for choice, count in missing.items():
         counts[choice.profile] += count
     before = grid.occupancy_of(item for item, _choice in pairs)
@@ -254,7 +276,9 @@ def _complete(grid, lost, instances, assigned, packing):
                      _placed(best, before, missing)))
 
 
-def _placed(after, before, missing):
+def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
+            missing: collections.Counter[layout.WantedInstance]
+            ) -> tuple[tuple[model.Placement, layout.WantedInstance], ...]:
     """Which of the missing instances goes where: any of its profile."""
     new = list((collections.Counter(after.taken)
                 - collections.Counter(before.taken)).elements())
@@ -269,6 +293,6 @@ def _placed(after, before, missing):
     return tuple(sorted(result, key=lambda pair: pair[0]))
 
 
-def _descending(occupancy):
+def _descending(occupancy: geometry.Occupancy) -> tuple[int, ...]:
     """A key by which higher starts come first."""
     return tuple(-place.start for _profile, place in occupancy.taken)

@@ -108,14 +108,16 @@ def following(known: Known | None, seen: Seen | None) -> Known:
         if known is None or known.state is State.FREE:
             return Known(State.FREE)
         return known
-    at = {'generation': seen.generation, 'ours': seen.ours}
     if seen.tenants:
-        return Known(State.USED, seen.tenants, **at)
-    if known is None:
-        return Known(State.DIRTY, **at)
-    if known.state is State.FREE and not _uses(known, seen):
-        return dataclasses.replace(known, **at)
-    return Known(State.DIRTY, known.tenants, reason=known.reason, **at)
+        found = Known(State.USED, seen.tenants)
+    elif known is None:
+        found = Known(State.DIRTY)
+    elif known.state is State.FREE and not _uses(known, seen):
+        found = known
+    else:
+        found = Known(State.DIRTY, known.tenants, reason=known.reason)
+    return dataclasses.replace(found, generation=seen.generation,
+                               ours=seen.ours)
 
 
 def doubt(known: Known | None, seen: Seen | None) -> str:
@@ -186,14 +188,14 @@ def from_content(content: Mapping[str, Any]
         for address, item in content.items()}
 
 
-def _uses(known, seen):
+def _uses(known: Known, seen: Seen) -> int:
     """How often others have changed the provider since it was known."""
     if known.generation is None:
         return 0
     return (seen.generation - seen.ours) - (known.generation - known.ours)
 
 
-def _generation(value):
+def _generation(value: Any) -> int | None:
     if value is not None and type(value) is not int:
         raise ValueError(f'{value!r} is no generation')
     return value

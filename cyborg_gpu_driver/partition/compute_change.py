@@ -19,6 +19,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Collection
+from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout
@@ -77,7 +78,7 @@ def _mask(compute: Collection[model.ComputeInstance]) -> int:
     return mask
 
 
-def _fits(room, taken, sizes):
+def _fits(room: int, taken: int, sizes: Sequence[int]) -> bool:
     """Whether free slices can hold the sizes.
 
     Compute instances of one size are laid end to end from the first slice.

@@ -64,11 +64,16 @@ def multiset(occupancy: geometry.Occupancy) -> Multiset:
     return tuple(sorted(occupancy.counts.items()))
 
 
-def _chosen(grid, profiles) -> Sequence[model.GpuInstanceProfile]:
+def _chosen(grid: geometry.Geometry,
+            profiles: Iterable[model.GpuInstanceProfile] | None
+            ) -> Sequence[model.GpuInstanceProfile]:
     return tuple(grid.profiles if profiles is None else profiles)
 
 
-def _fill(grid, profiles, occupancy, first):
+def _fill(grid: geometry.Geometry,
+          profiles: Sequence[model.GpuInstanceProfile],
+          occupancy: geometry.Occupancy, first: int
+          ) -> Iterator[geometry.Occupancy]:
     """``occupancy``, and with it all that adds at or after ``first``."""
     yield occupancy
     for profile in profiles:

@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -32,6 +35,8 @@ from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_placement
 from cyborg_gpu_driver.partition import vgpu_types
+
+_Given = dict[model.VirtualFunction, vgpu_types.Type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +99,18 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
     :param remembered: as for :func:`plan`; what is not as remembered is
         never surplus, because somebody else made it.
     """
-    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
-    left: collections.Counter = collections.Counter()
+    known = _known(gpu)
+    left: collections.Counter[vgpu_types.Type] = collections.Counter()
     for text, number in policy.fixed_vgpus if policy else ():
         for entry in known.values():
             if entry.is_called(text):
                 left[entry] += number
     found = []
     for function in _functions(gpu):
-        entry = known.get(_carried(function))
-        if entry is not None:
-            left[entry] -= 1
-            if left[entry] < 0 and entry.is_called(
+        carried = known.get(_carried(function))
+        if carried is not None:
+            left[carried] -= 1
+            if left[carried] < 0 and carried.is_called(
                     remembered.get(function.address, '')):
                 found.append(function.address)
     return tuple(found)
@@ -114,19 +119,20 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
 class _Refusal:
     """Makes the exception for one GPU and policy."""
 
-    def __init__(self, gpu, policy):
+    def __init__(self, gpu: model.Gpu, policy: policies.Policy) -> None:
         self._gpu = gpu
         self._policy = policy
 
-    def __call__(self, reason):
+    def __call__(self, reason: str) -> exception.FixedVgpusRefused:
         return exception.FixedVgpusRefused(
             gpu=self._gpu.address, policy=self._policy.name, reason=reason)
 
 
-def _wanted(gpu, policy, refuse):
+def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
+            ) -> dict[vgpu_types.Type, int]:
     """How many of each type, in the policy's order."""
     types = vgpu_types.of_mode(gpu, policy.mode)
-    wanted = {}
+    wanted: dict[vgpu_types.Type, int] = {}
     for text, number in policy.fixed_vgpus:
         entry = next((entry for entry in types if entry.is_called(text)),
                      None)
@@ -141,23 +147,30 @@ def _wanted(gpu, policy, refuse):
     return wanted
 
 
-def _functions(gpu):
+def _known(gpu: model.Gpu) -> dict[str | None, vgpu_types.Type]:
+    """Its types by what a function may carry, which is none too."""
+    return {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+
+
+def _functions(gpu: model.Gpu) -> list[model.VirtualFunction]:
     return sorted(gpu.vfs, key=lambda function: function.index)
 
 
-def _carried(function):
+def _carried(function: model.VirtualFunction) -> str | None:
     number = function.current_vgpu_type
     return f'nvidia-{number}' if number else None
 
 
-def _assign(gpu, wanted, remembered, refuse):
+def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
+            remembered: Mapping[model.PciAddress, str], refuse: _Refusal
+            ) -> _Given:
     """The type of each function that is to carry one."""
     left = collections.Counter(wanted)
     usable = [function for function in _functions(gpu)
               if function.current_vgpu_type is not None]
-    given = {}
+    given: _Given = {}
 
-    def give(function, entry):
+    def give(function: model.VirtualFunction, entry: vgpu_types.Type) -> None:
         if left[entry] > 0:
             left[entry] -= 1
             given[function] = entry
@@ -181,7 +194,9 @@ def _assign(gpu, wanted, remembered, refuse):
     return given
 
 
-def _listed(given, places=None):
+def _listed(given: _Given,
+            places: Mapping[model.VirtualFunction, int] | None = None
+            ) -> tuple[Assignment, ...]:
     return tuple(
         Assignment(function.address, entry.number, entry.name,
                    (places or {}).get(function))
@@ -189,15 +204,15 @@ def _listed(given, places=None):
             given.items(), key=lambda item: item[0].index))
 
 
-def _others(gpu, given):
+def _others(gpu: model.Gpu, given: _Given) -> list[model.VirtualFunction]:
     """Functions that carry what is not wanted."""
     return [function for function in _functions(gpu)
             if _carried(function) and function not in given]
 
 
-def _check_one_size(gpu, given, refuse):
+def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
     """Without mixed sizes the first vGPU decides the size of all."""
-    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    known = _known(gpu)
     others = _others(gpu, given)
     entries = [*given.values(),
                *(known[_carried(function)] for function in others
@@ -215,7 +230,7 @@ def _check_one_size(gpu, given, refuse):
                      'GPU' + _said(others))
 
 
-def _said(others):
+def _said(others: Sequence[model.VirtualFunction]) -> str:
     """What is there and not wanted, for people."""
     if not others:
         return ''
@@ -223,9 +238,11 @@ def _said(others):
         f'{_carried(function)} on {function.address}' for function in others)
 
 
-def _places(gpu, given, refuse):
+def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
+            ) -> dict[model.VirtualFunction, int]:
     """Placement ids by function; of what is not there the largest first."""
-    known = {entry.mdev_type_id: entry for entry in gpu.vgpu_types}
+    known: dict[str | None, model.VgpuType] = {
+        entry.mdev_type_id: entry for entry in gpu.vgpu_types}
     places, taken = {}, []
     for function in _functions(gpu):
         entry = known.get(_carried(function))
@@ -249,24 +266,25 @@ def _places(gpu, given, refuse):
                          f'{function.address} beside the others'
                          + _said(_others(gpu, given)))
         places[function] = start
-        taken.append(model.Placement(start, entry.placement_size))
+        taken.append(model.Placement(start, entry.placement_size or 0))
     return places
 
 
-def _instances(gpu, given, refuse):
+def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
+               ) -> tuple[spec.MigInstanceSpec, ...]:
     """GPU instances to cut: none has vGPUs of two framebuffer sizes."""
     if gpu.mig is None:
         raise refuse('this GPU has no MIG')
-    missing: collections.Counter = collections.Counter(
+    missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(
         (entry.gi_profile_id, entry.framebuffer_mib, entry.per_instance or 1)
         for function, entry in given.items() if not _carried(function))
-    known = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    known = _known(gpu)
     carried = collections.defaultdict(list)
     for function in gpu.vfs:
         if _carried(function) in known:
             carried[function.gpu_instance_id].append(
                 known[_carried(function)])
-    spare = collections.Counter()
+    spare: collections.Counter[int] = collections.Counter()
     for instance in gpu.mig.instances:
         there = carried[instance.instance_id]
         if not there:
@@ -278,19 +296,24 @@ def _instances(gpu, given, refuse):
     needs = []
     for (profile_id, _size, each), number in sorted(missing.items()):
         count = max(0, -(-number // each))
-        there = min(count, spare[profile_id])
-        spare[profile_id] -= there
+        kept = min(count, spare[profile_id])
+        spare[profile_id] -= kept
         profile = gpu.mig.profile_by_id(profile_id)
-        needs.append((profile, count - there))
-    return _packed(gpu, needs, refuse)
+        if profile is None:
+            raise refuse(f'this GPU has no profile with id {profile_id}')
+        needs.append((profile, count - kept))
+    return _packed(gpu.mig, needs, refuse)
 
 
-def _packed(gpu, needs, refuse):
-    grid = geometry.Geometry(gpu.mig.profiles)
-    counts: collections.Counter = collections.Counter()
+def _packed(mig: model.Mig,
+            needs: Iterable[tuple[model.GpuInstanceProfile, int]],
+            refuse: _Refusal) -> tuple[spec.MigInstanceSpec, ...]:
+    grid = geometry.Geometry(mig.profiles)
+    counts: collections.Counter[model.GpuInstanceProfile] = (
+        collections.Counter())
     for profile, count in needs:
         counts[profile] += count
-    before = grid.occupancy_of(gpu.mig.instances)
+    before = grid.occupancy_of(mig.instances)
     ordered = tuple(sorted(
         ((profile, count) for profile, count in counts.items() if count),
         key=lambda need: (-need[0].slices, need[0].profile_id)))
@@ -303,7 +326,7 @@ def _packed(gpu, needs, refuse):
                                  for profile, count in ordered)
                      + ' beside the GPU instances that are there ('
                      + (', '.join(str(item.placement) for item in
-                                  gpu.mig.instances) or 'none') + ')')
+                                  mig.instances) or 'none') + ')')
     return tuple(
         spec.MigInstanceSpec(placement, profile_id)
         for profile_id, placement in (

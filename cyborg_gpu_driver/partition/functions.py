@@ -76,7 +76,8 @@ def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
     return tuple(given[number] for number in range(len(claims)))
 
 
-def _limited(claims, members, left):
+def _limited(claims: Sequence[Claim], members: Sequence[int], left: int
+             ) -> dict[int, int]:
     """How many functions each claim of a group gets."""
     totals = {}
     for number in sorted(members, key=lambda number: claims[number].total):
@@ -99,7 +100,8 @@ def empty(gpu: model.Gpu, own: Collection[model.PciAddress],
                  and _takes(gpu, function, type_id))
 
 
-def _takes(gpu, function, type_id):
+def _takes(gpu: model.Gpu, function: model.VirtualFunction,
+           type_id: str | None) -> bool:
     if gpu.framework is model.Framework.VENDOR_VFIO:
         if function.current_vgpu_type is None:
             return False

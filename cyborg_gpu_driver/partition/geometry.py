@@ -31,6 +31,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import spec
@@ -49,7 +50,7 @@ class Occupancy:
     taken: tuple[tuple[int, model.Placement], ...] = ()
     """(profile id, placement), sorted by placement."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, 'taken', tuple(sorted(
             self.taken, key=lambda item: (item[1], item[0]))))
 
@@ -150,23 +151,25 @@ class Geometry:
                 rules.fitting(occupancy.mask))
             for rules in map(self._rules_of, profiles))
 
-    def _rules_of(self, profile):
+    def _rules_of(self, profile: model.GpuInstanceProfile) -> _Rules:
         """Those of a profile; of one that the grid lacks, made for once."""
         rules = self._rules.get(profile.profile_id)
         if rules is None or rules.profile is not profile:
             rules = _Rules(profile)
         return rules
 
-    def _used(self, occupancy):
+    def _used(self, occupancy: Occupancy) -> tuple[int, ...]:
         """How much of each media engine is in use, as far as is known."""
         known = [(self._rules[profile_id].engines, count)
                  for profile_id, count in occupancy.counts.items()
                  if profile_id in self._rules]
-        return [sum(engines[number] * count for engines, count in known)
-                if there_are else 0
-                for number, there_are in enumerate(self._engines)]
+        return tuple(
+            sum(engines[number] * count for engines, count in known)
+            if there_are else 0
+            for number, there_are in enumerate(self._engines))
 
-    def _allowance(self, occupancy, rules, used):
+    def _allowance(self, occupancy: Occupancy, rules: _Rules,
+                   used: Sequence[int]) -> int:
         """How many more there may be, room left aside."""
         allowance = (rules.profile.max_instances
                      - occupancy.counts[rules.profile.profile_id])
@@ -179,7 +182,7 @@ class Geometry:
 class _Rules:
     """What is asked again and again of one profile, computed once."""
 
-    def __init__(self, profile):
+    def __init__(self, profile: model.GpuInstanceProfile) -> None:
         self.profile = profile
         self.engines = tuple(getattr(profile.engines, name)
                              for name in _ENGINES)
@@ -191,9 +194,9 @@ class _Rules:
             ((placement.start, placement.start + placement.size,
               placement.mask) for placement in profile.placements),
             key=lambda place: place[1])
-        self._fitting = {}
+        self._fitting: dict[int, int] = {}
 
-    def fitting(self, taken):
+    def fitting(self, taken: int) -> int:
         """How many instances there is room for beside the units taken."""
         count = self._fitting.get(taken)
         if count is None:

@@ -279,7 +279,7 @@ def sick_places(ailments: Iterable[Ailment]) -> frozenset[model.Placement]:
                      if item.placement is not None)
 
 
-def _heals(item, facts):
+def _heals(item: Ailment, facts: health_facts.Facts) -> bool:
     """Whether a clean check brings it nearer to its end."""
     if item.code in _PERMANENT:
         return False
@@ -312,7 +312,7 @@ def _codes(facts: health_facts.Facts) -> Iterator[str]:
         yield 'THERMAL'
 
 
-def _too_hot(facts):
+def _too_hot(facts: health_facts.Facts) -> bool:
     limits = [limit for limit in (facts.slowdown_temperature,
                                   facts.shutdown_temperature)
               if limit is not None]

@@ -30,6 +30,9 @@ from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import names
 
+_Share = tuple[tuple[int, ...], ...]
+"""Bins of compute slices."""
+
 
 @dataclasses.dataclass(frozen=True)
 class WantedInstance:
@@ -95,13 +98,14 @@ class Wanted:
         The first has the fewest GPU instances, as tools that create one
         after the other and fill up the last one make them.
         """
-        groups = collections.defaultdict(list)
+        groups: dict[model.GpuInstanceProfile, list[int]] = (
+            collections.defaultdict(list))
         for entry in self.devices:
             room = entry.profile.slices * entry.profile.max_instances
             if entry.slices * entry.count > room:
                 return iter(())
             groups[entry.profile] += [entry.slices] * entry.count
-        ways = [()]
+        ways: list[tuple[WantedInstance, ...]] = [()]
         for profile, slices in groups.items():
             shares = _shares(profile.slices, profile.max_instances,
                              tuple(sorted(slices, reverse=True)))
@@ -153,7 +157,7 @@ def listed(counts: Mapping[str, int]) -> str:
                      for name, count in counts.items())
 
 
-def _devices(gpu, text, count):
+def _devices(gpu: model.Gpu, text: str, count: int) -> WantedDevices:
     name = names.ProfileName.parse(text)
     whole = str(dataclasses.replace(name, compute=None))
     profile = gpu.mig.profile_by_name(whole) if gpu.mig else None
@@ -168,18 +172,20 @@ def _devices(gpu, text, count):
 
 
 @functools.lru_cache(maxsize=1024)
-def _shares(room, most, slices):
+def _shares(room: int, most: int, slices: tuple[int, ...]
+            ) -> tuple[_Share, ...]:
     """Every way to share compute slices out among at most ``most`` bins.
 
     :param slices: sorted, largest first.
     :returns: ways; a way is a tuple of bins, a bin a tuple of slices.
     """
-    found = set()
+    found: set[_Share] = set()
     _share(room, most, slices, (), found)
     return tuple(sorted(found, key=lambda way: (len(way), way)))
 
 
-def _share(room, most, left, bins, found):
+def _share(room: int, most: int, left: tuple[int, ...], bins: _Share,
+           found: set[_Share]) -> None:
     if not left:
         found.add(tuple(sorted(bins, reverse=True)))
         return

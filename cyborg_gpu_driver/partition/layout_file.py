@@ -135,7 +135,8 @@ class Entry:
                 gpu, found[0].mig_enabled, found[0].mig_devices)
         except exception.InvalidValue as error:
             raise where.error('mig-devices', str(error)) from error
-        if wanted.enabled and not change_search.fits_empty(gpu, wanted):
+        if (gpu.mig is not None and wanted.enabled
+                and not change_search.fits_empty(gpu, wanted)):
             raise where.error(
                 f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
                 'at most ' + layout.listed(change_search.largest(
@@ -160,8 +161,10 @@ class Entry:
         :param indices: some of those that :meth:`chosen` gave.
         :raises LayoutError: as :meth:`for_host`.
         """
-        wanted = {index: self.for_gpu(index, gpus[index])
-                  for index in indices}
+        found = ((index, self.for_gpu(index, gpus[index]))
+                 for index in indices)
+        wanted = {index: value for index, value in found
+                  if value is not None}
         if wanted and all(value.without_mig for value in wanted.values()):
             raise layout_schema.place(
                 self.source, f'entry {self.name}').error(
@@ -180,7 +183,7 @@ class Entry:
                      if any(section.devices.include(index, gpu)
                             for section in self.sections))
 
-    def _check_indices(self, count):
+    def _check_indices(self, count: int) -> None:
         missing = sorted({
             index for section in self.sections
             for index in section.devices.indices or () if index >= count})

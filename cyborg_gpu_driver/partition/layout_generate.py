@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -26,8 +29,11 @@ from cyborg_gpu_driver.partition import layout_devices
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import names
 
-_DISABLED = (False, ())
-_ENABLED = (True, ())
+_Counts = tuple[tuple[str, int], ...]
+_Content = tuple[bool, _Counts]
+"""MIG mode, and how many instances of each profile by name."""
+_DISABLED: _Content = (False, ())
+_ENABLED: _Content = (True, ())
 
 
 def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
@@ -45,7 +51,7 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
         # Of a GPU that cannot be read, another of its board knows more.
         board = layout_devices.board(gpu)
         boards[board] = boards.get(board) or gpu.mig
-    entries: dict[str, dict[str, tuple]] = collections.defaultdict(dict)
+    entries: dict[str, dict[str, _Content]] = collections.defaultdict(dict)
     for board, mig in sorted(boards.items()):
         entries['all-disabled'][board] = _DISABLED
         if mig is None:
@@ -58,7 +64,8 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
         for name, alike in entries.items()), source)
 
 
-def _sections(by_board, board_count):
+def _sections(by_board: Mapping[str, _Content], board_count: int
+              ) -> tuple[layout_file.Section, ...]:
     """One section for all boards that are to be the same."""
     alike = collections.defaultdict(list)
     for board, content in by_board.items():
@@ -70,7 +77,7 @@ def _sections(by_board, board_count):
         for (enabled, counts), boards in alike.items())
 
 
-def _layouts(mig):
+def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
     """(entry name, ((profile name, count), ...)) for one board."""
     grid = geometry.Geometry(mig.profiles)
     for profile in mig.profiles:
@@ -86,11 +93,12 @@ def _layouts(mig):
         yield _entry_name(counts), counts
 
 
-def _plain(profiles):
+def _plain(profiles: Iterable[model.GpuInstanceProfile]
+           ) -> tuple[model.GpuInstanceProfile, ...]:
     """The plain profile of each size: without attributes, and of two with
     as many slices the smaller, of which more fit.
     """
-    plain = {}
+    plain: dict[int, model.GpuInstanceProfile] = {}
     for profile in profiles:
         other = plain.get(profile.slices)
         if not _attributes(profile) and (
@@ -100,14 +108,15 @@ def _plain(profiles):
     return tuple(plain.values())
 
 
-def _attributes(profile):
+def _attributes(profile: model.GpuInstanceProfile) -> bool:
     try:
-        return names.ProfileName.parse(profile.name).attributes
+        return bool(names.ProfileName.parse(profile.name).attributes)
     except exception.InvalidValue:
         return True
 
 
-def _mixed(grid, plain):
+def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
+           ) -> list[_Counts]:
     """Sets of two profiles and more that are in no larger one."""
     by_id = {profile.profile_id: profile for profile in plain}
     found = [dict(item) for item in
@@ -123,7 +132,7 @@ def _mixed(grid, plain):
         for item in largest if len(item) > 1)
 
 
-def _entry_name(counts):
+def _entry_name(counts: _Counts) -> str:
     """``all-3g.20gb-4x1g.5gb``: fit to be a label, so no plus."""
     words = [f'{count}x{name}' if count > 1 else name
              for name, count in counts]

@@ -68,8 +68,8 @@ def differences(gpu: model.Gpu, wanted: layout.Wanted,
         if there[name] != expected:
             found.append(f'{name}: {there[name]} there, {expected} wanted')
     found += [
-        f'{_name(gpu.mig, item)} at {item.placement} has no compute instance'
-        for item in (gpu.mig.instances if gpu.mig else ())
+        f'{_name(mig, item)} at {item.placement} has no compute instance'
+        for mig, item in _instances(gpu)
         if not item.compute and item.placement not in in_use]
     return tuple(found)
 
@@ -100,29 +100,36 @@ def export(gpus: Sequence[model.Gpu], name: str = 'current',
         (layout_file.Entry(source, name, sections),), source)
 
 
-def _counts(gpu):
+def _instances(gpu: model.Gpu
+               ) -> list[tuple[model.Mig, model.GpuInstance]]:
+    """Each GPU instance with what lists its profile."""
+    return [] if gpu.mig is None else [
+        (gpu.mig, item) for item in gpu.mig.instances]
+
+
+def _counts(gpu: model.Gpu) -> collections.Counter[str]:
     """MIG devices by name."""
-    counts = collections.Counter()
-    for item in gpu.mig.instances if gpu.mig else ():
-        profile = gpu.mig.profile_by_id(item.profile_id)
+    counts: collections.Counter[str] = collections.Counter()
+    for mig, item in _instances(gpu):
+        profile = mig.profile_by_id(item.profile_id)
         for compute in item.compute:
             counts[layout.device_name(profile, compute.size) if profile
-                   else _name(gpu.mig, item)] += 1
+                   else _name(mig, item)] += 1
     return counts
 
 
-def _whole_counts(gpu):
+def _whole_counts(gpu: model.Gpu) -> list[tuple[str, int]]:
     counts = _counts(gpu)
-    for item in gpu.mig.instances if gpu.mig else ():
+    for mig, item in _instances(gpu):
         if not item.compute:
-            counts[_name(gpu.mig, item)] += 1
+            counts[_name(mig, item)] += 1
     return sorted(counts.items())
 
 
-def _name(mig, instance):
+def _name(mig: model.Mig, instance: model.GpuInstance) -> str:
     profile = mig.profile_by_id(instance.profile_id)
     return profile.name if profile else f'profile {instance.profile_id}'
 
 
-def _word(enabled):
+def _word(enabled: bool) -> str:
     return 'on' if enabled else 'off'

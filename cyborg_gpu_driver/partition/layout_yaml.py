@@ -37,7 +37,8 @@ class _Loader(yaml.SafeLoader):
     """Plain values only, and no key twice."""
 
 
-def _mapping(loader, node):
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode
+             ) -> dict[str, Any]:
     loader.flatten_mapping(node)
     seen = set()
     for key_node, _value in node.value:
@@ -54,7 +55,7 @@ def _mapping(loader, node):
     return loader.construct_mapping(node, deep=True)
 
 
-def _integer(loader, node):
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     value = loader.construct_yaml_int(node)
     if value.bit_length() > _BITS:
         raise yaml.constructor.ConstructorError(
@@ -74,10 +75,11 @@ class Flow(list):
 class _Dumper(yaml.SafeDumper):
     """Writes like people do: lists indented below their key."""
 
-    def increase_indent(self, flow=False, indentless=False):
+    def increase_indent(self, flow: bool=False, indentless: bool=False
+                        ) -> None:
         return super().increase_indent(flow, False)
 
-    def ignore_aliases(self, data):
+    def ignore_aliases(self, data: Any) -> bool:
         return True
 
 

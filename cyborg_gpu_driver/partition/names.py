@@ -58,7 +58,7 @@ class ProfileName:
     attributes: frozenset[str] = frozenset()
     """Out of :data:`ATTRIBUTES`; pluses and minuses never together."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         unknown = sorted(self.attributes - set(ATTRIBUTES))
         if unknown:
             raise _invalid_profile(
@@ -98,7 +98,7 @@ class ProfileName:
     def __str__(self) -> str:
         return self._text()
 
-    def _text(self):
+    def _text(self) -> str:
         compute = '' if self.compute is None else f'{self.compute}c.'
         attributes = sorted(self.attributes)
         sign = attributes[0][0] if attributes else ''
@@ -147,6 +147,6 @@ class VgpuTypeName:
                 f'{self.series}{self.suffix}')
 
 
-def _invalid_profile(text, expected):
+def _invalid_profile(text: str, expected: str) -> exception.InvalidValue:
     return exception.InvalidValue(
         what='profile name', value=text, expected=expected)

@@ -31,6 +31,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -53,12 +54,17 @@ class _Kind:
     """Whether an instance holds several."""
 
     @property
+    def sharing(self) -> vgpu_types.Type | None:
+        """The type of which an instance holds several, if it does."""
+        return self.backing if self.shared else None
+
+    @property
     def name(self) -> str:
-        return self.backing.name if self.shared else self.profile.name
+        return self.sharing.name if self.sharing else self.profile.name
 
     @property
     def per_instance(self) -> int:
-        return self.backing.per_instance if self.shared else 1
+        return self.sharing.per_instance if self.sharing else 1
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
@@ -79,7 +85,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         return
     types = vgpu_types.of_mode(gpu, policy.mode)
     kinds = _kinds(gpu.mig, types, policy)
-    room = _Room(gpu, types, held)
+    room = _Room(gpu, gpu.mig, types, held)
     claims = [functions.Claim(_total(policy, kind), group)
               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
     parents = functions.assign(gpu.vfs, claims)
@@ -92,14 +98,14 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
             creatable=max(0, min(room.creatable(kind, own),
                                  total - in_use)),
             gi_profile_id=kind.profile.profile_id,
-            vgpu_type_id=kind.backing and kind.backing.type_id,
+            vgpu_type_id=kind.backing.type_id if kind.backing else None,
             parents=own, framework=gpu.framework,
             per_instance=kind.per_instance,
             framebuffer_mib=(kind.backing.framebuffer_mib
                              if kind.backing else 0),
-            problem=_problem(gpu, kind, vfio_handles)
+            problem=_problem(gpu, gpu.mig, kind, vfio_handles)
             or ('' if total else offer.no_function_left(policy)))
-    yield from _unknown(gpu, policy, types)
+    yield from _unknown(gpu, gpu.mig, policy, types)
 
 
 def unknown_profile(mig: model.Mig, name: str) -> str:
@@ -109,29 +115,33 @@ def unknown_profile(mig: model.Mig, name: str) -> str:
                or 'none'))
 
 
-def _unknown(gpu, policy, types):
+def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
+             types: Sequence[vgpu_types.Type]) -> Iterator[offer.Offer]:
     """What the policy names and the GPU has not.
 
     Where profiles are named, a type only says how one of them is to be
     backed, if the GPU has it.
     """
     for name in dict.fromkeys(policy.profiles):
-        if gpu.mig.profile_by_name(name) is None:
+        if mig.profile_by_name(name) is None:
             yield offer.nothing(gpu, policy, name,
-                                unknown_profile(gpu.mig, name))
+                                unknown_profile(mig, name))
     for text in () if policy.profiles else dict.fromkeys(policy.vgpu_types):
         if not any(entry.is_called(text) for entry in types):
             yield offer.nothing(gpu, policy, text,
                                 vgpu_types.unknown(types, text))
 
 
-def _kinds(mig, types, policy):
+def _kinds(mig: model.Mig, types: Sequence[vgpu_types.Type],
+           policy: policies.Policy) -> tuple[_Kind, ...]:
     """In NVML's order, which the operator's lists do not change."""
     return tuple(kind for profile in mig.profiles
                  for kind in _kinds_of(profile, types, policy))
 
 
-def _kinds_of(profile, types, policy):
+def _kinds_of(profile: model.GpuInstanceProfile,
+              types: Sequence[vgpu_types.Type], policy: policies.Policy
+              ) -> Iterator[_Kind]:
     named = [entry for entry in vgpu_types.using(types, profile)
              if any(map(entry.is_called, policy.vgpu_types))]
     filling = vgpu_types.filling(types, profile)
@@ -149,16 +159,16 @@ def _kinds_of(profile, types, policy):
             yield _Kind(profile, entry, True)
 
 
-def _total(policy, kind):
-    told = [kind.profile.max_instances * kind.per_instance]
-    if kind.backing is not None:
-        told.append(vgpu_types.most(kind.backing, policy))
+def _total(policy: policies.Policy, kind: _Kind) -> int:
+    told = [kind.profile.max_instances * kind.per_instance,
+            vgpu_types.most(kind.backing, policy) if kind.backing else None]
     return min(filter(None, told), default=0)
 
 
-def _problem(gpu, kind, vfio_handles):
-    if not gpu.mig.enabled:
-        return ('MIG mode is off' if not gpu.mig.pending else
+def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool
+             ) -> str:
+    if not mig.enabled:
+        return ('MIG mode is off' if not mig.pending else
                 'MIG mode is off until the GPU is reset')
     if not gpu.vfs:
         return offer.NO_FUNCTIONS.format(gpu=gpu)
@@ -170,38 +180,42 @@ def _problem(gpu, kind, vfio_handles):
 class _Room:
     """What is on a GPU, and what it leaves."""
 
-    def __init__(self, gpu, types, held):
+    def __init__(self, gpu: model.Gpu, mig: model.Mig,
+                 types: Iterable[vgpu_types.Type],
+                 held: Iterable[offer.Held]) -> None:
         self._gpu = gpu
-        self._grid = geometry.Geometry(gpu.mig.profiles)
-        self._occupancy = self._grid.occupancy_of(gpu.mig.instances)
+        self._instances = mig.instances
+        self._grid = geometry.Geometry(mig.profiles)
+        self._occupancy = self._grid.occupancy_of(mig.instances)
         self._types = {entry.type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
         for item in held:
             self._held[item.placement].append(item.type_id)
 
-    def in_use(self, kind):
-        if kind.shared:
-            return sum(vgpu.type_id == kind.backing.type_id
+    def in_use(self, kind: _Kind) -> int:
+        if kind.sharing:
+            return sum(vgpu.type_id == kind.sharing.type_id
                        for vgpu in self._gpu.vgpus)
         return self._occupancy.counts[kind.profile.profile_id]
 
-    def creatable(self, kind, own):
+    def creatable(self, kind: _Kind, own: Sequence[model.PciAddress]) -> int:
         """How many more can be made.
 
         :param own: the functions that the handles name.
         """
         fitting = kind.per_instance * self._grid.creatable(
             self._occupancy, kind.profile)
-        if kind.shared:
-            fitting += sum(self._spare(instance, kind.backing)
-                           for instance in self._gpu.mig.instances
+        if kind.sharing:
+            fitting += sum(self._spare(instance, kind.sharing)
+                           for instance in self._instances
                            if instance.profile_id
                            == kind.profile.profile_id)
         if not self._gpu.vfs:
             return fitting
         return min(fitting, len(functions.empty(self._gpu, own)))
 
-    def _spare(self, instance, entry):
+    def _spare(self, instance: model.GpuInstance, entry: vgpu_types.Type
+               ) -> int:
         """How many more of a type an instance of ours takes."""
         there = self._held[instance.placement]
         sizes = {self._types[type_id].framebuffer_mib
@@ -212,7 +226,7 @@ class _Room:
                    for vgpu in self._gpu.vgpus)
         return max(0, entry.per_instance - max(len(there), told))
 
-    def groups(self, kinds):
+    def groups(self, kinds: Sequence[_Kind]) -> list[int]:
         """A number for each kind; those of different ones never coexist."""
         groups = list(range(len(kinds)))
         for one, other in itertools.combinations(range(len(kinds)), 2):
@@ -223,10 +237,10 @@ class _Room:
                           for group in groups]
         return groups
 
-    def _coexist(self, one, other):
-        if (one.profile is other.profile and one.shared and other.shared
-                and one.backing.framebuffer_mib
-                == other.backing.framebuffer_mib):
+    def _coexist(self, one: _Kind, other: _Kind) -> bool:
+        if (one.profile is other.profile and one.sharing and other.sharing
+                and one.sharing.framebuffer_mib
+                == other.sharing.framebuffer_mib):
             return True
         return any(self._grid.free_placements(
             geometry.EMPTY.add(one.profile, placement), other.profile)

@@ -21,8 +21,9 @@ placements is free.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import functions
@@ -73,11 +74,12 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
                                 vgpu_types.unknown(types, text))
 
 
-def _is_parent(gpu):
+def _is_parent(gpu: model.Gpu) -> bool:
     return gpu.framework is model.Framework.MDEV_PF
 
 
-def _group(policy, entry, enabled):
+def _group(policy: policies.Policy, entry: vgpu_types.Type,
+           enabled: Iterable[vgpu_types.Type]) -> str | None:
     """The types that can be on the GPU beside one: a key for all of them.
 
     Any among mixed sizes, else those of the same framebuffer size.
@@ -88,7 +90,7 @@ def _group(policy, entry, enabled):
                 if other is entry or other.is_as_large_as(entry))
 
 
-def _most(policy, entry):
+def _most(policy: policies.Policy, entry: vgpu_types.Type) -> int:
     """How many fit on the GPU; 0 where nobody says."""
     told = [vgpu_types.most(entry, policy)]
     if policy.mixed_sizes:
@@ -96,7 +98,8 @@ def _most(policy, entry):
     return min(filter(None, told), default=0)
 
 
-def _problem(gpu, policy, entry, vfio_handles):
+def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+             vfio_handles: bool) -> str:
     if gpu.mig is not None and gpu.mig.enabled:
         return 'MIG mode is on: time-sliced vGPUs need it off'
     found = offer.unreported(gpu, vfio_handles)
@@ -118,13 +121,14 @@ def _problem(gpu, policy, entry, vfio_handles):
     return ''
 
 
-def _available(gpu, policy, entry, own):
+def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+               own: Sequence[model.PciAddress]) -> int:
     """How many more could be made beside what is there.
 
     :param own: the functions that the handles name.
     """
     if _is_parent(gpu):
-        return _available_on_gpu(gpu, entry)
+        return _available_on_gpu(gpu, policy, entry)
     room = len(functions.empty(gpu, own, entry.type_id))
     if policy.mixed_sizes:
         return min(room, _free_places(gpu, entry))
@@ -136,8 +140,9 @@ def _available(gpu, policy, entry, own):
     return min(room, fitting - len(gpu.vgpus))
 
 
-def _available_on_gpu(gpu, entry):
-    """What the kernel says of the GPU; no limit where it was not read.
+def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
+                      entry: vgpu_types.Type) -> int:
+    """What the kernel says of the GPU; all where it was not read.
 
     Types exclude each other. That is known here too, because what was
     read may be older than the mdevs.
@@ -146,10 +151,10 @@ def _available_on_gpu(gpu, entry):
         return 0
     known = next((mdev_type.available for mdev_type in gpu.mdev_types
                   if mdev_type.type_id == entry.type_id), None)
-    return math.inf if known is None else known
+    return _most(policy, entry) if known is None else known
 
 
-def _free_places(gpu, entry):
+def _free_places(gpu: model.Gpu, entry: vgpu_types.Type) -> int:
     """Placements that are free; what was not read is taken for taken."""
     if entry.free_placements is not None:
         return len(entry.free_placements)

@@ -42,7 +42,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         parents=(gpu.address,), problem=problem, busy=busy)
 
 
-def _busy(gpu, driver):
+def _busy(gpu: model.Gpu, driver: str | None) -> str:
     if gpu.processes:
         return f'{gpu.processes} process(es) of this machine use it'
     if driver is None or drivers.is_vfio(gpu.driver):

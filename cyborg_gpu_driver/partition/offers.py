@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host import model
@@ -64,7 +65,7 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
             '', policies.Mode.VGPU, vgpu_types=(entry.type_id,)))
     if gpu.mig is not None:
         found += offers(gpu, policies.Policy('', policies.Mode.MIG))
-        for type_id in _shared(gpu):
+        for type_id in _shared(gpu.mig, gpu):
             found += offers(gpu, policies.Policy(
                 '', policies.Mode.MIG, vgpu_types=(type_id,)))
     return tuple(found)
@@ -94,16 +95,17 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
     return found
 
 
-def _type_options(policy):
+def _type_options(policy: policies.Policy
+                  ) -> Iterator[tuple[str, Sequence[str]]]:
     yield 'vgpu_types', policy.vgpu_types
     yield 'fixed_vgpus', [name for name, _number in policy.fixed_vgpus]
     yield 'max_instances', [name for name, _number in policy.max_instances]
 
 
-def _shared(gpu):
+def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
     """The types of which a GPU instance holds several."""
     types = vgpu_types.of_mode(gpu, policies.Mode.MIG)
     return tuple(
-        entry.type_id for profile in gpu.mig.profiles
+        entry.type_id for profile in mig.profiles
         for entry in vgpu_types.using(types, profile)
         if entry not in vgpu_types.filling(types, profile))

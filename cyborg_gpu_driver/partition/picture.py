@@ -21,6 +21,7 @@ import collections
 import dataclasses
 import re
 import textwrap
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -98,7 +99,8 @@ def lines(gpu: model.Gpu,
     return tuple((_MARGIN + line).rstrip() for line in drawn)
 
 
-def _mig(mig, instances, owners, pens):
+def _mig(mig: model.Mig, instances: Sequence[spec.MigInstanceSpec],
+         owners: Mapping[model.Placement, str], pens: Pens) -> list[str]:
     grid = geometry.Geometry(mig.profiles)
     occupancy = grid.occupancy_of(instances)
     units = max([grid.units, *(item.placement.start + item.placement.size
@@ -129,7 +131,8 @@ def _laid_out(instances: Sequence[spec.MigInstanceSpec]
     return drawn, hidden
 
 
-def _cells(mig, instances, units, owners):
+def _cells(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
+           units: int, owners: Mapping[model.Placement, str]) -> list[_Cell]:
     cells, unit = [], 0
     for instance in instances:
         place = instance.placement
@@ -141,7 +144,7 @@ def _cells(mig, instances, units, owners):
     return cells + [_Cell(1)] * (units - unit)
 
 
-def _grid(cells, units, pens):
+def _grid(cells: Sequence[_Cell], units: int, pens: Pens) -> list[str]:
     pitch = max(2, _GRID_WIDTH // units)
     if 1 + units * pitch > WIDTH - _LABEL - len(_MARGIN):
         return _listed(cells)
@@ -163,7 +166,7 @@ def _grid(cells, units, pens):
         f'{_label("")}{pens.bottom[1].join(edge).join(pens.bottom[::2])}']
 
 
-def _listed(cells):
+def _listed(cells: Iterable[_Cell]) -> list[str]:
     """In place of a grid too fine to be drawn."""
     rows, unit = [], 0
     for cell in cells:
@@ -173,7 +176,7 @@ def _listed(cells):
     return rows
 
 
-def _cell_text(cell, width, pens):
+def _cell_text(cell: _Cell, width: int, pens: Pens) -> list[str]:
     if not cell.text:
         return [pens.free] * 2
     name, owner = cell.text
@@ -185,7 +188,8 @@ def _cell_text(cell, width, pens):
             for part in (*parts, owner)]
 
 
-def _compute(mig, instances, pens):
+def _compute(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
+             pens: Pens) -> str:
     total = max(profile.slices for profile in mig.profiles)
     used = sum(profile.slices for profile in map(
         mig.profile_by_id, (item.profile_id for item in instances))
@@ -194,7 +198,7 @@ def _compute(mig, instances, pens):
             f'{used} of {total} slices')
 
 
-def _memory(occupancy, units, pens):
+def _memory(occupancy: geometry.Occupancy, units: int, pens: Pens) -> str:
     used = occupancy.mask
     bar = ''.join(pens.full_box if used >> unit & 1 else pens.empty_box
                   for unit in range(units))
@@ -202,7 +206,8 @@ def _memory(occupancy, units, pens):
             f'{used.bit_count()} of {units} units')
 
 
-def _fitting(grid, occupancy, pens):
+def _fitting(grid: geometry.Geometry, occupancy: geometry.Occupancy, pens: Pens
+             ) -> list[str]:
     creatable = {profile.name: grid.creatable(occupancy, profile)
                  for profile in grid.profiles}
     words = [f'{count} {pens.times} {name}'.replace(' ', '\0')
@@ -213,7 +218,7 @@ def _fitting(grid, occupancy, pens):
         subsequent_indent=_label(''), break_on_hyphens=False)]
 
 
-def _time_sliced(gpu, pens):
+def _time_sliced(gpu: model.Gpu, pens: Pens) -> list[str]:
     types = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
     rows = []
     for type_id, count in sorted(collections.Counter(
@@ -227,15 +232,15 @@ def _time_sliced(gpu, pens):
     return rows
 
 
-def _bar(used, total, pens):
+def _bar(used: int, total: int, pens: Pens) -> str:
     bar = pens.full_box * used + pens.empty_box * (total - used)
     return bar[:WIDTH // 2]
 
 
-def _label(text):
+def _label(text: str) -> str:
     return text.ljust(_LABEL)
 
 
-def _name(mig, instance):
+def _name(mig: model.Mig, instance: spec.MigInstanceSpec) -> str:
     profile = mig.profile_by_id(instance.profile_id)
     return profile.name if profile else f'profile {instance.profile_id}'

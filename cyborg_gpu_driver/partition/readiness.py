@@ -146,7 +146,7 @@ def steps(gpu: model.Gpu, wanted: Wants) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _passthrough(gpu, driver):
+def _passthrough(gpu: model.Gpu, driver: str) -> Wants:
     if gpu.driver != drivers.NVIDIA:
         # One without a driver is not in use. Another driver than NVIDIA's
         # may drive a console: that is the operator's business.
@@ -161,7 +161,7 @@ def _passthrough(gpu, driver):
                  released=driver == drivers.NVIDIA)
 
 
-def _vgpu(gpu, policy):
+def _vgpu(gpu: model.Gpu, policy: policies.Policy) -> Wants:
     sliced = gpu.mig is not None and gpu.mig.enabled
     mixed = None
     if gpu.mixed_sizes is not None or sliced and policy.mixed_sizes:
@@ -172,7 +172,7 @@ def _vgpu(gpu, policy):
                                         policy.time_slice))
 
 
-def _sliced(gpu, _policy):
+def _sliced(gpu: model.Gpu, _policy: policies.Policy) -> Wants:
     if gpu.mig is None:
         return Wants()
     return Wants(mig=True, vfs=_vfs(gpu, True))
@@ -184,15 +184,16 @@ _WANTS = {
 }
 
 
-def _mig(gpu, enabled):
+def _mig(gpu: model.Gpu, enabled: bool) -> bool | None:
     return None if gpu.mig is None else enabled
 
 
-def _vfs(gpu, enabled):
+def _vfs(gpu: model.Gpu, enabled: bool) -> bool | None:
     """None where there can be none, as on Turing."""
     return enabled if gpu.sriov_totalvfs else None
 
 
-def _schedules(now, policy, time_slice):
+def _schedules(now: model.Scheduler | None, policy: model.SchedulerPolicy,
+               time_slice: int | None) -> bool:
     return now is not None and now.policy is policy and (
         time_slice is None or now.time_slice == time_slice)

@@ -161,7 +161,8 @@ class Row:
         """The room that is lost on the way to another row."""
         return tuple(map(operator.sub, self.room, after.room))
 
-    def _option(self, profile, placement):
+    def _option(self, profile: model.GpuInstanceProfile,
+                placement: model.Placement) -> Option:
         after = self.table.row(self.occupancy.add(profile, placement))
         return Option(placement, after, self.lost(after))
 
@@ -195,14 +196,14 @@ class Table:
                 self._room(occupancy))
         return row
 
-    def _room(self, occupancy):
+    def _room(self, occupancy: geometry.Occupancy) -> tuple[float, ...]:
         room = [0.0] * len(self.profiles)
         for left, chance in _endings(occupancy):
             for number, count in enumerate(self._counts(left)):
                 room[number] += chance * count
         return tuple(room)
 
-    def _counts(self, occupancy):
+    def _counts(self, occupancy: geometry.Occupancy) -> tuple[int, ...]:
         counts = self._creatable.get(occupancy)
         if counts is None:
             counts = self._creatable[occupancy] = (
@@ -210,7 +211,8 @@ class Table:
         return counts
 
 
-def _endings(occupancy):
+def _endings(occupancy: geometry.Occupancy
+             ) -> list[tuple[geometry.Occupancy, float]]:
     """What may be left of an occupancy, and how likely."""
     outcomes = [(occupancy.taken[_MOST:], 1.0)]
     for item in occupancy.taken[:_MOST]:
@@ -220,8 +222,8 @@ def _endings(occupancy):
     return [(geometry.Occupancy(left), chance) for left, chance in outcomes]
 
 
-def _undominated(options):
-    kept = []
+def _undominated(options: Iterable[Option]) -> tuple[Option, ...]:
+    kept: list[Option] = []
     for option in sorted(options, key=lambda option: (
             sum(option.lost), -option.placement.start)):
         if not any(all(one <= other for one, other in

@@ -48,7 +48,7 @@ def choose(types: Iterable[model.VgpuType], wanted: model.VgpuType,
     place = max(mine.placements, default=None, key=lambda place: (
         [grid.creatable(geometry.EMPTY.add(mine, place), profile)
          for profile in grid.profiles], -place.start))
-    return place and place.start
+    return None if place is None else place.start
 
 
 def profile_of(entry: model.VgpuType, starts: Iterable[int]
@@ -67,7 +67,8 @@ def profile_of(entry: model.VgpuType, starts: Iterable[int]
         placements=places)
 
 
-def _profile(entry, taken):
+def _profile(entry: model.VgpuType, taken: Iterable[model.Placement]
+             ) -> model.GpuInstanceProfile:
     return profile_of(entry, (
         start for start in entry.free_placements or ()
         if not any(start < place.start + place.size

@@ -80,18 +80,18 @@ def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
     NVML knows the maximum and the instance profile; sysfs fills in where
     NVML does not take part.
     """
-    found = {}
+    found: dict[str, Type] = {}
     for entry in (*gpu.mdev_types, *(mdev_type for function in gpu.vfs
                                      for mdev_type in function.mdev_types)):
         found.setdefault(entry.type_id, Type(
             entry.type_id, entry.name, entry.framebuffer_mib or 0,
             entry.max_instances))
-    for entry in gpu.vgpu_types:
-        found[entry.mdev_type_id] = Type(
-            entry.mdev_type_id, entry.name, entry.framebuffer_mib,
-            entry.max_instances, entry.gi_profile_id,
-            entry.per_instance or 1, entry.placements,
-            entry.free_placements)
+    for known in gpu.vgpu_types:
+        found[known.mdev_type_id] = Type(
+            known.mdev_type_id, known.name, known.framebuffer_mib,
+            known.max_instances, known.gi_profile_id,
+            known.per_instance or 1, known.placements,
+            known.free_placements)
     return tuple(sorted(found.values(), key=_number))
 
 
@@ -153,7 +153,7 @@ def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
     return min(fitting, key=_preference, default=None)
 
 
-def _uses(entry, profile):
+def _uses(entry: Type, profile: model.GpuInstanceProfile) -> bool:
     if entry.gi_profile_id is not None or not entry.is_mig_backed:
         return entry.gi_profile_id == profile.profile_id
     # Without NVML's word: a type as large as the instance, named alike.
@@ -164,17 +164,18 @@ def _uses(entry, profile):
     suffix = ''.join(sorted(wanted.attributes)).upper()
     suffix = suffix.replace('-', 'NO').replace('+', '').replace('.', '')
     named = entry.parsed
-    return ((named.slices, named.framebuffer_gb, named.suffix)
-            == (wanted.slices, wanted.memory_gb, suffix))
+    return named is not None and (
+        (named.slices, named.framebuffer_gb, named.suffix)
+        == (wanted.slices, wanted.memory_gb, suffix))
 
 
-def _preference(entry):
+def _preference(entry: Type) -> tuple[int, int, tuple[int, str]]:
     named = entry.parsed
     series = (names.SERIES.index(named.series) if named
               else len(names.SERIES))
     return -entry.framebuffer_mib, series, _number(entry)
 
 
-def _number(entry):
+def _number(entry: Type) -> tuple[int, str]:
     digits = entry.type_id.rpartition('-')[2]
     return int(digits) if digits.isdecimal() else 0, entry.type_id
