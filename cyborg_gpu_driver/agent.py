@@ -120,11 +120,7 @@ class Agent:
         self._reconciler = reconcile.Reconciler(
             machine, self._host, self._journal, settings, self._state_path,
             self._binder.recover, self._publisher.publish,
-            usages=drift.Drift(placement, hostname,
-                               withheld=self._is_sick,
-                               disabled=self._disabled,
-                               draining=lambda provider:
-                               provider in self._draining).read,
+            usages=drift.Drift(placement, hostname, self._inventories).read,
             earlier=lambda host: self._earlier.known or (),
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from collections.abc import Container
+from typing import Any
 
 from oslo_config import cfg
 
@@ -30,6 +32,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
@@ -40,7 +44,13 @@ from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.program import restore
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import disabled
+from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report import withdrawal
 
 
 class Node:
@@ -51,16 +61,33 @@ class Node:
 
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies; None reads them from ``conf``.
-    :param claimed: says why a GPU may have servers that leave no trace on
-        the host, ``''`` if it has none; None goes by the agent's last report.
+    :param hostname: name of the compute node's resource provider; None is
+        ``[DEFAULT] host``.
+    :param placement: makes a client of Placement; None if it is not to be
+        asked.
+    :param mdev_problem: why no handle of type MDEV can be served; ``''``.
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
                  settings: policies.Settings | None = None,
-                 claimed: Callable[[model.PciAddress], str] | None = None):
+                 hostname: str | None = None,
+                 placement: Callable[[], Any] | None = None,
+                 mdev_problem: str = ''):
         self.conf = conf
+        self.placement = placement and functools.cache(placement)
         self._settings = settings
-        self._claimed = claimed
+        self._hostname = hostname
+        self._mdev_problem = mdev_problem
+
+    @property
+    def hostname(self) -> str:
+        """Name of the compute node's resource provider."""
+        return self._hostname or self.conf.host
+
+    @property
+    def mdev_problem(self) -> str:
+        """Why no handle of type MDEV can be served; ``''`` if all can."""
+        return self._mdev_problem
 
     @functools.cached_property
     def settings(self) -> policies.Settings:
@@ -146,6 +173,32 @@ class Node:
         return reset.Resetter(self.platform)
 
     @functools.cached_property
+    def keeper(self) -> reserved.ReservedKeeper:
+        """Reads and writes ``reserved``."""
+        return reserved.ReservedKeeper(self.placement)
+
+    @functools.cached_property
+    def withdrawal(self) -> withdrawal.Withdrawal:
+        """Compares a report with the last one."""
+        return withdrawal.Withdrawal(self.state_path, self.keeper.in_use)
+
+    @functools.cached_property
+    def disabled(self) -> disabled.Disabled:
+        """The GPUs that are disabled in Cyborg, as it said last."""
+        return disabled.Disabled(self.state_path, lambda: None)
+
+    @functools.cached_property
+    def cleaner(self) -> cleaning.Cleaner:
+        """Cleans whole GPUs that were given back."""
+        return cleaning.Cleaner(
+            self.platform, self.state_path, self.keeper,
+            audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus)
+
+    @functools.cached_property
+    def _claims(self):
+        return claims.Claims(self.placement, self.hostname)
+
+    @functools.cached_property
     def _taker(self):
         return prepare.StepTaker(self.platform, self.reader)
 
@@ -160,11 +213,52 @@ class Node:
     def claimed(self, address: model.PciAddress) -> str:
         """Why a GPU may have servers that leave no trace on this host.
 
+        Placement knows; without it, the agent's last report has to do.
+
         :returns: ``''`` if it has none.
         """
-        if self._claimed is not None:
-            return self._claimed(address)
-        return claims.of_reports(self.state_path, address)
+        if self.placement is None:
+            return claims.of_reports(self.state_path, address)
+        return self._claims.of(address)
+
+    def device(self, gpu: model.Gpu) -> values.ReportedDevice | None:
+        """What is to be reported of a GPU; None if nothing is."""
+        device = build.device(
+            gpu, build.servable(self.live.offers(gpu), self.mdev_problem),
+            self.hostname)
+        return device if device.deployables else None
+
+    def withdrawn(self) -> frozenset[str]:
+        """UUIDs of providers that the next report withdraws.
+
+        Nothing more is promised of them.
+
+        :raises JournalError: if the record of the last report cannot be
+            read.
+        """
+        sent = self.withdrawal.preview(
+            self.live.host(), withdrawal.remembered(self.state_path),
+            self.device, self.ignores,
+            {entry.gpu for entry in self.journal.entries()})
+        return frozenset(uuid for item in sent.values() for uuid in item.left)
+
+    def inventories(self, address: model.PciAddress,
+                    withdrawn: Container[str]
+                    ) -> tuple[reserved.Inventory, ...]:
+        """What Placement should have of a GPU, as far as that is ours.
+
+        Nothing else computes ``reserved``: what the agent writes, a repair
+        writes too.
+
+        :param withdrawn: as of :meth:`withdrawn`; left out here.
+        """
+        offers = self.live.offers(self.live.gpu(address))
+        withheld = (self.health.sick(address) is not None
+                    or self.cleaner.withholds(offers))
+        return tuple(item for item in capacity.inventories(
+            offers, journal.owned(self.journal.entries(address)),
+            self.hostname, withheld, address in self.disabled)
+            if item.provider not in withdrawn)
 
     def _unfit(self, address):
         """Why a GPU must not be given to a server now; or ``''``."""

@@ -19,28 +19,18 @@ import functools
 from cliff import lister
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import binder
-from cyborg_gpu_driver.program import hardware
-from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reconcile
-from cyborg_gpu_driver.report import capacity
-from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
-from cyborg_gpu_driver.report import reserved
 
 _DIFFERENT = 1
 _NOT_COMPARED = 2
@@ -66,18 +56,18 @@ class Doctor(lister.Lister):
 
     def take_action(self, parsed_args):
         self.app.machine.explain()
-        practice = _Practice(
+        comparison = _Comparison(
             self.app.machine, parsed_args.host or self.app.machine.hostname,
             parsed_args.os_cloud)
         if parsed_args.repair:
-            practice.check_privileges()
-            practice.rebuild()
-        found = practice.find()
+            comparison.check_privileges()
+            comparison.rebuild()
+        found = comparison.find()
         if parsed_args.repair:
             for difference in found:
                 if difference.safe:
-                    practice.repair(difference)
-            found = practice.find()
+                    comparison.repair(difference)
+            found = comparison.find()
         unread = _unread(self.app.machine.host)
         if not found and not unread:
             cmd_machine.say('No difference.')
@@ -102,42 +92,42 @@ def _unread(host):
     return unread
 
 
-class _Practice:
-    """All that a comparison of this machine takes."""
+class _Comparison:
+    """What a comparison of this host takes.
+
+    :param machine: the host of the command.
+    :param hostname: name of the compute node.
+    :param cloud: name of the cloud, None for that of the environment.
+    """
 
     def __init__(self, machine, hostname, cloud):
-        self._settings = machine.settings
         self._hostname = hostname
         self._cloud = cloud
-        conf = machine.conf
-        self._conf = conf
-        self._machine = platform.from_conf(conf)
-        privileged.run_here(self._machine)
-        self._journal = journal.Journal(gpu_conf.state_path(conf))
-        self._host = live.LiveHost(reader.HostReader(self._machine),
-                                   self._settings, self._journal.entries)
-        self._health = health.HealthKeeper(self._machine,
-                                           gpu_conf.state_path(conf))
-        self._disabled = disabled.remembered(conf.gpu.state_path)
-        self._placement = self._open_placement()
-        handler = binder.Binder(
-            self._host, hardware.Hardware(self._machine), self._journal,
-            gpu_conf.state_path(conf), self._publish)
+        self._placement = _open_placement(machine.conf)
+        self._node = node.Node(
+            machine.conf, machine.settings, hostname,
+            self._placement and (lambda: self._placement),
+            machine.mdev_problem)
+        self._node.act_here()
+        binds = binder.Binder(
+            self._node.live, self._node.hardware, self._node.journal,
+            self._node.state_path, self._publish)
         self._reconciler = reconcile.Reconciler(
-            self._machine, self._host, self._journal, self._settings,
-            gpu_conf.state_path(conf), handler.recover, self._publish,
-            usages=self._usages, earlier=self._earlier,
+            self._node.platform, self._node.live, self._node.journal,
+            self._node.settings, self._node.state_path, binds.recover,
+            self._publish, usages=self._usages, earlier=self._earlier,
             requests=self._requests)
 
     def find(self):
         return self._reconciler.find(refresh=True)
 
     def check_privileges(self):
-        cmd_machine.check_root(self._machine, 'repair what is on its GPUs')
+        cmd_machine.check_root(self._node.platform,
+                               'repair what is on its GPUs')
 
     def rebuild(self):
         """Make the journal again if it cannot be used."""
-        if self._journal.check():
+        if self._node.journal.check():
             self._reconciler.rebuild()
             cmd_machine.say('The journal was made again.')
 
@@ -162,16 +152,10 @@ class _Practice:
     def _named_cloud(self):
         return connection.Cloud.named(self._cloud)
 
-    def _open_placement(self):
-        try:
-            return placement.Placement(self._conf)
-        except exception.CloudError as error:
-            cmd_machine.say(f'Placement is left out: {error}')
-            return None
-
     def _usages(self, looked):
         if self._placement is None:
             return None
+        self._withdrawn = self._node.withdrawn()
         found = self._drift.read(looked)
         if found is None:
             cmd_machine.say('Placement does not answer and is left out.')
@@ -189,27 +173,32 @@ class _Practice:
 
     @functools.cached_property
     def _drift(self):
-        return drift.Drift(lambda: self._placement, self._hostname,
-                           history=False, withheld=self._is_sick,
-                           disabled=self._disabled)
+        return drift.Drift(self._node.placement, self._hostname,
+                           self._inventories, history=False)
 
     @functools.cached_property
-    def _keeper(self):
-        return reserved.ReservedKeeper(lambda: self._placement)
+    def _withdrawn(self):
+        return self._node.withdrawn()
 
-    def _is_sick(self, address):
-        return self._health.sick(address) is not None
+    def _inventories(self, address):
+        return self._node.inventories(address, self._withdrawn)
 
     def _publish(self, address):
         """Write what can be made now; the agent does so as well."""
         if self._placement is None:
             return
-        wanted = capacity.inventories(
-            self._host.offers(self._host.gpu(address)),
-            journal.owned(self._journal.entries(address)), self._hostname,
-            self._is_sick(address), address in self._disabled)
+        wanted = self._inventories(address)
+        keeper = self._node.keeper
         try:
-            self._keeper.enforce(wanted, self._keeper.generations(
+            keeper.enforce(wanted, keeper.generations(
                 [inventory.provider for inventory in wanted]))
         except exception.GpuDriverError as error:
             cmd_machine.say(f'Placement was not written: {error}')
+
+
+def _open_placement(conf):
+    try:
+        return placement.Placement(conf)
+    except exception.CloudError as error:
+        cmd_machine.say(f'Placement is left out: {error}')
+        return None

@@ -68,11 +68,6 @@ class Machine(node.Node):
         """The snapshot, with what takes longer to read."""
         return self.reader.snapshot(detail=True)
 
-    @property
-    def hostname(self) -> str:
-        """The name of the compute node as Cyborg has it."""
-        return self.conf.host
-
     def gpu(self, text: str) -> model.Gpu:
         """The GPU that a person typed.
 
@@ -110,10 +105,10 @@ class Machine(node.Node):
                 self.settings.vfio_handles, self.settings.passthrough_driver)
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
             return found
-        return build.servable(found, self._mdev_problem)
+        return build.servable(found, self.mdev_problem)
 
     @functools.cached_property
-    def _mdev_problem(self):
+    def mdev_problem(self) -> str:
         """Why an agent in this environment serves no handle of type MDEV.
 
         The services beside a simulated machine are not looked at, nor is an

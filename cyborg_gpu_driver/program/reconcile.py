@@ -48,9 +48,8 @@ from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
-Looked = Mapping[model.PciAddress, tuple[
-    Sequence[partition_offers.Offer], Mapping[str, int]]]
-"""By GPU: its offers, and how many of each profile are bound."""
+Looked = Mapping[model.PciAddress, Sequence[partition_offers.Offer]]
+"""The offers of each GPU."""
 Usages = Callable[[Looked], Mapping[
     model.PciAddress, tuple[reconcile.Usage, ...]] | None]
 """Asks Placement; None if it could not be asked."""
@@ -150,10 +149,8 @@ class Reconciler:
         marks = {gpu.address: self._host.mark(gpu.address)
                  for gpu in host.gpus}
         claims = self._requests()
-        usages = self._usages({
-            gpu.address: (self._host.offers(gpu), journal.owned(
-                entry for entry in before if entry.gpu == gpu.address))
-            for gpu in host.gpus}) or {}
+        usages = self._usages({gpu.address: self._host.offers(gpu)
+                               for gpu in host.gpus}) or {}
         found = [*differences.absent(before, host),
                  *differences.earlier(self._earlier(host))]
         for gpu in host.gpus:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from collections.abc import Container
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +33,9 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import reserved
 
 LOG = logging.getLogger(__name__)
 
@@ -52,41 +52,34 @@ class Drift:
 
     :param client: makes Cyborg's placement client, or one like it.
     :param hostname: as the providers are named by.
+    :param inventories: what Placement should have of a GPU.
     :param history: whether ``reserved`` counts as wrong only where it was
         right before and has changed without us. What has changed on the GPU
         itself, the report writes anyway.
-    :param withheld: whether nothing may be promised on a GPU now.
-    :param draining: whether a provider (UUID) is to be withdrawn; it is left
-        out, as all of it is reserved.
-    :param disabled: GPUs that an operator has disabled in Cyborg.
     """
 
     def __init__(self, client: Callable[[], Any], hostname: str,
-                 history: bool = True,
-                 withheld: Callable[[model.PciAddress], bool]
-                 = lambda address: False,
-                 draining: Callable[[str], bool] = lambda provider: False,
-                 disabled: Container[model.PciAddress] = ()):
+                 inventories: Callable[[model.PciAddress],
+                                       Iterable[reserved.Inventory]],
+                 history: bool = True):
         self._tree = provider_tree.ProviderTree(client)
         self._hostname = hostname
+        self._wanted_of = inventories
         self._history = history
-        self._withheld = withheld
-        self._draining = draining
-        self._disabled = disabled
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = ''
 
-    def read(self, looked: Mapping[model.PciAddress, tuple[
-            Sequence[partition_offers.Offer], Mapping[str, int]]]
+    def read(self, looked: Mapping[
+            model.PciAddress, Sequence[partition_offers.Offer]]
              ) -> dict[model.PciAddress, tuple[reconcile.Usage, ...]] | None:
         """Usages of the providers that Placement has, by GPU.
 
-        :param looked: by GPU its offers and how many of each are bound.
+        :param looked: the offers of each GPU.
         :returns: None if Placement could not be asked, which is said once.
         """
-        wanted = {address: self._inventories(address, *told)
-                  for address, told in looked.items()}
+        wanted = {address: self._inventories(address, offers)
+                  for address, offers in looked.items()}
         try:
             self._read([inventory for pairs in wanted.values()
                         for _, inventory in pairs])
@@ -108,24 +101,24 @@ class Drift:
                         if inventory.provider in self._seen}
         return found
 
-    def _inventories(self, address, offers, owned):
+    def _inventories(self, address, offers):
         """Offers of parts of a GPU, and their inventories."""
-        return [(offer, inventory) for offer in offers
-                if offer.mode is not policy.Mode.PASSTHROUGH
-                for inventory in capacity.inventories(
-                    (offer,), owned, self._hostname,
-                    self._withheld(address), address in self._disabled)
-                if not self._draining(inventory.provider)]
+        parts = {names.provider_uuid(names.provider_name(
+            self._hostname, offer)): offer for offer in offers
+            if offer.mode is not policy.Mode.PASSTHROUGH}
+        return [(parts[inventory.provider], inventory)
+                for inventory in self._wanted_of(address)
+                if inventory.provider in parts]
 
     def _usage(self, offer, inventory):
         seen = self._seen[inventory.provider]
-        reserved = seen.reserved
+        found = seen.reserved
         if (self._history and self._wanted.get(inventory.provider)
                 != inventory.reserved):
-            reserved = inventory.reserved
+            found = inventory.reserved
         return reconcile.Usage(
             inventory.provider, offer.profile, offer.vgpu_type_id,
-            seen.used, reserved, inventory.reserved,
+            seen.used, found, inventory.reserved,
             names.provider_name(self._hostname, offer))
 
     def _read(self, inventories):

@@ -73,6 +73,8 @@ class Sent:
     """A stub tells Cyborg to leave the GPU as it has it; None is nothing."""
     problem: str = ''
     """Why it is not what the GPU offers; empty if it is."""
+    left: tuple[str, ...] = ()
+    """UUIDs of providers that are to go, and of which nothing is promised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,8 @@ class _Look:
 
     def sent(self, address: model.PciAddress) -> Sent:
         if self.reason:
-            return Sent(build.stub_device(address), self.reason)
-        return Sent(self.device, self.waiting)
+            return Sent(build.stub_device(address), self.reason, self.left)
+        return Sent(self.device, self.waiting, self.left)
 
 
 class Withdrawal:

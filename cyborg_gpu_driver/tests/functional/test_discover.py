@@ -12,6 +12,8 @@
 
 """Reports survive whatever the machine does, and withdraw nothing in use."""
 
+import fileinput
+import json
 import logging
 import os
 
@@ -170,6 +172,19 @@ class DrainTest(gpu_cloud.GpuTestCase):
         self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())
         self.assertEqual([], self.placements())
 
+    def test_doctor_agrees_while_a_provider_is_drained(self):
+        self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        # With more profiles its handles are on other virtual functions.
+        self.change_profiles('1g.10gb,1g.10gb+me,1g.20gb,2g.20gb,3g.40gb,'
+                             '4g.40gb,7g.80gb')
+        self.report()
+        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
+        for arguments in ((), ('--repair',)):
+            code, output, errors = self.command('doctor', '-f', 'json',
+                                                *arguments)
+            self.assertEqual((0, []), (code, json.loads(output)), errors)
+            self.assertEqual((2, 2), self.reserved()['3g.40gb'])
+
     def change_profiles(self, profiles):
         """As an operator would: edit the file and start the agent again."""
         conf = self.driver._conf
@@ -177,6 +192,11 @@ class DrainTest(gpu_cloud.GpuTestCase):
                           group='gpu_policy:one')
         self.addCleanup(conf.clear_override, 'profiles',
                         group='gpu_policy:one')
+        with fileinput.input(self.cloud.cloud.config_path,
+                             inplace=True) as lines:
+            for line in lines:
+                print(f'profiles = {profiles}' if line.startswith('profiles')
+                      else line.rstrip())
         type(self.driver).__init__(self.driver)
 
 

@@ -21,6 +21,7 @@ from oslotest import base
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import names
 
@@ -84,12 +85,23 @@ class DriftTest(base.BaseTestCase):
         super().setUp()
         self.placement = Placement()
         self.offers = [_offer(), _offer('3g.20gb')]
-        self.drift = drift.Drift(lambda: self.placement, 'here')
+        self.owned = {'1g.5gb': 1, '3g.20gb': 1}
+        self.withdrawn = set()
+        self.drift = self.start()
         self.log = self.useFixture(fixtures.FakeLogger())
 
-    def read(self, **owned):
-        return self.drift.read({_GPU: (self.offers, {
-            '1g.5gb': 1, '3g.20gb': 1, **owned})})
+    def start(self, history=True):
+        return drift.Drift(lambda: self.placement, 'here', self.inventories,
+                           history)
+
+    def inventories(self, address):
+        self.assertEqual(_GPU, address)
+        return [item for item in capacity.inventories(
+            self.offers, self.owned, 'here')
+            if item.provider not in self.withdrawn]
+
+    def read(self):
+        return self.drift.read({_GPU: self.offers})
 
     def changed(self, profile='1g.5gb', used=1, reserved=0):
         known = self.placement.known[_UUIDS[profile]]
@@ -130,21 +142,14 @@ class DriftTest(base.BaseTestCase):
         self.assertEqual((1, 3, 3), self.usages()['1g.5gb'])
         self.assertEqual((1, 0, 3), self.usages()['1g.5gb'])
 
-    def test_all_of_a_gpu_that_is_withheld_is_to_be_reserved(self):
-        self.drift = drift.Drift(lambda: self.placement, 'here', False,
-                                 withheld={_GPU}.__contains__)
-        self.changed(reserved=6)
-        self.assertEqual((1, 6, 6), self.usages()['1g.5gb'])
-
     def test_what_is_to_be_withdrawn_is_left_out(self):
-        self.drift = drift.Drift(
-            lambda: self.placement, 'here', False,
-            draining={_UUIDS['3g.20gb']}.__contains__)
+        self.drift = self.start(history=False)
+        self.withdrawn.add(_UUIDS['3g.20gb'])
         self.changed('3g.20gb', used=0, reserved=7)
         self.assertEqual({'1g.5gb': (1, 0, 0)}, self.usages())
 
     def test_without_history_all_counts(self):
-        self.drift = drift.Drift(lambda: self.placement, 'here', False)
+        self.drift = self.start(history=False)
         self.changed(reserved=2)
         self.assertEqual((1, 2, 0), self.usages()['1g.5gb'])
 
