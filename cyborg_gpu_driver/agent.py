@@ -26,6 +26,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices
@@ -34,32 +35,17 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import events
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
-from cyborg_gpu_driver.program import fixed
-from cyborg_gpu_driver.program import hardware
-from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import prepare
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import build
-from cyborg_gpu_driver.report import capacity
-from cyborg_gpu_driver.report import claims
-from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import publishing
-from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
-from cyborg_gpu_driver.report import withdrawal
 
 LOG = logging.getLogger(__name__)
 
@@ -77,50 +63,36 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
+        self._node = node.Node(conf, settings, hostname, placement,
+                               mdev_problem)
+        if self._node.platform.is_root():
+            self._node.act_here()
         self._settings = settings
-        self._hostname = hostname
-        self._state_path = gpu_conf.state_path(conf)
-        self._mdev_problem = mdev_problem
+        self._host = self._node.live
+        self._journal = self._node.journal
+        self._keeper = self._node.keeper
+        self._health = self._node.health
         self._said: set[str] = set()
         self._draining: frozenset[str] = frozenset()
         """Providers of which nothing more is promised, as last decided."""
-        self._reset: set[model.PciAddress] = set()
-        """GPUs that were reset and not examined since."""
-        machine = platform.from_conf(conf)
-        if machine.is_root():
-            privileged.run_here(machine)
-        self._nvml = machine.nvml
-        host_reader = reader.HostReader(machine)
-        self._journal = journal.Journal(self._state_path)
-        self._host = live.LiveHost(host_reader, settings,
-                                   self._journal.entries)
-        placement = functools.cache(placement)
-        self._keeper = reserved.ReservedKeeper(placement)
-        self._earlier = earlier.Earlier(placement, hostname)
-        self._withdrawal = withdrawal.Withdrawal(
-            self._state_path, self._keeper.in_use)
+        self._earlier = earlier.Earlier(self._node.placement, hostname)
+        self._node.read_disabled = devices.Watch(conf, hostname).read
         self._publisher = publishing.Publisher(self._write)
-        self._disabled = disabled.Disabled(
-            self._state_path, devices.Watch(conf, hostname).read)
-        self._health = health.HealthKeeper(
-            machine, self._state_path, self._publisher.ask,
-            conf.gpu.health_clean_checks, conf.gpu.health_ignored_xids)
-        self._nvml = machine.nvml
-        self._watcher = events.Watcher(machine.nvml, self._health.event)
+        self._health.on_change = self._publisher.ask
+        self._watcher = events.Watcher(self._node.platform.nvml,
+                                       self._health.event)
         self._watches = conf.gpu.health_events
-        self._cleaner = cleaning.Cleaner(
-            machine, self._state_path, self._keeper,
-            audit.Audit(self._state_path), conf.gpu.clean_whole_gpus,
-            self._was_reset)
         self._binder = binder.Binder(
-            self._host, hardware.Hardware(machine), self._journal,
-            self._state_path, self._publisher.publish,
+            self._host, self._node.hardware, self._journal,
+            self._node.state_path, self._publisher.publish,
             self._health.instance_gone,
             binder.Limits(functools.partial(gpu_conf.bind_timeout, conf)))
         self._reconciler = reconcile.Reconciler(
-            machine, self._host, self._journal, settings, self._state_path,
-            self._binder.recover, self._publisher.publish,
-            usages=drift.Drift(placement, hostname, self._inventories).read,
+            self._node.platform, self._host, self._journal, settings,
+            self._node.state_path, self._binder.recover,
+            self._publisher.publish,
+            usages=drift.Drift(self._node.placement, hostname,
+                               self._inventories).read,
             earlier=lambda host: self._earlier.known or (),
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
@@ -128,12 +100,6 @@ class Agent:
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
             if conf.gpu.os_cloud else None,
             hostname, conf.gpu.orphan_grace)
-        taker = prepare.StepTaker(machine, host_reader)
-        self._preparer = prepare.Preparer(
-            machine, taker, self._state_path, settings,
-            claims.Claims(placement, hostname).of, unfit=self._unfit)
-        self._fixed = fixed.FixedVgpus(machine, taker, self._state_path,
-                                       settings)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
@@ -154,7 +120,7 @@ class Agent:
     def report(self) -> tuple[values.ReportedDevice, ...]:
         """Everything to tell Cyborg, with ``reserved`` put right before."""
         lost = self._journal.check()
-        self._disabled.update()
+        self._node.disabled.update()
         self._binder.recover()
         self._earlier.update(self._host.refresh())
         self._reconciler.look(lost)
@@ -163,16 +129,16 @@ class Agent:
         self._say_empty(host)
         host = self._make_ready(host)
         verdicts = self._examine(host)
-        decided = self._withdrawal.decide(
+        decided = self._node.withdrawal.decide(
             host, self._build, self._settings.ignores,
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
-             if verdict.sick} | self._disabled.known,
+             if verdict.sick} | self._node.disabled.known,
             self._earlier.known)
         self._clean(decided)
-        if self._reset:
+        if self._node.reset:
             # Well by that, unless it says something else now.
-            self._reset.clear()
+            self._node.reset.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         self._enforce(decided)
         return sickness.marked(decided.devices, verdicts, self._is_used)
@@ -180,14 +146,14 @@ class Agent:
     def stop(self) -> None:
         """End what goes on between two reports, and close NVML."""
         self._watcher.stop()
-        self._nvml.reset()
+        self._node.platform.nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
         """Stubs of all GPUs that there are or were reported.
 
         They say "leave all as it is".
         """
-        return self._withdrawal.held(
+        return self._node.withdrawal.held(
             gpu.address for gpu in self._host.host().gpus)
 
     def _make_ready(self, host):
@@ -197,8 +163,8 @@ class Agent:
         would keep the GPU from being idle.
         """
         kept = {item.gpu for item in self._earlier.known or ()}
-        for act in (self._fixed.release, self._preparer.prepare,
-                    self._fixed.make):
+        for act in (self._node.fixed.release, self._node.preparer.prepare,
+                    self._node.fixed.make):
             outcomes = [act(gpu) for gpu in host.gpus
                         if gpu.address not in kept]
             if any(outcome.has_acted for outcome in outcomes):
@@ -207,18 +173,18 @@ class Agent:
 
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of one GPU; None if nothing is."""
-        offers = build.servable(self._host.offers(gpu), self._mdev_problem)
+        offers = build.servable(self._host.offers(gpu),
+                                self._node.mdev_problem)
         governing = self._settings.policy_for(gpu)
         if governing is not None:
             for complaint in partition_offers.check_policy(gpu, governing):
                 self._say(complaint)
         for offer in offers:
             # Of the last the log has a line for all GPUs.
-            if offer.problem and offer.problem != self._mdev_problem:
+            if offer.problem and offer.problem != self._node.mdev_problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '
                           f'offered: {offer.problem}')
-        device = build.device(gpu, offers, self._hostname)
-        return device if device.deployables else None
+        return self._node.device(gpu)
 
     def _examine(self, host):
         """How every GPU is; from now on its errors are heard of.
@@ -237,26 +203,14 @@ class Agent:
         return (governing is not None
                 and governing.mode is policy.Mode.PASSTHROUGH)
 
-    def _unfit(self, address):
-        """Why a GPU must not be given to a server now; or ``''``."""
-        verdict = self._health.sick(address)
-        return '; '.join(verdict.reasons) if verdict else ''
-
-    def _was_reset(self, address):
-        self._health.reset_done(address)
-        self._reset.add(address)
-
-    def _is_sick(self, address):
-        return self._health.sick(address) is not None
-
     def _is_used(self, device):
         return (bool(self._journal.entries(device.address))
-                or any(self._withdrawal.held_by(deployable.provider_uuid)
+                or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 
     def _clean(self, decided):
         """Clean whole GPUs that were given back."""
-        self._cleaner.look(
+        self._node.cleaner.look(
             cleaning.Whole(self._host.gpu(deployable.gpu),
                            deployable.provider_uuid,
                            deployable.resource_class)
@@ -265,13 +219,7 @@ class Agent:
             if deployable.mode is policy.Mode.PASSTHROUGH)
 
     def _inventories(self, address):
-        owned = journal.owned(self._journal.entries(address))
-        offers = self._host.offers(self._host.gpu(address))
-        return [inventory for inventory in capacity.inventories(
-            offers, owned, self._hostname,
-            self._is_sick(address) or self._cleaner.withholds(offers),
-            address in self._disabled)
-            if inventory.provider not in self._draining]
+        return self._node.inventories(address, self._draining)
 
     def _write(self, address, generations):
         """Write to Placement what is left of a GPU."""
@@ -303,7 +251,7 @@ class Agent:
 
     def _ignored(self):
         return {gpu.address for gpu in self._host.host().gpus
-                if self._settings.ignores(gpu)}
+                if self._node.ignores(gpu)}
 
     def _say_empty(self, host):
         if not host.gpus:

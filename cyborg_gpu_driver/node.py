@@ -26,6 +26,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
@@ -74,10 +75,15 @@ class Node:
                  placement: Callable[[], Any] | None = None,
                  mdev_problem: str = ''):
         self.conf = conf
-        self.placement = placement and functools.cache(placement)
+        self._connect = placement
         self._settings = settings
         self._hostname = hostname
         self._mdev_problem = mdev_problem
+        self.read_disabled: Callable[
+            [], frozenset[model.PciAddress] | None] = lambda: None
+        """Asks Cyborg which GPUs are disabled; None if that is not known."""
+        self.reset: set[model.PciAddress] = set()
+        """GPUs that were reset and not examined since."""
 
     @property
     def hostname(self) -> str:
@@ -185,14 +191,23 @@ class Node:
     @functools.cached_property
     def disabled(self) -> disabled.Disabled:
         """The GPUs that are disabled in Cyborg, as it said last."""
-        return disabled.Disabled(self.state_path, lambda: None)
+        return disabled.Disabled(
+            self.state_path, self.read_disabled)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
         """Cleans whole GPUs that were given back."""
         return cleaning.Cleaner(
             self.platform, self.state_path, self.keeper,
-            audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus)
+            audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
+            self._was_reset)
+
+    @functools.cached_property
+    def _client(self):
+        if self._connect is None:
+            raise exception.HostUnusable(
+                reason='nothing says how to ask Placement')
+        return self._connect()
 
     @functools.cached_property
     def _claims(self):
@@ -217,9 +232,17 @@ class Node:
 
         :returns: ``''`` if it has none.
         """
-        if self.placement is None:
+        if self._connect is None:
             return claims.of_reports(self.state_path, address)
         return self._claims.of(address)
+
+    def placement(self) -> Any:
+        """The client of Placement, made once.
+
+        :raises Exception: what making it raises, at each call until it is
+            made.
+        """
+        return self._client
 
     def device(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of a GPU; None if nothing is."""
@@ -259,6 +282,10 @@ class Node:
             offers, journal.owned(self.journal.entries(address)),
             self.hostname, withheld, address in self.disabled)
             if item.provider not in withdrawn)
+
+    def _was_reset(self, address):
+        self.health.reset_done(address)
+        self.reset.add(address)
 
     def _unfit(self, address):
         """Why a GPU must not be given to a server now; or ``''``."""

@@ -116,7 +116,7 @@ class Storm:
         self._state_path = conf.gpu.state_path
         self._agent = agent.Agent(conf, policies.read(conf), 'host1',
                                   empty_placement.EmptyPlacement)
-        self._machine = self._agent._preparer._machine
+        self._machine = self._agent._node.platform
         self._reader = reader.HostReader(self._machine)
         self._over = threading.Event()
         self._failures = []
