@@ -22,7 +22,7 @@ from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import fields
+from cyborg_gpu_driver.record import codec
 
 _KIND = 'cyborg-gpu first boot'
 _VERSION = 1
@@ -146,32 +146,10 @@ def read(state_path: str) -> Report | None:
     if content is None:
         return None
     try:
-        return Report(
-            Result(content['result']), fields.text(content['time']),
-            fields.text(content['boot_id']), _optional(content['source']),
-            _optional(content['layout']), _texts(content['others']),
-            _texts(content['notes']), _optional(content['error']),
-            tuple(map(_gpu, content['gpus'])),
-            # Earlier releases did not write it.
-            _optional(content.get('no_service')))
-    except (KeyError, TypeError, ValueError) as error:
+        return codec.decode(Report, content)
+    except ValueError as error:
         raise exception.JournalError(
-            path=path, reason=f'is damaged: {error!r}') from error
-
-
-def _gpu(content):
-    return GpuReport(
-        fields.optional_number(content['index']),
-        fields.text(content['address']), fields.text(content['status']),
-        fields.text(content['wanted']), _optional(content['error']))
-
-
-def _texts(value):
-    return tuple(map(fields.text, value))
-
-
-def _optional(value):
-    return None if value is None else fields.text(value)
+            path=path, reason=f'is damaged: {error}') from error
 
 
 def _path(state_path):

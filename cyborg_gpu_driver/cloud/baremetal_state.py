@@ -21,7 +21,6 @@ from concurrent import futures
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.cloud import answers
@@ -31,6 +30,7 @@ from cyborg_gpu_driver.cloud import bodies
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.record import codec
 
 SERVICE = 'baremetal'
 VERSION = '1.81'
@@ -71,9 +71,10 @@ def template(cloud: connection.Cloud, name: str
     with answers.understanding(cloud, 'Ironic', f'deploy template {name}'):
         return resources.Existing(
             resources.DeployTemplate(
-                fields.text(answer['name']),
+                codec.decode(str, answer['name']),
                 baremetal_profile.steps_text(answer['steps'])),
-            fields.text(answer['uuid']), bodies.is_marked(answer['extra']))
+            codec.decode(str, answer['uuid']),
+            bodies.is_marked(answer['extra']))
 
 
 def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
@@ -137,9 +138,9 @@ def _gpus(basic, sent):
 def _node(item):
     resource_class = item['resource_class']
     return baremetal_nodes.Node(
-        fields.text(item['uuid']), item['name'] or item['uuid'],
+        codec.decode(str, item['uuid']), item['name'] or item['uuid'],
         resource_class and orc.normalize_name(resource_class),
-        frozenset(map(fields.text, item['traits'])), tuple(_hindrances(item)))
+        codec.decode(frozenset[str], item['traits']), tuple(_hindrances(item)))
 
 
 def _hindrances(item):

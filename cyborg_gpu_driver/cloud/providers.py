@@ -18,11 +18,11 @@ import dataclasses
 
 import os_traits
 
-from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report import names
 
 VERSION = '1.26'
@@ -125,7 +125,7 @@ def _is_ours(item, host=None):
 
 
 def _item(item):
-    return {key: fields.text(item[key])
+    return {key: codec.decode(str, item[key])
             for key in ('uuid', 'name', 'root_provider_uuid')}
 
 
@@ -145,7 +145,7 @@ def _from_parts(item, inventories, usages, traits):
     return Provider(
         item['uuid'], item['name'], place.host, place.gpu, place.label,
         item['root_provider_uuid'], resource_class,
-        fields.number(inventory['total']),
-        fields.number(inventory['reserved']),
-        fields.number(usages.get(resource_class, 0)),
-        frozenset(map(fields.text, traits)))
+        codec.decode(int, inventory['total']),
+        codec.decode(int, inventory['reserved']),
+        codec.decode(int, usages.get(resource_class, 0)),
+        codec.decode(frozenset[str], list(traits)))

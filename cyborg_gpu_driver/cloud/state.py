@@ -20,12 +20,12 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from urllib import parse
 
-from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.record import codec
 
 COMPUTE = '2.61'
 """Of Nova's API: a flavor has its description (2.55) and extra specs, and so
@@ -222,8 +222,8 @@ def _project(cloud, name):
     answer = cloud.ask('identity', f'/projects/{parse.quote(name, safe="")}')
     with answers.understanding(cloud, 'Keystone', f'project {name}'):
         if answer is not None:
-            return fields.text(answer['project']['id'])
-        found = [fields.text(item['id']) for item in cloud.ask(
+            return codec.decode(str, answer['project']['id'])
+        found = [codec.decode(str, item['id']) for item in cloud.ask(
             'identity', '/projects', name=name)['projects']]
     if not found:
         raise cloud.error(f'there is no project {name}')
@@ -236,11 +236,11 @@ def _project(cloud, name):
 def _profile(item):
     description, ours = resources.unmarked(item['description'])
     return resources.Existing(resources.DeviceProfile(
-        fields.text(item['name']),
+        codec.decode(str, item['name']),
         tuple(tuple(sorted((str(key), str(value))
                            for key, value in group.items()))
               for group in item['groups']), description),
-        fields.text(item['uuid']), ours)
+        codec.decode(str, item['uuid']), ours)
 
 
 def _flavor(item, projects_of):

@@ -328,6 +328,16 @@ class TestInstances(FixedCase):
             for name in names})
 
 
+class TestUnknownProfile(FixedCase):
+
+    def test_a_type_of_a_profile_that_the_gpu_lacks(self):
+        kinds = tuple(dataclasses.replace(kind, gi_profile_id=99)
+                      for kind in types(PRO_6000))
+        gpu = dataclasses.replace(pro_6000(), vgpu_types=kinds)
+        self.assertIn('this GPU has no profile with id 99', self.refused(
+            gpu, rules('mig', DC_1_24Q=1)))
+
+
 class TestSurplus(FixedCase):
 
     def surplus(self, gpu, governing, *remembered):
