@@ -156,7 +156,7 @@ class _Call:
         """Whether the call ends within that time."""
         if not on_green_threads():
             return self.ended.acquire(timeout=seconds)
-        end, nap = time.monotonic() + seconds, 0
+        end, nap = time.monotonic() + seconds, 0.0
         while not self.ended.acquire(blocking=False):
             if time.monotonic() >= end:
                 return False

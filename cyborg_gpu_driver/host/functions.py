@@ -36,7 +36,7 @@ class FunctionReader:
     def __init__(self, bus: pci.PciBus, tree: mdev.MdevTree):
         self._bus = bus
         self._tree = tree
-        self._binding: dict[model.PciAddress, tuple] = {}
+        self._binding: dict[model.PciAddress, object] = {}
         self._virtual: dict[model.PciAddress,
                             tuple[model.PciAddress, ...]] = {}
         self._groups: dict[model.PciAddress, int | None] = {}
@@ -183,7 +183,8 @@ class FunctionReader:
         return self._virtual[address]
 
     def _bare_function(self, address, index, problems):
-        driver = group = None
+        driver: str | None = None
+        group: int | None = None
         with problems.noted(f'virtual function {address}'):
             driver = self._bus.driver(address)
             if self._binding.get(address) != driver:

@@ -246,9 +246,13 @@ class _Keepers:
                 gate.yield_to_others()
             del gates
 
-    def after_fork(self):
-        self.__init__()
-
 
 _keepers = _Keepers()
-os.register_at_fork(after_in_child=_keepers.after_fork)
+
+
+def _forget_after_fork():
+    global _keepers
+    _keepers = _Keepers()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

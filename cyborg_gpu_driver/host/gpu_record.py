@@ -23,7 +23,7 @@ import dataclasses
 from typing import Any
 
 from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import model as host_model
 
 _IDS = ('vendor_id', 'device_id', 'subsystem_vendor_id',
         'subsystem_device_id')
@@ -63,7 +63,7 @@ class Record:
     memory_mib: int | None = None
     driver_version: str | None = None
     has_mig: bool = False
-    nvlink_peers: tuple[model.PciAddress, ...] = ()
+    nvlink_peers: tuple[host_model.PciAddress, ...] = ()
     bound_from: str | None = None
     """The driver that it had before this library bound it to vfio-pci;
     None if this library did not bind it."""
@@ -77,7 +77,7 @@ class Record:
     """Fatal PCIe errors (AER) counted until then."""
 
 
-def of(gpu: model.Gpu, boot: str, time: float,
+def of(gpu: host_model.Gpu, boot: str, time: float,
        driver_version: str | None = None, **more: Any) -> Record:
     """The record of a GPU that NVML has just been asked about.
 
@@ -91,19 +91,19 @@ def of(gpu: model.Gpu, boot: str, time: float,
         **more)
 
 
-def holds(record: Record, gpu: model.Gpu, boot: str) -> bool:
+def holds(record: Record, gpu: host_model.Gpu, boot: str) -> bool:
     """Whether ``record`` is of this board, since the machine's last start."""
     return record.ids == _ids(gpu) and bool(boot) and record.boot == boot
 
 
-def complete(gpu: model.Gpu, record: Record, boot: str) -> model.Gpu:
+def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
     """A GPU that NVML was not asked about, with what its record says.
 
     :param boot: boot id of the machine now.
     """
     if record.ids != _ids(gpu):
         return gpu
-    names = _OF_MODEL
+    names: tuple[str, ...] = _OF_MODEL
     known: dict[str, Any] = {'told_at': record.time}
     if holds(record, gpu, boot):
         names += _OF_BOARD
@@ -118,14 +118,14 @@ def complete(gpu: model.Gpu, record: Record, boot: str) -> model.Gpu:
 class Records:
     """The records of a machine of which nothing is kept."""
 
-    def get(self, address: model.PciAddress) -> Record | None:
+    def get(self, address: host_model.PciAddress) -> Record | None:
         """The record of a GPU; None without one that can be used.
 
         Does not raise. An unusable record concerns this GPU alone and is
         logged once.
         """
 
-    def put(self, address: model.PciAddress, record: Record) -> None:
+    def put(self, address: host_model.PciAddress, record: Record) -> None:
         """Replace the record of a GPU.
 
         :raises JournalError: if it cannot be put on the disk.

@@ -146,8 +146,9 @@ class MdevTree:
         if not text:
             return None if text is None else ()
         head, *lines = (line.strip() for line in text.splitlines())
-        found = [_CREATABLE.fullmatch(line) for line in lines]
-        if _CREATABLE_HEAD.fullmatch(head) is None or None in found:
+        found = [match for match in map(_CREATABLE.fullmatch, lines) if match]
+        if (_CREATABLE_HEAD.fullmatch(head) is None
+                or len(found) != len(lines)):
             raise exception.InvalidValue(
                 what='creatable_vgpu_types', value=text,
                 expected='expected lines of "ID : vGPU Name"')

@@ -244,7 +244,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     def _close(self, session):
         """Close a session unless another thread has done so already."""
         with self._mutex:
-            if session is None or self._session is not session:
+            if self._session is None or session is not self._session:
                 return True
             if session.process != os.getpid():
                 # nvmlShutdown in a forked child would end the parent's
@@ -366,7 +366,7 @@ def _owner(session, name, arguments):
     if isinstance(first, ctypes._Pointer):
         owner = session.owners.get(nvml_mig.pointer(first))
     elif name == _BY_ADDRESS:
-        owner = model.PciAddress.parse(first)
+        owner = model.PciAddress.parse(arguments[0])
     elif name == _BY_INDEX:
         owner = f'The GPU with index {first}'
     elif name.startswith('nvmlEventSet'):

@@ -170,7 +170,7 @@ class GpuReader:
                 return 0
             graphics = any(_GRAPHICS in profile.name
                            for profile in mig_state.profiles)
-        found = ()
+        found: tuple[nvml_process.Process, ...] = ()
         with problems.noted('processes'):
             found = nvml_process.processes(self._nvml, device, graphics)
         return len({process.pid for process in found})
@@ -220,7 +220,7 @@ class GpuReader:
         if mode is None or (not facts.profiles and problems.all()):
             return None
         enabled, pending = mode
-        instances = ()
+        instances: tuple[model.GpuInstance, ...] = ()
         if enabled:
             instances = mig.instances(self._nvml, device, facts.profiles)
             if detail:

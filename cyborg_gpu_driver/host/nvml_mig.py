@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -31,6 +32,10 @@ grid has units, and the largest known grid has twelve."""
 
 class MigCalls:
     """What a session reads and changes of MIG; a part of NvmlSession."""
+
+    call: Callable[..., Any]
+    belongs: Callable[[Any, Any], None]
+    instance_ids: Callable[[], dict[int, int]]
 
     def mig_mode(self, device: Any) -> tuple[bool, bool]:
         """Current and pending MIG mode.

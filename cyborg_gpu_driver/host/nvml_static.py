@@ -21,7 +21,7 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import model as host_model
 from cyborg_gpu_driver.host import nvml as nvml_module
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_vgpu
@@ -45,20 +45,20 @@ _ARCHITECTURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Static facts of one GPU; fields as in :class:`model.Gpu`."""
+    """Static facts of one GPU; fields as in :class:`.model.Gpu`."""
 
     model: str | None = None
     architecture: str | None = None
     uuid: str | None = None
     serial: str | None = None
     memory_mib: int | None = None
-    profiles: tuple[model.GpuInstanceProfile, ...] = ()
-    vgpu_types: tuple[model.VgpuType, ...] = ()
+    profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
+    vgpu_types: tuple[host_model.VgpuType, ...] = ()
     mixes: bool = False
     """Whether vGPUs of several sizes can be on it, as it is now."""
-    scheduler: model.Scheduler | None = None
+    scheduler: host_model.Scheduler | None = None
     """Which schedulers it has, without which is in force."""
-    links: tuple[model.PciAddress, ...] = ()
+    links: tuple[host_model.PciAddress, ...] = ()
     """What is at the other end of the active NVLinks."""
     on_switch: bool = False
     """Whether an NVLink ends at an NVSwitch."""
@@ -100,7 +100,7 @@ class StaticReader:
             on_switch=on_switch, **self._vgpu_facts(device, mig, problems))
 
     def pci_identity(self, device: Any) -> dict[str, str]:
-        """PCI ids of a GPU, by the names of :class:`model.Gpu`.
+        """PCI ids of a GPU, by the names of :class:`host_model.Gpu`.
 
         For a GPU that is not on the PCI bus that the kernel shows.
 
@@ -190,7 +190,7 @@ class StaticReader:
         self._nvml.call(name, device, profile_id, places,
                         ctypes.byref(count))
         return tuple(sorted(
-            model.Placement(place.start, place.size)
+            host_model.Placement(place.start, place.size)
             for place in places[:count.value]))
 
     def _vgpu_facts(self, device, mig, problems):
@@ -199,7 +199,8 @@ class StaticReader:
         In MIG mode the driver neither mixes sizes nor schedules vGPUs on
         the GPU as a whole.
         """
-        numbers, types, mixes, scheduler = (), (), False, None
+        numbers: tuple[int, ...] = ()
+        types, mixes, scheduler = (), False, None
         with problems.noted('vGPU types'):
             numbers = self._optional('nvmlDeviceGetSupportedVgpus',
                                      device) or ()
@@ -221,14 +222,15 @@ class StaticReader:
                                     number)
         if profile_id == _NO_PROFILE:
             profile_id = None
-        per_instance, size, placements = None, None, ()
+        placements: tuple[int, ...] = ()
+        per_instance = size = None
         if profile_id is not None:
             per_instance = self._optional(
                 'nvmlVgpuTypeGetMaxInstancesPerGpuInstance', number)
         elif mixes:
             size, placements = nvml_vgpu.supported_placements(
                 self._nvml, device, number)
-        return model.VgpuType(
+        return host_model.VgpuType(
             type_id=number, name=name.split()[-1] if name.split() else '',
             vgpu_class=nvml_library.text(
                 self._nvml.call('nvmlVgpuTypeGetClass', number)),
@@ -260,19 +262,19 @@ class StaticReader:
             end = self._optional('nvmlDeviceGetNvLinkRemotePciInfo', device,
                                  link)
             if end is not None:
-                ends.add(model.PciAddress.parse(
+                ends.add(host_model.PciAddress.parse(
                     nvml_library.text(end.busId)))
         return tuple(sorted(ends)), on_switch
 
 
 def _profile(index, info, total_mib, placements):
-    return model.GpuInstanceProfile(
+    return host_model.GpuInstanceProfile(
         profile_id=info.id, name=_name(index, info, total_mib),
         slices=info.sliceCount, memory_mib=info.memorySizeMB,
         max_instances=info.instanceCount, placements=placements,
         multiprocessors=info.multiprocessorCount,
         copy_engines=info.copyEngineCount,
-        engines=model.Engines(
+        engines=host_model.Engines(
             decoders=info.decoderCount, encoders=info.encoderCount,
             jpeg=info.jpegCount, ofa=info.ofaCount),
         capabilities=info.isP2pSupported)

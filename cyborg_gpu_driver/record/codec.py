@@ -141,14 +141,14 @@ def _checked(decoded, checks, content):
 
 
 def _one_of(kinds, content):
-    problem = None
+    problem: ValueError | None = None
     for kind in kinds:
         try:
             return decode(kind, content)
         except ValueError as error:
             # A dataclass or a list tells most; "is not None" tells nothing.
             problem = problem or error
-    raise problem
+    raise problem or ValueError(f'{content!r} is of no kind')
 
 
 def _fixed(decoders, content):

@@ -58,7 +58,7 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
     :param hostname: the compute node's hypervisor_hostname.
     :raises InvalidValue: if ``hostname`` is empty.
     """
-    deployables = {}
+    deployables: dict[str, values.ReportedDeployable] = {}
     # Sorted, so that of two offers for one name the same one always stays.
     wanted = sorted(filter(reportable, gpu_offers), key=lambda item: (
         item.profile, item.vgpu_type_id or ''))
@@ -212,5 +212,5 @@ def _text(text: str) -> str:
     return text[:values.INFO_MAX]
 
 
-def _json(value: dict[str, str]) -> str:
+def _json(value: Mapping[str, str | None]) -> str:
     return json.dumps(value, sort_keys=True)
