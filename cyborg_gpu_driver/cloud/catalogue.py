@@ -35,7 +35,6 @@ class Entry:
     :ivar label: as a provider's name has it: ``1g.10gb``, ``passthrough``.
     :ivar traits: that all GPUs which offer it have in common, of those that
         a device profile would choose by.
-    :ivar models: as their traits have them: ``A100_SXM4_80GB``.
     :ivar gpus: how many offer it.
     :ivar free: how many servers can be given one now, if nothing else is
         made of these GPUs meanwhile.
@@ -44,7 +43,6 @@ class Entry:
     label: str
     resource_class: str
     traits: tuple[str, ...]
-    models: tuple[str, ...]
     hosts: tuple[str, ...]
     gpus: int
     total: int
@@ -105,12 +103,7 @@ def _entry(found, wanted):
     return Entry(
         found[0].label, found[0].resource_class,
         tuple(sorted(trait for trait in common if trait.startswith(wanted))),
-        _distinct(one.fact('MODEL') for one in found),
-        _distinct(one.host for one in found),
+        tuple(sorted({one.host for one in found})),
         len({(one.host, one.gpu) for one in found}),
         sum(one.total for one in found), sum(one.used for one in found),
         sum(one.reserved for one in found), sum(one.free for one in found))
-
-
-def _distinct(values):
-    return tuple(sorted({value for value in values if value is not None}))

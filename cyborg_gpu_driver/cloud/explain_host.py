@@ -35,7 +35,7 @@ def missing(wanted: request.Request, tree: facts.Tree, known: facts.Facts
     """All that a host lacks, beside what its accelerators do."""
     yield from _root_traits(wanted, tree, known)
     yield from _service(tree, known)
-    yield from _own(wanted.own, tree, known)
+    yield from _own(wanted.own, tree)
     yield from _aggregates(wanted, tree, known)
     yield from _devices(wanted, tree, known)
 
@@ -99,7 +99,7 @@ def _service(tree, known):
             f'{zone} is asked for', 'ask for another zone, or for none')
 
 
-def _own(group, tree, known):
+def _own(group, tree):
     """What the flavor wants of the host: processors, memory, disk."""
     if not group.resources or explain_match.options(group, tree):
         return

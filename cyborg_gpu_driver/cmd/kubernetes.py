@@ -92,7 +92,7 @@ class RenderKubernetes(command.Command):
             parsed_args.strategy and kubernetes_strategy.Strategy(
                 parsed_args.strategy),
             [kubernetes_strategy.suited(node) for node in nodes], values)
-        done = render.render_all(
+        done = render.render(
             [render.Wanted(node, _sharing(parsed_args, node, strategy))
              for node in nodes], strategy, values)
         paths = ([] if parsed_args.output == _STDOUT

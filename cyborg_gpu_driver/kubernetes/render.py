@@ -91,16 +91,9 @@ class Rendered:
         return offered
 
 
-def render(node: kubernetes_node.Node,
+def render(wanted: Sequence[Wanted],
            strategy: kubernetes_strategy.Strategy,
-           sharing: kubernetes_sharing.Sharing | None = None) -> Rendered:
-    """All files for one kind of node; see :func:`render_all`."""
-    return render_all([Wanted(node, sharing)], strategy)
-
-
-def render_all(wanted: Sequence[Wanted],
-               strategy: kubernetes_strategy.Strategy,
-               values: operator_values.Values | None = None) -> Rendered:
+           values: operator_values.Values | None = None) -> Rendered:
     """All files for the nodes of a cluster.
 
     mig-parted's is not among them if no GPU of the nodes has MIG. Files that

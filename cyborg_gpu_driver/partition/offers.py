@@ -27,7 +27,6 @@ from cyborg_gpu_driver.partition import vgpu_types
 
 Held = offer.Held
 Offer = offer.Offer
-WHOLE = offer.WHOLE
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,

@@ -33,23 +33,6 @@ _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
 """Names of PCI classes, as lspci and so Cyborg's own driver give them."""
 
 
-def build(host: model.Host,
-          offers_by_gpu: Mapping[model.PciAddress, Iterable[offers.Offer]],
-          hostname: str) -> tuple[values.ReportedDevice, ...]:
-    """Everything that there is to report for one host, by address.
-
-    A GPU of which nothing can be reported is left out.
-
-    :param offers_by_gpu: offers by the GPU's address; those that are not
-        :func:`reportable` are left out.
-    :param hostname: the compute node's hypervisor_hostname.
-    :raises InvalidValue: if ``hostname`` is empty.
-    """
-    devices = (device(gpu, offers_by_gpu.get(gpu.address, ()), hostname)
-               for gpu in sorted(host.gpus, key=lambda gpu: gpu.address))
-    return tuple(found for found in devices if found.deployables)
-
-
 def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
            hostname: str) -> values.ReportedDevice:
     """One GPU's device; without deployables if nothing is reportable.
@@ -169,8 +152,7 @@ def _handles(gpu: model.Gpu, offer: offers.Offer
             attach_info=_json(_pci(parent) | {
                 'asked_type': offer.vgpu_type_id,
                 'vgpu_mark': f'{names.label(offer)}_{number}_{mark}'}),
-            address=parent,
-            asked_type=offer.vgpu_type_id))
+            address=parent))
     return tuple(handles)
 
 

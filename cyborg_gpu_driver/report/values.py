@@ -48,8 +48,6 @@ class ReportedHandle:
     """Flat JSON object of strings, keys sorted; read by Nova."""
     address: model.PciAddress
     """The function in ``attach_info``: the GPU, or one of its VFs."""
-    asked_type: str | None = None
-    """mdev type (``nvidia-474``) of an MDEV handle."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ class EntriesTest(base.BaseTestCase):
     def test_an_entry(self):
         self.assertEqual(catalogue.Entry(
             '1g.10gb', 'CUSTOM_NVIDIA_1G_10GB', (_MIG,),
-            ('A100_SXM4_80GB', 'H100_PCIE'), ('compute1', 'compute2'),
+            ('compute1', 'compute2'),
             gpus=3, total=21, used=2, reserved=1, free=18),
             self.entries()['1g.10gb'])
         self.assertEqual(['1g.10gb', '2g.20gb', 'passthrough'],

@@ -44,12 +44,17 @@ MANY = nodes.of(nodes.cut(nodes.A100),
 _DNS_LABEL = re.compile(r'[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?')
 
 
+def rendered(node, asked, shared=None):
+    """All files for one kind of node."""
+    return render.render([render.Wanted(node, shared)], asked)
+
+
 def contents(node, asked, shared=None):
     """Plain values by file name, from the text of each."""
     if shared is not None:
         shared = sharing.shared(*shared, (), node, asked)
     return {file.name: yaml.safe_load(file.text)
-            for file in render.render(node, asked, shared).files}
+            for file in rendered(node, asked, shared).files}
 
 
 class RenderTest(base.BaseTestCase):
@@ -59,7 +64,7 @@ class RenderTest(base.BaseTestCase):
                 (T4, NONE, (SLICED, 4)), (SEVENS, SINGLE, None),
                 (MANY, MIXED, (SLICED, 2)), (T4, NONE, (MPS, 2))):
             shared = shared and sharing.shared(*shared, (), node, asked)
-            files = render.render(node, asked, shared).files
+            files = rendered(node, asked, shared).files
             for file in files:
                 value = yaml.safe_load(file.text)
                 self.assertEqual(value, json.loads(json.dumps(file.content)))
@@ -87,7 +92,7 @@ class RenderTest(base.BaseTestCase):
     def test_choices_of_sharing(self):
         shared = sharing.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
                                 rename=True, several=True)
-        done = render.render(MANY, MIXED, shared)
+        done = rendered(MANY, MIXED, shared)
         self.assertEqual({
             'renameByDefault': True, 'failRequestsGreaterThanOne': False,
             'resources': [{'name': 'nvidia.com/mig-1g.5gb', 'replicas': 2}],
@@ -95,14 +100,14 @@ class RenderTest(base.BaseTestCase):
         self.assertEqual(8, done.allocatable['nvidia.com/mig-1g.5gb.shared'])
 
     def test_what_the_plugin_fails_on_is_not_rendered(self):
-        self.assertRaises(exception.InvalidValue, render.render, MANY,
+        self.assertRaises(exception.InvalidValue, rendered, MANY,
                           SINGLE)
 
     def test_notes(self):
-        self.assertEqual((), render.render(T4, NONE).notes)
+        self.assertEqual((), rendered(T4, NONE).notes)
         for method, word in ((SLICED, 'nothing separates their memory'),
                              (MPS, 'equal part of memory')):
-            done = render.render(T4, NONE, sharing.shared(
+            done = rendered(T4, NONE, sharing.shared(
                 method, 2, (), T4, NONE))
             self.assertIn(word, done.notes[-1])
 
@@ -111,7 +116,7 @@ class MigPartedTest(base.BaseTestCase):
 
     def test_the_layout_comes_back(self):
         for node in (SEVENS, MANY):
-            text = {file.name: file.text for file in render.render(
+            text = {file.name: file.text for file in rendered(
                 node, strategy.suited(node)).files}[render.MIG_PARTED]
             entry = layout_file.LayoutFile.parse(text, 'x').entry('halves')
             self.assertEqual(
@@ -152,7 +157,7 @@ class ClusterTest(base.BaseTestCase):
             self.assertTrue(_DNS_LABEL.fullmatch(name), name)
 
     def test_pod_asks_for_what_is_renamed_by_its_new_name(self):
-        done = render.render(T4, NONE, sharing.shared(
+        done = rendered(T4, NONE, sharing.shared(
             SLICED, 4, (), T4, NONE, rename=True))
         container, = {file.name: file for file in done.files}[
             render.POD].content['spec']['containers']
@@ -193,7 +198,7 @@ class SeveralTest(base.BaseTestCase):
         self.second = dataclasses.replace(MANY, name='many')
 
     def values(self, *given, asked=MIXED, values=None):
-        files = render.render_all(
+        files = render.render(
             [render.Wanted(node) for node in given], asked, values).files
         return {file.name: file for file in files}[render.OPERATOR]
 
@@ -244,7 +249,7 @@ class SeveralTest(base.BaseTestCase):
         self.assertIn('sevenths', config['data'])
 
     def test_each_layout_has_its_files(self):
-        done = render.render_all(
+        done = render.render(
             [render.Wanted(self.first), render.Wanted(self.second)], MIXED)
         self.assertEqual(
             [f'{name}/{file}' for name in ('sevenths', 'many') for file in (

@@ -16,6 +16,7 @@
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report import build
 
 MIG_PROFILES = (
     # 8 units: A100, H100, H200, GH200, B200, GB200, B300, GB300.
@@ -134,3 +135,13 @@ def host():
     gpus = (a100(), t4(), whole())
     return model.Host(gpus=gpus), {
         A100: a100_offers(), T4: (t4_offer(),), WHOLE: (whole_offer(),)}
+
+
+def reported(found, offered, hostname):
+    """The devices of a host's GPUs that have anything to report.
+
+    :param offered: offers by the GPU's address.
+    """
+    devices = (build.device(gpu, offered.get(gpu.address, ()), hostname)
+               for gpu in sorted(found.gpus, key=lambda gpu: gpu.address))
+    return tuple(device for device in devices if device.deployables)

@@ -17,7 +17,6 @@ from oslotest import base
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_offer_mig
@@ -34,7 +33,7 @@ class TestInventories(base.BaseTestCase):
 
     def test_of_the_providers_that_are_reported(self):
         host, found = samples.host()
-        for device in build.build(host, found, HOST):
+        for device in samples.reported(host, found, HOST):
             self.assertEqual(
                 {(item.provider_uuid, item.resource_class,
                   item.num_accelerators) for item in device.deployables},

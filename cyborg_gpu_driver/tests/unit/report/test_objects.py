@@ -17,7 +17,6 @@ from cyborg.common import constants
 from cyborg.objects import base as cyborg_base
 from oslotest import base
 
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import objects
 from cyborg_gpu_driver.tests.unit.report import samples
 
@@ -27,7 +26,7 @@ class TestObjects(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         host, offers = samples.host()
-        *others, whole = build.build(host, offers, 'compute1')
+        *others, whole = samples.reported(host, offers, 'compute1')
         self.reported = (*others, dataclasses.replace(whole, stub=True))
         self.devices = objects.driver_devices(self.reported)
 
