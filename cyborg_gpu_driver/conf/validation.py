@@ -173,9 +173,9 @@ def _reason(group, option, error):
 
 def _expected(kind):
     if isinstance(kind, types.Integer):
-        limits = [f'at least {kind.min}' if kind.min is not None else '',
-                  f'at most {kind.max}' if kind.max is not None else '']
-        limits = ' and '.join(filter(None, limits))
+        limits = ' and '.join(filter(None, (
+            f'at least {kind.min}' if kind.min is not None else '',
+            f'at most {kind.max}' if kind.max is not None else '')))
         return 'a whole number' + (f' of {limits}' if limits else '')
     if isinstance(kind, types.Boolean):
         return 'true or false'

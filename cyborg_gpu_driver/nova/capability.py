@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 TESTED = (34,)
@@ -100,5 +99,5 @@ def mismatch(driver_class: Any, version: str) -> str:
     return ''
 
 
-def _plain(method: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _plain(method: Any) -> Any:
     return method if method is None else inspect.unwrap(method)

@@ -61,7 +61,7 @@ class DeviceSpec:
     """Everything else that it says."""
     vendor_id: str = _ANY
     product_id: str = _ANY
-    address: Mapping[str, str | re.Pattern] | None = None
+    address: Mapping[str, str | re.Pattern[str]] | None = None
     """A pattern for each part of the address; None matches none (an entry
     that names a network interface)."""
 
@@ -90,13 +90,15 @@ class DeviceSpec:
 
     @property
     def _is_plain(self):
-        texts = [getattr(pattern, 'pattern', pattern)
-                 for pattern in self.address.values()]
+        texts = [value if isinstance(value, str) else value.pattern
+                 for value in (self.address or {}).values()]
         return all(text and set(text) <= _HEX for text in texts)
 
     def _matches(self, address):
-        return all(_matches_part(self.address[part], value) for part, value
-                   in zip(_PARTS, _parts(address), strict=True))
+        patterns = self.address
+        return patterns is not None and all(
+            _matches_part(patterns[part], value) for part, value
+            in zip(_PARTS, _parts(address), strict=True))
 
 
 def parse(texts: Sequence[str]) -> tuple[DeviceSpec, ...]:

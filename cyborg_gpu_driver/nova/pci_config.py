@@ -61,8 +61,9 @@ class PciConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, options as in nova.conf."""
-        found = {'pci': {'device_spec': list(self.device_spec),
-                         'alias': list(self.alias)}}
+        found: dict[str, dict[str, Any]] = {'pci': {
+            'device_spec': list(self.device_spec),
+            'alias': list(self.alias)}}
         if self.in_placement:
             found['pci']['report_in_placement'] = True
             found['filter_scheduler'] = {'pci_in_placement': True}

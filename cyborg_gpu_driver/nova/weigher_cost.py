@@ -78,7 +78,7 @@ class Fleet:
 
     def __init__(self, gpus: Iterable[published.Gpu]):
         self._places = {}
-        rooms = collections.Counter()
+        rooms: collections.Counter[Any] = collections.Counter()
         for members in published.by_host(gpus).values():
             states = [_State(gpu) for gpu in members]
             empty = statistics.fmean(state.empty for state in states)

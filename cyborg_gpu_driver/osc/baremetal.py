@@ -92,10 +92,11 @@ class CreateBaremetalProfile(sync.Changing):
         present = {}
         for item in wanted.items:
             if item.kind is resources.Kind.TEMPLATE:
-                found = [baremetal_state.template(self.cloud, item.name)]
+                template = baremetal_state.template(self.cloud, item.name)
+                found = [] if template is None else [template]
             else:
                 found = state.used_flavors(self.cloud, {item.key: item})
-            present.update({one.item.key: one for one in found if one})
+            present.update({one.item.key: one for one in found})
         return [baremetal_profile.checked(change, adopt) for change
                 in plan.make(wanted.items, present, adopt)]
 
@@ -134,7 +135,7 @@ def _profile(parsed_args):
     devices = layout_devices.Devices.parse(chosen, place)
     text, source = terminal.read_text(parsed_args.file)
     profiles = [item for item in definition.parse(text, source).items
-                if item.kind is resources.Kind.PROFILE]
+                if isinstance(item, resources.DeviceProfile)]
     return baremetal_profile.make(
         baremetal_profile.choose(profiles, parsed_args.name, source), source,
         devices)

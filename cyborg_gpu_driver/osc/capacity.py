@@ -56,7 +56,8 @@ class ShowCapacity(base.Lister):
                 raise self.cloud.error(
                     'there is no device profile, and no profile of GPUs, '
                     f'called {parsed_args.profile}')
-        columns = ('Profile', 'Kind', 'Host', 'Servers', 'Count')
+        columns: tuple[str, ...] = (
+            'Profile', 'Kind', 'Host', 'Servers', 'Count')
         rows = []
         for name, kind, groups in asked:
             rooms = capacity.by_host(groups, usable)
@@ -74,8 +75,10 @@ class ShowCapacity(base.Lister):
         """(name, kind, groups) of all that can be asked for."""
         classes = {offer.label: offer.resource_class for offer in offers
                    if offer.resource_class is not None}
-        return [(existing.item.name, _DEVICE_PROFILE, existing.item.groups)
-                for existing in state.profiles(self.cloud)] + [
+        profiles = [existing.item for existing in state.profiles(self.cloud)]
+        return [(item.name, _DEVICE_PROFILE, item.groups)
+                for item in profiles
+                if isinstance(item, resources.DeviceProfile)] + [
             (label, _GPU_PROFILE, (resources.group(classes[label]),))
             for label in sorted(classes)]
 

@@ -95,7 +95,7 @@ class ShowHost(base.ShowOne):
 
 
 def _row(host):
-    free = collections.Counter()
+    free: collections.Counter[str] = collections.Counter()
     for offer in host.providers:
         free[offer.label] += offer.free
     return (
@@ -111,7 +111,7 @@ def _row(host):
 
 
 def _service(service: hosts.Service | None) -> str | None:
-    return service and f'{service.state}, {service.status}'
+    return f'{service.state}, {service.status}' if service else None
 
 
 def _distinct(values):

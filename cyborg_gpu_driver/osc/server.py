@@ -42,7 +42,7 @@ class ShowServer(base.Lister):
 
 def _row(one):
     provider = one.provider
-    where = (None,) * 5
+    where: tuple[str | None, ...] = (None,) * 5
     if provider is not None:
         where = (provider.gpu, provider.label, provider.fact('MODEL'),
                  provider.fact('NUMA'), ', '.join(provider.sick) or 'good')
