@@ -22,6 +22,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
@@ -66,7 +67,7 @@ class Watch:
         self._name = name
         self._host = host
         self._cloud: connection.Cloud | None = None
-        self._said = ''
+        self._said = log_once.LogOnce()
 
     def read(self) -> reconcile.Claims | None:
         """What the requests have on the host now.
@@ -82,12 +83,11 @@ class Watch:
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
             reason = exception.steady(error)
-            if reason != self._said:
-                self._said = reason
+            if self._said.is_new(reason):
                 LOG.warning('The accelerator requests are not known: %s',
                             reason)
             return None
-        self._said = ''
+        self._said.over()
         return found
 
 

@@ -28,6 +28,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import model
@@ -53,7 +54,7 @@ class Watch:
         self._conf = conf
         self._host = host
         self._cloud: connection.Cloud | None = None
-        self._said = ''
+        self._said = log_once.LogOnce()
 
     def read(self) -> frozenset[model.PciAddress] | None:
         """The GPUs that are disabled now.
@@ -67,15 +68,14 @@ class Watch:
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
             reason = exception.steady(error)
-            if reason != self._said:
-                self._said = reason
+            if self._said.is_new(reason):
                 LOG.warning(
                     'Cyborg does not tell which devices are disabled: %s. '
                     'What was known of them stays so. The user of [gpu] '
                     'os_cloud, or of [placement] without it, needs the role '
                     'admin.', reason)
             return None
-        self._said = ''
+        self._said.over()
         return found
 
 

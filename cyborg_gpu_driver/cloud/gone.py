@@ -25,6 +25,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import connection
@@ -63,7 +64,7 @@ class Finisher:
         self._cloud: connection.Cloud | None = None
         self._looked: float | None = None
         self._gone: tuple[orphans.Orphan, ...] = ()
-        self._said: set[str] = set()
+        self._said = log_once.LogOnce()
 
     def look(self) -> None:
         """Look, if it is time, and delete what was gone before; never raises.
@@ -99,8 +100,7 @@ class Finisher:
                      {'arq': orphan.subject, 'server': orphan.server})
 
     def _say(self, message):
-        if message not in self._said:
-            self._said.add(message)
+        if self._said.is_new(message, about=message):
             LOG.warning('%s', message)
 
 

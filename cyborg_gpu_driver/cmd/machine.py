@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.host import choice
@@ -61,7 +62,7 @@ class Machine(node.Node):
 
     def __init__(self, conf: cfg.ConfigOpts):
         super().__init__(conf)
-        self._said: set[str] = set()
+        self._said = log_once.LogOnce()
 
     @functools.cached_property
     def host(self) -> model.Host:
@@ -178,8 +179,7 @@ class Machine(node.Node):
         try:
             return self.journal.entries(gpu.address)
         except exception.JournalError as error:
-            if str(error) not in self._said:
-                self._said.add(str(error))
+            if self._said.is_new(str(error), about=str(error)):
                 say(str(error))
             return ()
 

@@ -32,6 +32,7 @@ import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
@@ -86,7 +87,7 @@ class Watcher:
         self._wanted: frozenset[model.PciAddress] = frozenset()
         self._look = False
         self._stopping = False
-        self._said: set[str] = set()
+        self._said = log_once.LogOnce()
 
     def watch(self, addresses: Iterable[model.PciAddress]) -> None:
         """Hear of these GPUs from now on, and of no others.
@@ -146,8 +147,7 @@ class Watcher:
             LOG.debug('Waiting for events of the GPUs: %s', error)
             return
         text = f'{type(error).__name__}: {exception.steady(error)}'
-        if text not in self._said:
-            self._said.add(text)
+        if self._said.is_new(text, about=text):
             LOG.error('Errors of the GPUs are not heard of as they happen; '
                       'trying again: %s', text, exc_info=error)
 
@@ -182,7 +182,7 @@ class EventSet:
         self._shared = shared
         self._nvml = nvml
         self._handle = None
-        self._said: set[tuple[model.PciAddress, str]] = set()
+        self._said = log_once.LogOnce()
         self._unfit: set[model.PciAddress] = set()
         """GPUs that spoil a set by being put into it."""
         self.members: dict[int, model.PciAddress] = {}
@@ -318,8 +318,7 @@ class EventSet:
 
     def _say(self, address, error):
         """Log once why a GPU is not waited on."""
-        if (address, error.symbol) not in self._said:
-            self._said.add((address, error.symbol))
+        if self._said.is_new(error.symbol, about=(address, error.symbol)):
             LOG.info('GPU %(gpu)s does not tell of its errors as they '
                      'happen (%(error)s); what it says of its health is '
                      'read with each report.',

@@ -40,6 +40,7 @@ import pynvml
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import access
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import gate
@@ -116,7 +117,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._mutex = threading.Lock()
         self._session: _Open | None = None
         self._generation = 0
-        self._said: str | None = None
+        self._said = log_once.LogOnce()
         self._library_missing = False
         _SESSIONS.add(self)
 
@@ -286,12 +287,12 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 self._session = None
                 self.gate.closed()
                 raise self._refused(error.value) from error
-            self._library_missing, self._said = False, None
+            self._library_missing = False
+            self._said.over()
             self._generation += 1
             self._session = _Open(os.getpid(), self._generation)
-            self._end = weakref.finalize(
-                self, _shut_down, os.getpid(), pynvml.nvmlLib,
-                self.gate.closed)
+            self._end = weakref.finalize(self, _shut_down, os.getpid(),
+                                         pynvml.nvmlLib, self.gate.closed)
             self._end.atexit = False
             return self._session
 
@@ -299,8 +300,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         error = nvml_library.error(INIT, code)
         self._library_missing = nvml_library.is_missing(error)
         reason = nvml_library.reason(error)
-        if reason != self._said:
-            self._said = reason
+        if self._said.is_new(reason):
             LOG.log(logging.INFO if nvml_library.is_usual(error)
                     else logging.WARNING, 'NVML takes no part: %s', reason)
         return error

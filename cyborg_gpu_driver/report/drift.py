@@ -29,6 +29,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
@@ -68,7 +69,7 @@ class Drift:
         self._history = history
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
-        self._said = ''
+        self._said = log_once.LogOnce()
 
     def read(self, looked: Mapping[
             model.PciAddress, Sequence[partition_offers.Offer]]
@@ -85,12 +86,11 @@ class Drift:
                         for _, inventory in pairs])
         except Exception as error:
             reason = exception.steady(error)
-            if reason != self._said:
-                self._said = reason
+            if self._said.is_new(reason):
                 LOG.warning('Placement cannot be compared with what is '
                             'bound: %s', reason)
             return None
-        self._said = ''
+        self._said.over()
         found = {address: tuple(
             self._usage(offer, inventory) for offer, inventory in pairs
             if inventory.provider in self._seen)

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What was logged already, so that a lasting problem is logged once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class LogOnce:
+    """The last reason that was logged about each subject.
+
+    The owner logs a reason only if :meth:`is_new` says so, and calls
+    :meth:`over` when the problem has gone, so that it is logged if it comes
+    back.
+    """
+
+    def __init__(self):
+        self._last: dict[Hashable, str] = {}
+
+    def is_new(self, reason: str, about: Hashable = None) -> bool:
+        """Whether the last reason about a subject was another, or none."""
+        if self._last.get(about) == reason:
+            return False
+        self._last[about] = reason
+        return True
+
+    def over(self, about: Hashable = None) -> None:
+        """There is no problem with a subject any more."""
+        self._last.pop(about, None)

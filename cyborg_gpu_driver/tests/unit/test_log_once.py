@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What is logged once."""
+
+from oslotest import base
+
+from cyborg_gpu_driver import log_once
+
+
+class LogOnceTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.said = log_once.LogOnce()
+
+    def test_a_reason_is_new_until_it_has_been_logged(self):
+        self.assertTrue(self.said.is_new('full'))
+        self.assertFalse(self.said.is_new('full'))
+        self.assertTrue(self.said.is_new('lost'))
+        self.assertTrue(self.said.is_new('full'))
+
+    def test_subjects_do_not_matter_to_each_other(self):
+        self.assertTrue(self.said.is_new('full', about='a'))
+        self.assertTrue(self.said.is_new('full', about='b'))
+        self.said.over('a')
+        self.assertFalse(self.said.is_new('full', about='b'))
+
+    def test_what_comes_back_is_new(self):
+        self.said.over()
+        self.said.is_new('full')
+        self.said.over()
+        self.assertTrue(self.said.is_new('full'))
