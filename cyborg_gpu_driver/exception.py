@@ -285,6 +285,13 @@ class MdevctlError(GpuDriverError):
     template = 'mdevctl, mdev {uuid}: {reason}'
 
 
+class PrivilegedCallFailed(GpuDriverError):
+    """The privileged process did not carry out a call; it may have."""
+
+    template = ('privileged call {call}: {reason}; see '
+                '[cyborg_gpu_privileged] helper_command')
+
+
 class VgpuInUse(GpuDriverError):
     """A vGPU cannot be removed yet."""
 

@@ -29,13 +29,22 @@ root's capabilities these:
 It does not need CAP_DAC_OVERRIDE, which writes to files of other users.
 """
 
+from __future__ import annotations
+
+import functools
 import warnings
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
 
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet, which warns that it is deprecated. Users
     # of a command can do nothing about that.
     warnings.simplefilter('ignore')
     from oslo_privsep import capabilities
+    from oslo_privsep import comm
+    from oslo_privsep import daemon
     from oslo_privsep import priv_context
 
 gpu_context = priv_context.PrivContext(
@@ -45,3 +54,32 @@ gpu_context = priv_context.PrivContext(
     capabilities=[capabilities.CAP_SYS_ADMIN,
                   capabilities.CAP_DAC_READ_SEARCH,
                   capabilities.CAP_SYS_PTRACE])
+
+_FAILURES = (OSError, comm.PrivsepTimeout, daemon.FailedToDropPrivileges,
+             daemon.ProtocolError)
+"""What oslo.privsep raises where its daemon does not start, does not answer
+or has ended, and what a function there raises that nobody expected."""
+
+
+def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function run in the privileged process (decorator).
+
+    The one boundary where errors of the operating system and of oslo.privsep
+    become ours.
+
+    :raises PrivilegedCallFailed: in place of those.
+    """
+    inner = gpu_context.entrypoint(function)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        try:
+            return inner(*arguments, **named)
+        except _FAILURES as error:
+            raise exception.PrivilegedCallFailed(
+                call=function.__name__,
+                reason=str(error) or type(error).__name__) from error
+
+    # The daemon asks by these whether it may run it.
+    vars(call).update(vars(inner))
+    return call

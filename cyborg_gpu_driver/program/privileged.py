@@ -31,9 +31,12 @@ from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import compute
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
 
 _GRID_LIMIT = 64
+NVIDIA_VENDOR = '0x10de'
+"""As a PCI function's ``vendor`` file reads."""
 
 _platform = None
 _making = threading.Lock()
@@ -65,7 +68,7 @@ def machine() -> platform.Platform:
         return _platform
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def create_gpu_instance(address: str, profile_id: int, start: int,
                         size: int) -> tuple[int, int, int]:
     """Cut a GPU instance at an explicit placement and read it back.
@@ -87,7 +90,7 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
             instance.placement.size)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def destroy_gpu_instance(address: str, instance_id: int) -> None:
     """Destroy a GPU instance, with what compute instances it has left.
 
@@ -106,7 +109,7 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
             nvml.destroy_gpu_instance(device, instance_id)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def create_compute_instance(address: str, profile_id: int, instance_id: int,
                             start: int | None, slices: int
                             ) -> tuple[int, int, int]:
@@ -130,7 +133,7 @@ def create_compute_instance(address: str, profile_id: int, instance_id: int,
     return made.compute_id, made.start, made.size
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def destroy_compute_instance(address: str, instance_id: int,
                              compute_id: int) -> None:
     """Destroy a compute instance.
@@ -143,7 +146,7 @@ def destroy_compute_instance(address: str, instance_id: int,
                        compute_id)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_mig_mode(address: str, enable: bool) -> str:
     """Ask for a MIG mode, for who has NVML alone on this machine.
 
@@ -167,6 +170,18 @@ def _compute() -> compute.ComputeReader:
     if _compute_reader is None or _compute_reader.nvml is not nvml:
         _compute_reader = compute.ComputeReader(nvml)
     return _compute_reader
+
+
+def nvidia_function(address: str) -> model.PciAddress:
+    """The address of a PCI function of NVIDIA's, physical or virtual.
+
+    :raises InvalidPciAddress, UnknownGpu: if it is something else.
+    """
+    parsed = model.PciAddress.parse(address)
+    if machine().sysfs.read_optional(
+            *pci.DEVICES, str(parsed), 'vendor') != NVIDIA_VENDOR:
+        raise exception.UnknownGpu(address=parsed)
+    return parsed
 
 
 def check_number(what: str, value: int, limit: int) -> None:

@@ -35,7 +35,6 @@ LOG = logging.getLogger(__name__)
 
 _DRIVERS = ('bus', 'pci', 'drivers')
 _GROUPS = ('kernel', 'iommu_groups')
-_NVIDIA_VENDOR = '0x10de'
 _DISPLAY = ('0x0300', '0x0302')
 _BRIDGE = '0x0604'
 _NONE = '(null)'
@@ -43,7 +42,7 @@ _NONE = '(null)'
 clears it (Documentation/ABI/testing/sysfs-bus-pci of the kernel)."""
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def holders(address: str) -> tuple[tuple[int, str], ...]:
     """Who has a GPU open: process ids and names; id 0 is a kernel module.
 
@@ -54,7 +53,7 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
     return device_node.holders(privileged.machine(), nvidia_gpu(address))
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def bind(address: str, driver: str) -> None:
     """Give a GPU to a driver, with the other functions of its board.
 
@@ -94,7 +93,7 @@ def bind(address: str, driver: str) -> None:
             state=_taken_back(gpu, former)) from error
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def reset(address: str) -> None:
     """Reset a GPU while no driver has it, and give it back to its own.
 
@@ -129,9 +128,8 @@ def nvidia_gpu(address: str) -> model.PciAddress:
 
     :raises InvalidPciAddress, UnknownGpu: if it is something else.
     """
-    parsed = model.PciAddress.parse(address)
-    if (_read(parsed, 'vendor') != _NVIDIA_VENDOR
-            or not (_read(parsed, 'class') or '').startswith(_DISPLAY)
+    parsed = privileged.nvidia_function(address)
+    if (not (_read(parsed, 'class') or '').startswith(_DISPLAY)
             or _exists(parsed, 'physfn')):
         raise exception.UnknownGpu(address=parsed)
     return parsed

@@ -33,7 +33,7 @@ _PROFILE_LIMIT = 64
 """More indices of GPU instance profiles than NVML has."""
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def enable_virtual_functions(address: str) -> None:
     """Make a GPU's virtual functions, all that it has.
 
@@ -43,7 +43,7 @@ def enable_virtual_functions(address: str) -> None:
     _manage(address, True)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def disable_virtual_functions(address: str) -> None:
     """Remove a GPU's virtual functions.
 
@@ -52,7 +52,7 @@ def disable_virtual_functions(address: str) -> None:
     _manage(address, False)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_mixed_sizes(address: str, enable: bool) -> None:
     """Turn mixed-size mode on or off.
 
@@ -67,7 +67,7 @@ def set_mixed_sizes(address: str, enable: bool) -> None:
             nvml, nvml.device(model.PciAddress.parse(address)), enable)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_ecc_mode(address: str, enable: bool) -> None:
     """Set a GPU's ECC mode, which takes effect when it starts again.
 
@@ -82,7 +82,7 @@ def set_ecc_mode(address: str, enable: bool) -> None:
                   nvml.device(model.PciAddress.parse(address)), int(enable))
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
     """Set how vGPUs share a GPU.
 
@@ -110,7 +110,7 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
             time_slice)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def reset_by_driver(address: str) -> bool:
     """Have NVIDIA's driver reset a GPU, by nvidia-smi.
 
@@ -125,7 +125,7 @@ def reset_by_driver(address: str) -> bool:
     return nvidia_smi.reset(str(gpu), privileged.machine().nvidia_smi)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def fabric_manager_runs() -> bool:
     """Whether NVIDIA's fabric manager runs; root sees all processes."""
     return device_node.fabric_manager_runs(privileged.machine())

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.partition import vgpu_name
@@ -30,7 +29,7 @@ from cyborg_gpu_driver.program import privileged
 _MDEVS = ('bus', 'mdev', 'devices')
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
     """Create a mediated device.
 
@@ -38,29 +37,29 @@ def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
     :raises SysfsError: with the kernel's errno.
     """
     _write(vgpu_name.handle(uuid), 'class', 'mdev_bus',
-           str(model.PciAddress.parse(parent)), 'mdev_supported_types',
+           str(privileged.nvidia_function(parent)), 'mdev_supported_types',
            vgpu_name.mdev_type(mdev_type), 'create')
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def remove_mdev(uuid: str) -> None:
     """Remove a mediated device.
 
     :raises SysfsError: EBUSY while a guest holds it; ENOENT.
     """
-    _write('1', *_MDEVS, vgpu_name.handle(uuid), 'remove')
+    _write('1', *_MDEVS, _nvidia_mdev(uuid), 'remove')
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def undefine_mdev(uuid: str) -> None:
     """Let mdevctl forget a mediated device; nothing if it knows none.
 
     :raises MdevctlError: saying what mdevctl said.
     """
-    mdevctl.undefine(vgpu_name.handle(uuid), privileged.machine().mdevctl)
+    mdevctl.undefine(_nvidia_mdev(uuid), privileged.machine().mdevctl)
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_vgpu_type(function: str, type_number: int) -> None:
     """Make a vGPU on a virtual function of vendor VFIO, or clear it.
 
@@ -70,11 +69,11 @@ def set_vgpu_type(function: str, type_number: int) -> None:
     """
     privileged.check_number('vGPU type', type_number, 1 << 31)
     _write(str(type_number), *pci.DEVICES,
-           str(model.PciAddress.parse(function)), 'nvidia',
+           str(privileged.nvidia_function(function)), 'nvidia',
            'current_vgpu_type')
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def set_vgpu_placement(vgpu: str, placement: int) -> None:
     """Say where on a GPU of mixed sizes a vGPU is to lie.
 
@@ -86,14 +85,14 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
-        place = (*_MDEVS, vgpu_name.handle(vgpu))
+        place = (*_MDEVS, _nvidia_mdev(vgpu))
     except exception.InvalidValue:
-        place = (*pci.DEVICES, str(model.PciAddress.parse(vgpu)))
+        place = (*pci.DEVICES, str(privileged.nvidia_function(vgpu)))
     _write(f'vgpu-placement-id={placement}', *place, 'nvidia',
            'vgpu_params')
 
 
-@privsep.gpu_context.entrypoint
+@privsep.entrypoint
 def vfio_holders(function: str) -> tuple[int, ...]:
     """Processes that have the VFIO device of a function open.
 
@@ -102,7 +101,24 @@ def vfio_holders(function: str) -> tuple[int, ...]:
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
     return usage.vfio_holders(privileged.machine(),
-                              model.PciAddress.parse(function))
+                              privileged.nvidia_function(function))
+
+
+def _nvidia_mdev(uuid):
+    """A UUID that no mdev has, or one below a function of NVIDIA's.
+
+    :raises InvalidValue, UnknownGpu: if it is something else.
+    """
+    handle = vgpu_name.handle(uuid)
+    sysfs = privileged.machine().sysfs
+    if sysfs.exists(*_MDEVS, handle):
+        # A link to the device, below its parent's directory.
+        parent = (sysfs.link_parts(*_MDEVS, handle) or ('', ''))[-2]
+        try:
+            privileged.nvidia_function(parent)
+        except exception.InvalidPciAddress as error:
+            raise exception.UnknownGpu(address=parent) from error
+    return handle
 
 
 def _write(value, *place):

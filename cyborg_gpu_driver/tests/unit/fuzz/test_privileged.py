@@ -30,7 +30,7 @@ from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _OPERATIONS = sorted(
-    (function.args[0]
+    (function.__wrapped__
      for module in (privileged, privileged_driver, privileged_gpu,
                     privileged_vgpu)
      for function in vars(module).values()

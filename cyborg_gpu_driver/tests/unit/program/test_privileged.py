@@ -18,6 +18,7 @@ import os
 import fixtures
 from oslo_config import cfg
 from oslo_config import fixture as config_fixture
+from oslo_privsep import daemon
 from oslo_privsep import priv_context
 from oslotest import base
 
@@ -25,10 +26,15 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.program import privileged_vgpu
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 _PARENT = '0000:3b:00.0'
+
+
+def _failing(*_arguments, **_named):
+    raise daemon.FailedToDropPrivileges('privsep helper command exited')
 
 
 class DaemonTest(base.BaseTestCase):
@@ -53,6 +59,21 @@ class DaemonTest(base.BaseTestCase):
         self.addCleanup(context.set_client_mode, False)
         context.start(method=priv_context.Method.FORK)
         self.addCleanup(context.stop)
+
+        self.make_function(_PARENT, '0x10de')
+
+    def make_function(self, address, vendor):
+        with open(self.make('bus', 'pci', 'devices', address, 'vendor'),
+                  'w') as stream:
+            stream.write(f'{vendor}\n')
+
+    def make_mdev(self, parent, *parts):
+        """An mdev with a control file, whose path is returned."""
+        path = self.make('devices', parent, _UUID, *parts)
+        link = os.path.join(self.root, 'bus', 'mdev', 'devices', _UUID)
+        os.makedirs(os.path.dirname(link), exist_ok=True)
+        os.symlink(f'../../../devices/{parent}/{_UUID}', link)
+        return path
 
     def make(self, *parts):
         """An empty control file below the root; its path."""
@@ -83,8 +104,7 @@ class DaemonTest(base.BaseTestCase):
             self.assertEqual('1145', stream.read())
         for vgpu, path in (
                 (_PARENT, self.make(*place, 'vgpu_params')),
-                (_UUID, self.make('bus', 'mdev', 'devices', _UUID, 'nvidia',
-                                  'vgpu_params'))):
+                (_UUID, self.make_mdev(_PARENT, 'nvidia', 'vgpu_params'))):
             privileged_vgpu.set_vgpu_placement(vgpu, 12)
             with open(path) as stream:
                 self.assertEqual('vgpu-placement-id=12', stream.read())
@@ -110,6 +130,49 @@ class DaemonTest(base.BaseTestCase):
         error = self.assertRaises(exception.MdevctlError,
                                   privileged_vgpu.undefine_mdev, _UUID)
         self.assertIn('cannot be run', str(error))
+
+    def test_only_what_is_nvidias_is_touched(self):
+        other = '0000:00:1f.6'
+        self.make_function(other, '0x8086')
+        remove = self.make_mdev(other, 'remove')
+        files = [remove, *(
+            self.make('bus', 'pci', 'devices', other, *place) for place in (
+                ('reset',), ('nvidia', 'current_vgpu_type'),
+                ('nvidia', 'vgpu_params')))]
+        with open(self.mdevctl, 'w') as stream:
+            stream.write('#!/bin/sh\nexit 1\n')
+        os.chmod(self.mdevctl, 0o700)
+        for call, arguments in (
+                (privileged_vgpu.create_mdev, (other, 'nvidia-231', _UUID)),
+                (privileged_vgpu.remove_mdev, (_UUID,)),
+                (privileged_vgpu.undefine_mdev, (_UUID,)),
+                (privileged_vgpu.set_vgpu_type, (other, 0)),
+                (privileged_vgpu.set_vgpu_placement, (other, 0)),
+                (privileged_vgpu.set_vgpu_placement, (_UUID, 0)),
+                (privileged_vgpu.vfio_holders, (other,)),
+                (privileged_driver.reset, (other,)),
+                (privileged_driver.bind, (other, 'vfio-pci'))):
+            self.assertRaises(exception.UnknownGpu, call, *arguments)
+        for path in files:
+            self.assertEqual(0, os.path.getsize(path), path)
+
+    def test_an_mdev_of_nvidias_is_removed(self):
+        path = self.make_mdev(_PARENT, 'remove')
+        privileged_vgpu.remove_mdev(_UUID)
+        with open(path) as stream:
+            self.assertEqual('1', stream.read())
+
+    def test_a_daemon_that_died_is_an_error_of_ours(self):
+        self.make('class', 'mdev_bus', _PARENT, 'mdev_supported_types',
+                  'nvidia-231', 'create')
+        privsep.gpu_context.stop()
+        self.useFixture(fixtures.MonkeyPatch(
+            'oslo_privsep.daemon.RootwrapClientChannel.__init__', _failing))
+        error = self.assertRaises(
+            exception.PrivilegedCallFailed, privileged_vgpu.create_mdev,
+            _PARENT, 'nvidia-231', _UUID)
+        self.assertIn('create_mdev', str(error))
+        self.assertIn('helper_command', str(error))
 
     def test_the_daemon_checks_for_itself(self):
         for call, arguments in (
