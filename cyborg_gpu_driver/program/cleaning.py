@@ -172,8 +172,10 @@ class Cleaner:
                 known, state=_State.STUCK))
             return
         try:
+            closed = self._tenancy.close(whole.provider,
+                                         whole.resource_class, seen)
             with locks.gpu(self._state_path, address):
-                known = self._clean_closed(whole, known, seen)
+                known = self._clean_closed(whole, known, closed)
         except exception.GpuInUse as error:
             self._put_off(address, known, _State.DIRTY, str(error))
         except Exception as error:
@@ -189,10 +191,8 @@ class Cleaner:
             self._keep(address, known)
             LOG.info('GPU %s was reset and is offered again', address)
 
-    def _clean_closed(self, whole, known, seen):
+    def _clean_closed(self, whole, known, closed):
         gpu = whole.gpu
-        closed = self._tenancy.close(whole.provider, whole.resource_class,
-                                     seen)
         if closed is None:
             raise exception.GpuInUse(
                 gpu=gpu.address, reason='somebody has just changed its '

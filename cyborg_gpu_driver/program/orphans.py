@@ -127,6 +127,14 @@ class Keeper:
         return tuple(found for gpu in self._reader.snapshot().gpus
                      for found in self._on(gpu))
 
+    def on(self, address: model.PciAddress) -> tuple[Found, ...]:
+        """The live vGPUs of one GPU; no other GPU is asked.
+
+        :raises UnknownGpu: if there is no such GPU.
+        :raises JournalError: if whose they are cannot be read.
+        """
+        return tuple(self._on(self._reader.gpu(address)))
+
     def remove(self, found: Found, claimed: Collection[str] | None
                ) -> tuple[str, ...]:
         """Remove a vGPU that is nobody's; nothing if it is gone.

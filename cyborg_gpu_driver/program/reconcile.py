@@ -19,6 +19,7 @@ touched.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -137,7 +138,8 @@ class Reconciler:
              ) -> tuple[reconcile.Difference, ...]:
         """All differences now, whether they may pass or not.
 
-        A GPU on which something is bound or unbound meanwhile is left out.
+        A GPU on which something is bound or unbound meanwhile is left out,
+        and so is one that somebody keeps locked.
 
         :param refresh: whether to read the machine first.
         :raises JournalError: if a journal cannot be read.
@@ -154,7 +156,8 @@ class Reconciler:
         found = [*differences.absent(before, host),
                  *differences.earlier(self._earlier(host))]
         for gpu in host.gpus:
-            with locks.gpu(self._state_path, gpu.address):
+            with contextlib.suppress(exception.LockTimeout), \
+                    locks.gpu(self._state_path, gpu.address):
                 entries = self._journal.entries(gpu.address)
                 if (marks[gpu.address] != self._host.mark(gpu.address)
                         or entries != tuple(
@@ -180,7 +183,8 @@ class Reconciler:
                                   usages)
         lost = differences.unrequested(facts)
         return dataclasses.replace(
-            facts, users=repair.users(self._keeper, lost) if lost else {},
+            facts, users=repair.users(self._keeper, gpu.address, lost)
+            if lost else {},
             in_use=self._in_use(facts))
 
     def _governs(self, gpu):

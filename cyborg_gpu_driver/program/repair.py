@@ -12,8 +12,9 @@
 
 """Repairs of differences, each of which harms nobody.
 
-What a difference says was true a moment ago. So each repair looks again
-under the GPU's lock before it changes anything.
+What a difference says was true a moment ago. So each repair asks Cyborg
+again, then locks the GPU, and changes something only if nothing has changed
+since.
 """
 
 from __future__ import annotations
@@ -82,27 +83,28 @@ class Repairer:
     def _return(self, difference):
         """Return what a handle has that Cyborg does not know any more.
 
-        Cyborg writes that a bind has begun before it asks the agent for it,
-        which then waits for the lock. So a handle that no request has now,
-        while none is under way, is nobody's until the lock is released; and
-        a bind that comes then finds an entry that is to be removed.
+        Cyborg is asked before the GPU is locked: binds do not wait for it.
+        It writes that a bind has begun before it asks the agent for it. So a
+        handle that no request had, while none was under way, can have got
+        one since only by a bind that comes later. Such a bind changes the
+        entry (``repeats``), or finds one that is to be removed.
         """
+        entry = self._entry(difference)
+        claims = self._means.requests()
+        if claims is None:
+            raise _kept('Cyborg could not be asked again')
+        if claims.of(entry.handle) is not None:
+            raise _kept('an accelerator request has it by now')
+        if claims.unsettled:
+            raise _kept('accelerator requests are under way: '
+                        + ', '.join(claims.unsettled))
         with self._locked(difference):
-            entry = self._entry(difference)
-            claims = self._means.requests()
-            if claims is None:
-                raise _kept('Cyborg could not be asked again')
-            if claims.of(entry.handle) is not None:
-                raise _kept('an accelerator request has it by now')
-            if claims.unsettled:
-                raise _kept('accelerator requests are under way: '
-                            + ', '.join(claims.unsettled))
-            user = users(self._means.keeper, (entry,)).get(
+            self._check_unchanged(entry)
+            user = users(self._means.keeper, entry.gpu, (entry,)).get(
                 differences.vgpu_name(entry))
             if user:
                 raise _kept(user)
-            self._means.records.put(dataclasses.replace(
-                entry, phase=journal.Phase.UNBINDING))
+            self._means.records.give_back(entry.handle)
         self._finish(difference)
         return f'returned {entry.profile} of handle {entry.handle}'
 
@@ -115,11 +117,12 @@ class Repairer:
     def _make_again(self, difference):
         """Make a handle's instance and vGPU again, where they were."""
         tools, done = self._means.tools, []
+        entry = self._entry(difference)
+        claims = self._means.requests()
+        if claims is None or claims.of(entry.handle) is None:
+            raise _kept('no accelerator request has it')
         with self._locked(difference):
-            entry = self._entry(difference)
-            claims = self._means.requests()
-            if claims is None or claims.of(entry.handle) is None:
-                raise _kept('no accelerator request has it')
+            self._check_unchanged(entry)
             cut = None
             if (entry.placement is not None
                     and tools.own_instance(entry) is None):
@@ -156,11 +159,11 @@ class Repairer:
 
     def _record(self, difference):
         """Write the entry of a request whose vGPU is there."""
+        claims = self._means.requests()
+        claim = claims and claims.of(difference.subject)
+        if claim is None:
+            raise _kept('no accelerator request has it any more')
         with self._locked(difference):
-            claims = self._means.requests()
-            claim = claims and claims.of(difference.subject)
-            if claim is None:
-                raise _kept('no accelerator request has it any more')
             if self._means.records.get(claim.handle) is None:
                 self._means.rebuilder.adopt(
                     self._means.host.gpu(difference.gpu), claim)
@@ -180,13 +183,20 @@ class Repairer:
             raise _kept('it is not bound any more')
         return entry
 
+    def _check_unchanged(self, entry):
+        if self._means.records.get(entry.handle) != entry:
+            raise _kept('it has been bound or unbound meanwhile')
 
-def users(keeper: orphans.Keeper, entries: tuple[journal.Entry, ...]
-          ) -> dict[str, str]:
-    """vGPUs of entries that are in use, or may be, and by what."""
+
+def users(keeper: orphans.Keeper, gpu: model.PciAddress,
+          entries: tuple[journal.Entry, ...]) -> dict[str, str]:
+    """vGPUs of entries on a GPU that are in use, or may be, and by what.
+
+    No other GPU is asked, so the GPU may be locked.
+    """
     names = {differences.vgpu_name(entry) for entry in entries}
     found = {}
-    for item in keeper.found():
+    for item in keeper.on(gpu):
         if item.vgpu.name in names:
             user = dataclasses.replace(item, owner=None).obstacle(None)
             if user:
