@@ -185,9 +185,11 @@ class Binder:
     def _bind(self, address, turn):
         """The entry that was made; None where the handle has it already."""
         purpose = f'the bind of handle {turn.asked.handle}'
+        defined: list[str] = []
         try:
             with locks.gpu(self._state_path, address, turn.left, purpose):
                 turn.check()
+                self._finish_others(address, turn.asked.handle, defined)
                 if self._maker.is_made(address, turn.asked):
                     return None
                 made = self._maker.make(address, turn)
@@ -200,6 +202,32 @@ class Binder:
             if turn.cancelled:
                 turn.check()
             raise plan.refusal(turn.asked, str(error)) from error
+        finally:
+            for handle in defined:
+                # Cyborg does not wait for mdevctl.
+                threading.Thread(
+                    target=self._tools.undefine_mdev, args=(handle,),
+                    daemon=True, name=f'mdevctl undefine {handle}').start()
+
+    def _finish_others(self, address, handle, defined):
+        """Finish what is under way for other handles of a GPU.
+
+        Whoever began it is dead, or has no time left. An instance that is
+        looked for by its place must not be taken for one that is made now.
+
+        :param defined: gets the handles whose definition is to go.
+        """
+        for entry in self._journal.entries(address):
+            if entry.phase is journal.Phase.BOUND or entry.handle == handle:
+                continue
+            try:
+                self._maker.remove(entry)
+            except Exception as error:
+                self._tell_kept(entry, str(error))
+            else:
+                if (entry.phase is journal.Phase.UNBINDING
+                        and not entry.vfio):
+                    defined.append(entry.handle)
 
     def _soon(self, function, subject):
         """Call a function of an unbind; after a while it goes on alone.

@@ -221,6 +221,9 @@ class FixedVgpus:
         for instance in gpu.mig.instances if gpu.mig else ():
             if (spec.of(instance) in instances
                     and instance.placement not in used):
+                # A guest may have left some.
+                privileged.destroy_compute_instances(str(gpu.address),
+                                                     instance.instance_id)
                 privileged.destroy_gpu_instance(str(gpu.address),
                                                 instance.instance_id)
                 instances.discard(spec.of(instance))

@@ -18,8 +18,11 @@ what a dead process began.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import errno
+from collections.abc import Mapping
+from collections.abc import Set
 
 from oslo_log import log as logging
 
@@ -27,7 +30,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_vgpu
@@ -51,6 +56,20 @@ def was_refused(error: exception.NvmlError) -> bool:
     """
     return (error.call.startswith('nvmlDeviceCreateGpuInstance')
             and error.symbol in _REFUSALS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Who uses the GPU instances of one GPU."""
+
+    vgpus: Mapping[int, Set[str]]
+    """Instance id to the vGPUs that are known to be on it."""
+    busy: frozenset[int]
+    """Instances that are known to have a vGPU or a process."""
+    has_compute: bool
+    """Whether the instance that was asked about has compute instances."""
+    reason: str
+    """What uses that instance, or may; empty if nothing does."""
 
 
 class Hardware:
@@ -208,6 +227,43 @@ class Hardware:
             if error.symbol not in _GONE:
                 raise
 
+    def is_past(self, entry: journal.Entry) -> bool:
+        """Whether an entry's instance was made before the last boot."""
+        return entry.boot not in (None, self._machine.boot_id())
+
+    @gate.series
+    def usage(self, gpu: model.Gpu, instance_id: int) -> Usage:
+        """Who uses the GPU instances of a GPU; above all, one of them.
+
+        :param gpu: as it is now.
+        :raises NvmlError, SysfsError: if that cannot be found out.
+        """
+        nvml = self._machine.nvml
+        vgpus = collections.defaultdict(set)
+        for vgpu in usage.vgpus(self._machine, gpu):
+            vgpus[vgpu.instance_id].add(vgpu.name)
+        processes = {process.instance_id for process
+                     in usage.processes(self._machine, gpu.address)}
+        places = {instance.instance_id: instance.placement
+                  for instance in (gpu.mig.instances if gpu.mig else ())}
+        return Usage(
+            vgpus, frozenset({*vgpus, *processes}),
+            bool(nvml.compute_instances(nvml.device(gpu.address),
+                                        instance_id)),
+            blockers.in_use(self._machine, gpu, ()).get(
+                places.get(instance_id), ''))
+
+    def clear_instance(self, address: model.PciAddress, instance_id: int
+                       ) -> None:
+        """Destroy the compute instances of a GPU instance in no use.
+
+        A guest may have left them (MIG User Guide: they are made within a
+        virtual machine too).
+
+        :raises NvmlError: IN_USE if a process runs on one.
+        """
+        privileged.destroy_compute_instances(str(address), instance_id)
+
     @gate.series
     def own_instance(self, entry: journal.Entry) -> int | None:
         """Id of the instance that the entry made, None if there is none.
@@ -219,8 +275,7 @@ class Hardware:
 
         :raises NvmlError: if the live instances cannot be read.
         """
-        if (entry.placement is None
-                or entry.boot not in (None, self._machine.boot_id())):
+        if entry.placement is None or self.is_past(entry):
             return None
         nvml = self._machine.nvml
         try:

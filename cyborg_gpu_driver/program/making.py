@@ -178,7 +178,7 @@ class Maker:
         :raises NvmlError: IN_USE while something runs on the instance.
         :raises JournalError: if it could not be forgotten.
         """
-        instance = self._shared.remove(entry)
+        instance = self._shared.remove(entry, self._host.refresh_gpu)
         if instance is not None:
             self._destroyed(entry.gpu, instance.placement)
         self._journal.remove(entry.handle)

@@ -24,6 +24,7 @@ from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_placement
 from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.program import journal
@@ -113,7 +114,8 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     grid = geometry.Geometry(gpu.mig.profiles)
     profile = gpu.mig.profile_by_id(offer.gi_profile_id)
     start = score.choose_start(
-        grid, grid.occupancy_of(gpu.mig.instances), profile)
+        grid, grid.occupancy_of((*gpu.mig.instances,
+                                 *_unfinished(gpu, entries))), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} beside '
                       + _instances(gpu))
@@ -172,6 +174,18 @@ def _shared(gpu, offer, entries):
          and set(there[instance.placement]) <= {offer.framebuffer_mib}),
         key=lambda instance: (len(there[instance.placement]),
                               instance.placement), default=None)
+
+
+def _unfinished(gpu, entries):
+    """Instances that are being made or removed, whatever is there now.
+
+    One whose id is not known yet is known by its place alone.
+    """
+    live = {spec.of(instance) for instance in gpu.mig.instances}
+    return [entry.instance for entry in entries
+            if entry.placement is not None
+            and entry.phase is not journal.Phase.BOUND
+            and entry.instance not in live]
 
 
 def _ours(gpu, entries):

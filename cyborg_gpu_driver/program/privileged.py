@@ -92,21 +92,32 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
 
 @privsep.entrypoint
 def destroy_gpu_instance(address: str, instance_id: int) -> None:
-    """Destroy a GPU instance, with what compute instances it has left.
+    """Destroy a GPU instance without compute instances.
 
-    :raises NvmlError: IN_USE if a process or a vGPU runs on it; NOT_FOUND.
+    :raises NvmlError: IN_USE if it has compute instances, a process or a
+        vGPU; NOT_FOUND.
     """
     check_number('instance id', instance_id, 1 << 31)
     nvml = machine().nvml
     with nvml.kept():
-        device = nvml.device(model.PciAddress.parse(address))
-        try:
-            nvml.destroy_gpu_instance(device, instance_id)
-        except exception.NvmlError as error:
-            if error.symbol != 'IN_USE':
-                raise
-            nvml.destroy_compute_instances(device, instance_id)
-            nvml.destroy_gpu_instance(device, instance_id)
+        nvml.destroy_gpu_instance(
+            nvml.device(model.PciAddress.parse(address)), instance_id)
+
+
+@privsep.entrypoint
+def destroy_compute_instances(address: str, instance_id: int) -> None:
+    """Destroy all compute instances of a GPU instance.
+
+    The caller knows that nothing uses it: a driver may not refuse those of
+    a guest.
+
+    :raises NvmlError: IN_USE if a process runs on one; NOT_FOUND.
+    """
+    check_number('instance id', instance_id, 1 << 31)
+    nvml = machine().nvml
+    with nvml.kept():
+        nvml.destroy_compute_instances(
+            nvml.device(model.PciAddress.parse(address)), instance_id)
 
 
 @privsep.entrypoint

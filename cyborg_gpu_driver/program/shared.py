@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 
@@ -70,37 +72,71 @@ class SharedInstances:
                     instance_id=found), found
         return entry, found
 
-    def remove(self, entry: journal.Entry) -> spec.MigInstanceSpec | None:
+    def remove(self, entry: journal.Entry,
+               read: Callable[[model.PciAddress], model.Gpu]
+               ) -> spec.MigInstanceSpec | None:
         """Destroy the instance of an entry, if no other keeps it alive.
 
+        Where NVML says that it is in use, it is found out by whom. Nothing
+        is destroyed to find that out: compute instances go only where
+        nothing uses the instance that they are in.
+
         :param entry: its vGPU is gone.
+        :param read: reads a GPU again.
         :returns: what was destroyed, which may have been another's before;
             None if nothing was.
-        :raises NvmlError: IN_USE while something runs on it.
+        :raises NvmlError: IN_USE while something runs on it, or may.
+        :raises SysfsError: if who uses it cannot be found out.
         """
-        if entry.placement is None or self._sharers(entry):
+        if (entry.placement is None or self._tools.is_past(entry)
+                or self._sharers(entry)):
             return None
         try:
             self._tools.remove_instance(entry)
         except exception.NvmlError as error:
             if error.symbol != 'IN_USE':
                 raise
-            return self._exchange(entry, error)
+            return self._remove_used(entry, read, error)
         return entry.instance
 
-    def _exchange(self, entry, error):
+    def _remove_used(self, entry, read, error):
+        number = self._tools.own_instance(entry)
+        if number is None:
+            raise error
+        used = self._tools.usage(read(entry.gpu), number)
+        for other in self._finished(entry):
+            if differences.vgpu_name(other) in used.vgpus[number]:
+                # It runs on ours, so ours may have sat on its.
+                moved = dataclasses.replace(
+                    entry, placement=other.placement,
+                    instance_id=other.instance_id)
+                self._journal.put(moved, dataclasses.replace(
+                    other, placement=entry.placement, instance_id=number))
+                return self.remove(moved, read)
+        if number in used.busy:
+            raise error
+        if not used.has_compute:
+            return self._exchange(entry, number, used.busy, error)
+        if used.reason:
+            raise error
+        self._tools.clear_instance(entry.gpu, number)
+        self._tools.remove_instance(entry)
+        return entry.instance
+
+    def _exchange(self, entry, number, busy, error):
         """Give the instance to whose vGPU is on it, and remove theirs.
 
-        The vGPU of another handle may sit on ours and ours have sat on its.
-        Where there are vGPUs on each of the others' too, one of those that
-        are taken to share an instance is on ours; which, nobody tells.
+        NVML says that there is a vGPU and nobody tells whose: its guest
+        does not run. Then NVML refuses each instance that has a vGPU, and
+        the one that it does not refuse is empty. Where there are vGPUs on
+        each of the others' too, one of those that are taken to share an
+        instance is on ours; which, nobody tells.
         """
         groups = collections.defaultdict(list)
-        for other in self._others(entry):
-            if other.phase is not journal.Phase.BINDING:
+        for other in self._finished(entry):
+            if other.instance_id not in busy:
                 groups[_place(other)].append(other)
-        ours = {'placement': entry.placement,
-                'instance_id': self._tools.own_instance(entry)}
+        ours = {'placement': entry.placement, 'instance_id': number}
         for others in groups.values():
             try:
                 self._tools.remove_instance(others[0])
@@ -119,6 +155,11 @@ class SharedInstances:
                 self._journal.put(dataclasses.replace(others[-1], **ours))
                 return None
         raise error
+
+    def _finished(self, entry):
+        """The others whose bind has ended."""
+        return [other for other in self._others(entry)
+                if other.phase is not journal.Phase.BINDING]
 
     def _others(self, entry):
         """Other entries on instances of the same profile."""

@@ -209,7 +209,7 @@ class SlowUnbindTest(LimitCase):
         self.binder.bind(*self.handle('1g.5gb'))
         self.release.set()
         self.binder.recover()
-        self.assertEqual([(19, 3)], self.truth()[0])
+        self.assertEqual([(19, 6)], self.truth()[0])
         self.assert_quiet()
 
     def test_who_gets_the_handle_next_finds_nothing_of_it(self):

@@ -50,7 +50,8 @@ class SharedInstancesTest(binder_case.BinderCase):
             entry, handle=str(uuid.UUID(int=2)),
             instance_id=entry.instance_id + 1)
         self.journal.put(entry, stale)
-        self.assertEqual(entry.instance, self.shared.remove(entry))
+        self.assertEqual(entry.instance, self.shared.remove(
+            entry, self.live.refresh_gpu))
         self.assertEqual([], self.truth()[0])
 
     def test_a_vgpu_is_not_settled_on_an_id_that_is_reused(self):
@@ -75,6 +76,7 @@ class SharedInstancesTest(binder_case.BinderCase):
     def test_an_entry_without_an_instance_has_none_to_remove(self):
         entry = dataclasses.replace(self.entry(1, 0), placement=None,
                                     profile_id=None, instance_id=None)
-        self.assertIsNone(self.shared.remove(entry))
+        self.assertIsNone(self.shared.remove(
+            entry, self.live.refresh_gpu))
         self.assertIsNone(entry.instance)
         self.assertEqual([(47, 0)], self.truth()[0])
