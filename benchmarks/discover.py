@@ -135,9 +135,8 @@ class Bench:
         self.driver = self.cloud.agent._rt.acc_drivers[0]
         self.placement, self.simulator, self.disk = (
             Stopwatch(), Stopwatch(), Stopwatch())
-        keeper = self.driver._running()._keeper
-        make_client = keeper._make_client
-        keeper._make_client = lambda: self._watched(make_client())
+        self.placement.wrap(self.driver._running()._keeper._tree.client,
+                            'get', 'put')
         # Cyborg makes the providers in the first report.
         self.cloud.report()
         self.cloud.report()
@@ -146,10 +145,6 @@ class Bench:
         self.simulator.wrap(self.machine.library, 'call')
         self.simulator.wrap(self.machine.os, *_SYSTEM_CALLS)
         self.disk.wrap(os, 'fsync', 'replace')
-
-    def _watched(self, client):
-        self.placement.wrap(client, 'get', 'put')
-        return client
 
     def _fill(self):
         self.cloud.cyborg.create_device_profile(

@@ -87,14 +87,6 @@ def migration(state_path: str) -> contextlib.AbstractContextManager:
     return _record(state_path, 'migration')
 
 
-def health(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold the record of sick GPUs for one read and write of it.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
-    """
-    return _record(state_path, 'health')
-
-
 def _record(state_path, name):
     return _lock(state_path, name, f'the record "{name}"', _RECORD_SECONDS)
 

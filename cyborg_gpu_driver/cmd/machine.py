@@ -37,6 +37,7 @@ from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import sickness
@@ -136,15 +137,21 @@ class Machine(node.Node):
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.entries(gpu)}
         path = self.state_path
-        try:
-            known = withdrawal.remembered(path)
-        except exception.JournalError as error:
-            say(str(error))
-            known = {}
         found = withdrawal.Withdrawal(path, lambda provider: False).preview(
-            self.host, known, make, self.settings.ignores, claimed)
+            self.host, self._reported, make, self.settings.ignores, claimed)
         return {address: _marked(sent, self.verdicts, is_bound)
                 for address, sent in found.items()}
+
+    @property
+    def _reported(self):
+        """What was last reported of each GPU; a bad record is only said."""
+        records, found = store.of(self.state_path), {}
+        for address in records.addresses():
+            try:
+                found[address] = records.read(address).reported
+            except exception.JournalError as error:
+                self._say_once(error)
+        return {address: known for address, known in found.items() if known}
 
     @functools.cached_property
     def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:
@@ -153,7 +160,7 @@ class Machine(node.Node):
             return {status.gpu.address: status.verdict
                     for status in self.health.statuses(self.host)}
         except exception.JournalError as error:
-            say(str(error))
+            self._say_once(error)
             return {}
 
     def problem(self, gpu: model.Gpu) -> str:
@@ -179,9 +186,12 @@ class Machine(node.Node):
         try:
             return self.journal.entries(gpu.address)
         except exception.JournalError as error:
-            if self._said.is_new(str(error), about=str(error)):
-                say(str(error))
+            self._say_once(error)
             return ()
+
+    def _say_once(self, error):
+        if self._said.is_new(str(error), about=str(error)):
+            say(str(error))
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
         """How many of each profile are bound, as the journal has it."""

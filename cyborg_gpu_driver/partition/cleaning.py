@@ -22,11 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
-
-from cyborg_gpu_driver import fields
-from cyborg_gpu_driver.host import model
 
 _MEMORY_SHARE = 64
 """Of a GPU that nobody uses, less than one part in so many of its memory is
@@ -71,7 +66,7 @@ class Known:
     generation: int | None = None
     """Of the provider; None where Cyborg had not made it yet."""
     ours: int = 0
-    """As in :class:`Seen`; 0 in another process than the one that saw."""
+    """As in :class:`Seen`. It counts in the process that saw it alone."""
     reason: str = ''
     """Why it is not clean yet; empty if there is none but the next look."""
 
@@ -165,37 +160,8 @@ def in_use(traces: Traces) -> str:
     return ''
 
 
-def to_content(memory: Mapping[model.PciAddress, Known]) -> dict[str, Any]:
-    """For :func:`cyborg_gpu_driver.durable.write`."""
-    return {str(address): {
-        'state': known.state.value, 'tenants': list(known.tenants),
-        'generation': known.generation, 'reason': known.reason}
-        for address, known in memory.items()}
-
-
-def from_content(content: Mapping[str, Any]
-                 ) -> dict[model.PciAddress, Known]:
-    """The other way round, as another process reads it.
-
-    :raises KeyError, TypeError, ValueError, AttributeError,
-        InvalidPciAddress: if it is not that.
-    """
-    return {model.PciAddress.parse(address): Known(
-        state=State(item['state']),
-        tenants=tuple(fields.text(tenant) for tenant in item['tenants']),
-        generation=_generation(item['generation']),
-        reason=fields.text(item['reason']))
-        for address, item in content.items()}
-
-
 def _uses(known: Known, seen: Seen) -> int:
     """How often others have changed the provider since it was known."""
     if known.generation is None:
         return 0
     return (seen.generation - seen.ours) - (known.generation - known.ours)
-
-
-def _generation(value: Any) -> int | None:
-    if value is not None and type(value) is not int:
-        raise ValueError(f'{value!r} is no generation')
-    return value

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Annotated
 
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
@@ -82,6 +84,7 @@ LOST = 'LOST'
 NOT_ANSWERING = 'NOT_ANSWERING'
 REMAP_FAILED = 'REMAP_FAILED'
 _XID = 'XID_'
+_CODE = re.compile('XID_[0-9]{1,9}|(?!XID_)[A-Z][A-Z0-9_]{,99}', re.ASCII)
 _PERMANENT = frozenset({REMAP_FAILED})
 _TEXTS = {
     LOST: 'NVML cannot reach it',
@@ -128,11 +131,21 @@ class State(enum.Enum):
     """Sick until the board is replaced."""
 
 
+def _checked_code(value: str) -> str:
+    """A code, which becomes a part of a trait's name."""
+    if not _CODE.fullmatch(value):
+        raise ValueError(f'{value!r} is no code')
+    return value
+
+
+Code = Annotated[str, _checked_code]
+
+
 @dataclasses.dataclass(frozen=True)
 class Ailment:
     """One thing that is or was wrong. Times are in seconds of the epoch."""
 
-    code: str
+    code: Code
     """``XID_79``, ``REMAP_PENDING``: what the trait ends with."""
     first: float
     last: float

@@ -54,6 +54,8 @@ class Kind(enum.Enum):
     """Placement's ``reserved`` is not what cannot be made."""
     LAYOUT_CHANGE = 'layout-change'
     """A change of layout did not come to its end."""
+    BAD_RECORD = 'bad-record'
+    """The record of a GPU cannot be read, or is damaged."""
     EARLIER_DRIVER = 'earlier-driver'
     """Servers have a GPU through the driver that Cyborg had before."""
 

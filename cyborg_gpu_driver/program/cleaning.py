@@ -21,7 +21,6 @@ is found without allocations and closed to new ones in one step before.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -30,7 +29,6 @@ from typing import Protocol
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
@@ -40,12 +38,10 @@ from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import reset
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
-_FILE = 'cleaning.json'
-_KIND = 'cyborg-gpu cleaning'
-_VERSION = 1
 _PAUSE = 300.0
 """Seconds between two resets of a GPU of which the first has failed. The
 kernel waits up to a minute for a device to come back."""
@@ -91,14 +87,13 @@ class Cleaner:
                  clock: Callable[[], float] = time.monotonic):
         self._resetter = reset.Resetter(machine, on_reset)
         self._state_path = state_path
-        self._path = os.path.join(state_path, _FILE)
+        self._store = store.of(state_path)
         self._tenancy = tenancy
         self._audit = record
         self._enabled = enabled
         self._clock = clock
-        self._memory: dict[model.PciAddress, cleaning.Known] | None = None
-        self._unsaved = False
-        """Whether memory knows more than the file."""
+        self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
+        """What this process has seen, with what no record has of it."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said: dict[Any, str] = {}
 
@@ -111,7 +106,7 @@ class Cleaner:
         return self._enabled and any(
             known.withheld for offer in found
             if offer.mode is policy.Mode.PASSTHROUGH
-            and (known := self._known().get(offer.gpu)) is not None)
+            and (known := self._known(offer.gpu)) is not None)
 
     def look(self, wholes: Iterable[Whole]) -> None:
         """See who has come and gone, and clean what was left; never raises.
@@ -134,7 +129,7 @@ class Cleaner:
 
     def _follow(self, whole, seen):
         address = whole.gpu.address
-        before = self._known().get(address)
+        before = self._known(address)
         known = cleaning.following(before, seen)
         # Rather recorded twice, if this process is killed, than never.
         self._tell(address, before, known, cleaning.doubt(before, seen))
@@ -231,51 +226,21 @@ class Cleaner:
                         'this host: %s. Each report asks again.', reason)
         self._said['Placement'] = reason
 
-    def _known(self):
-        if self._memory is None:
-            self._memory = self._load()
-        return self._memory
+    def _known(self, address):
+        """What is remembered; nothing if the record cannot be used.
 
-    def _load(self):
-        """What is remembered; nothing if the file cannot be used.
-
-        Each GPU that has had a provider is reset then. The file is kept
-        beside.
+        A GPU that has had a provider is reset then.
         """
-        try:
-            return cleaning.from_content(
-                durable.read(self._path, _KIND, _VERSION) or {})
-        except (exception.GpuDriverError, KeyError, TypeError, ValueError,
-                AttributeError) as error:
-            LOG.error('The record of whole GPUs cannot be used: %(error)r. '
-                      'It is %(kept)s; those that are idle are reset.',
-                      {'error': error, 'kept': self._set_aside()})
-            return {}
-
-    def _set_aside(self):
-        """Move the file away; what became of it, for people."""
-        try:
-            return f'kept as {durable.set_aside(self._path)}'
-        except exception.JournalError as error:
-            return f'in the way: {error}'
+        if address not in self._memory:
+            known = self._store.peek(address).tenancy
+            self._memory[address] = known and dataclasses.replace(
+                known, ours=0)
+        return self._memory[address]
 
     def _keep(self, address, known):
-        memory = self._known()
-        if memory.get(address) == known and not self._unsaved:
-            return
-        memory[address] = known
-        try:
-            durable.write(self._path, _KIND, _VERSION,
-                          cleaning.to_content(memory))
-        except exception.JournalError as error:
-            # What an older record makes of it is a reset too many.
-            if _FILE not in self._said:
-                LOG.error('%s', error)
-            self._said[_FILE] = str(error)
-            self._unsaved = True
-        else:
-            self._said.pop(_FILE, None)
-            self._unsaved = False
+        # What an older record makes of it is a reset too many.
+        self._memory[address] = known
+        self._store.observe(address, tenancy=known)
 
 
 def _who(known):

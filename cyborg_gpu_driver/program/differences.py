@@ -99,6 +99,14 @@ def earlier(found: Iterable[reconcile.Earlier]
         for item in found)
 
 
+def unreadable(gpu: model.PciAddress, reason: str) -> reconcile.Difference:
+    """A GPU whose record cannot be used; nothing is compared with it."""
+    return _difference(
+        reconcile.Kind.BAD_RECORD, gpu, str(gpu), reason,
+        'the next report of the agent keeps a damaged record aside and finds '
+        'again what the GPU had; so does "cyborg-gpu doctor --repair"')
+
+
 def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
     """Entries of bound handles for which Cyborg has no request."""
     if facts.claims is None:

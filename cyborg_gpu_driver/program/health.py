@@ -15,9 +15,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -25,17 +23,17 @@ from collections.abc import Mapping
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import gpu_record
+from cyborg_gpu_driver.host import gpu_record as boards
 from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.program import health_file
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class Status:
 class HealthKeeper:
     """Keeps the health of this machine's GPUs, durably.
 
-    Where its file cannot be written it goes on in memory, and says so once.
+    Where a record cannot be written it goes on in memory.
 
     :param machine: where the GPUs are asked.
     :param state_path: ``[gpu] state_path``.
@@ -78,17 +76,12 @@ class HealthKeeper:
         self._sysfs = machine.sysfs
         self._board_records = machine.records
         self._reader = host_health.HealthReader(machine.nvml)
-        self._file = health_file.HealthFile(state_path)
+        self._store = store.of(state_path)
         self.on_change = on_change
         self._needed = clean_checks
         self._ignored = frozenset(ignored_xids)
         self._boot_id = machine.boot_id
         self._clock = clock
-        self._mutex = threading.Lock()
-        self._records: health_file.Records | None = None
-        self._unsaved = False
-        """Whether memory knows more than the file."""
-        self._said: str | None = None
 
     def check(self, host: model.Host
               ) -> dict[model.PciAddress, health.Verdict]:
@@ -104,18 +97,10 @@ class HealthKeeper:
         facts = self._ask_all(host)
         now = self._clock()
 
-        def change(address, record):
-            gpu = gpus.get(address)
-            if gpu is None:
-                return record
-            record = self._of_board(record, gpu)
-            return dataclasses.replace(record, ailments=health.checked(
-                record.ailments, facts[address], self._needed, now,
-                _live(gpu)))
-
-        gpus = {gpu.address: gpu for gpu in host.gpus}
-        self._change(change, gpus)
-        return {address: self._verdict(address) for address in gpus}
+        for gpu in host.gpus:
+            self._change(gpu.address, lambda known, gpu=gpu: (
+                self._checked(known, gpu, facts[gpu.address], now)))
+        return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
     def event(self, event: health_facts.Event) -> None:
         """Take note of an error at once; called by the watcher's thread.
@@ -130,12 +115,12 @@ class HealthKeeper:
             placement = host_health.instance_place(
                 self._nvml, event.address, event.instance_id)
         now = self._clock()
-        before, after = self._change(lambda _, record: dataclasses.replace(
-            record, ailments=health.noted(
-                record.ailments, event.xid, now, placement,
-                event.instance_id)), [event.address])
-        if _verdicts(before, event.address) != _verdicts(
-                after, event.address):
+        before, after = self._change(
+            event.address, lambda known: dataclasses.replace(
+                known, ailments=health.noted(
+                    known.ailments, event.xid, now, placement,
+                    event.instance_id)))
+        if _verdicts(before) != _verdicts(after):
             self.on_change(event.address)
 
     def sick(self, address: model.PciAddress) -> health.Verdict | None:
@@ -150,8 +135,8 @@ class HealthKeeper:
 
     def reset_done(self, address: model.PciAddress) -> None:
         """Forget what a reset of the GPU cures; it was just reset."""
-        self._change(lambda _, record: dataclasses.replace(
-            record, ailments=health.after_reset(record.ailments)), [address])
+        self._change(address, lambda known: dataclasses.replace(
+            known, ailments=health.after_reset(known.ailments)))
 
     def replaced(self, address: model.PciAddress) -> bool:
         """Forget all of a GPU: an operator says that it is well.
@@ -159,11 +144,9 @@ class HealthKeeper:
         :returns: whether anything was known of it.
         :raises JournalError: if the record cannot be read or written.
         """
-        with self._file.held():
-            records = self._file.read()
-            known = records.pop(address, None)
-            if known is not None:
-                self._file.write(records)
+        with self._store.gpu(address) as draft:
+            known = draft.record.sickness
+            draft.record = dataclasses.replace(draft.record, sickness=None)
         return known is not None
 
     def instance_gone(self, address: model.PciAddress,
@@ -173,23 +156,22 @@ class HealthKeeper:
         Another one may get its id and its placement before the next check.
         """
         if placement in self.sick_instances(address):
-            self._change(lambda _, record: dataclasses.replace(
-                record, ailments=health.without_instance(
-                    record.ailments, placement)), [address])
+            self._change(address, lambda known: dataclasses.replace(
+                known, ailments=health.without_instance(
+                    known.ailments, placement)))
 
     def statuses(self, host: model.Host) -> list[Status]:
         """Every GPU's health, for people; changes nothing.
 
         :raises JournalError: if what is known cannot be read.
         """
-        records = self._file.read()
         now = self._clock()
         facts = self._ask_all(host)
         found = []
         for gpu in host.gpus:
-            record = self._of_board(self._of_boot(records.get(
-                gpu.address, health_file.Record(self._boot_id()))), gpu)
-            ailments = health.seen(record.ailments, facts[gpu.address], now)
+            known = self._of_board(self._of_boot(
+                self._store.read(gpu.address).sickness), gpu)
+            ailments = health.seen(known.ailments, facts[gpu.address], now)
             found.append(Status(
                 gpu, health.judge(ailments),
                 {place: health.judge(ailments, place)
@@ -221,20 +203,22 @@ class HealthKeeper:
         seen = pci_health.read(self._sysfs, gpu.address)
         record = self._board_records.get(gpu.address)
         before = pci_health.Seen()
-        if record is not None and gpu_record.holds(record, gpu,
+        if record is not None and boards.holds(record, gpu,
                                                    self._boot_id()):
             before = pci_health.Seen(fatal=record.aer_fatal,
                                      width=record.link_width)
         return health_facts.Facts(
             by_pci=True, pci=pci_health.wrong(before, seen))
 
-    def _of_boot(self, record):
-        """The record after a restart of the machine, if there was one."""
+    def _of_boot(self, known):
+        """What is left after a restart of the machine, if there was one."""
         boot = self._boot_id()
-        if record.boot == boot:
-            return record
+        if known is None:
+            return gpu_record.Sickness(boot)
+        if known.boot == boot:
+            return known
         return dataclasses.replace(
-            record, boot=boot, ailments=health.after_reset(record.ailments))
+            known, boot=boot, ailments=health.after_reset(known.ailments))
 
     @staticmethod
     def _of_board(record, gpu):
@@ -245,67 +229,32 @@ class HealthKeeper:
 
     def _ailments(self, address):
         """What a GPU has, by what is known now."""
-        if self._records is None:
-            self._change(_unchanged, ())
-        record = self._records.get(address)
-        return self._of_boot(record).ailments if record else ()
+        return self._of_boot(self._store.peek(address).sickness).ailments
 
     def _verdict(self, address):
         return health.judge(self._ailments(address))
 
-    def _change(self, change, addresses):
-        """Change the records of these GPUs, in memory and in the file.
+    def _checked(self, known, gpu, facts, now):
+        known = self._of_board(known, gpu)
+        return dataclasses.replace(known, ailments=health.checked(
+            known.ailments, facts, self._needed, now, _live(gpu)))
 
-        :param change: of address and record; returns the new record.
-        :returns: all records before and after.
+    def _change(self, address, change):
+        """Change what is known of a GPU, and log what is new of it.
+
+        :param change: of what is known; returns what is known then.
+        :returns: the ailments before and after.
         """
-        with self._mutex, contextlib.ExitStack() as stack:
-            stored = self._stored(stack)
-            known = self._records or {}
-            before = known if stored is None or self._unsaved else stored
-            after = dict(before)
-            for address in addresses:
-                after[address] = change(address, self._of_boot(before.get(
-                    address, health_file.Record(self._boot_id()))))
-            after = {address: record for address, record in after.items()
-                     if record.ailments}
-            self._records = after
-            if stored is None:
-                self._unsaved = self._unsaved or after != before
-            elif after != stored:
-                self._unsaved = not self._store(after)
-        _tell(before, after)
+        def changed(record):
+            known = change(self._of_boot(record.sickness))
+            return dataclasses.replace(
+                record, sickness=known if known.ailments else None)
+
+        before, after = (
+            record.sickness.ailments if record.sickness else ()
+            for record in self._store.keep(address, changed))
+        _tell(address, before, after)
         return before, after
-
-    def _stored(self, stack):
-        """The file's records, with it held; None if it cannot be used."""
-        try:
-            stack.enter_context(self._file.held())
-            return self._file.read_or_set_aside()
-        except exception.JournalError as error:
-            self._complain(error)
-            return None
-
-    def _store(self, records):
-        """Write the file; whether that worked."""
-        try:
-            self._file.write(records)
-        except exception.JournalError as error:
-            self._complain(error)
-            return False
-        self._said = None
-        return True
-
-    def _complain(self, error):
-        """Say once what stays wrong with the file."""
-        if str(error) != self._said:
-            self._said = str(error)
-            LOG.error('%s. The health of the GPUs is kept in memory and '
-                      'would be forgotten by a restart of the agent.', error)
-
-
-def _unchanged(_address, record):
-    return record
 
 
 def _live(gpu):
@@ -316,30 +265,26 @@ def _live(gpu):
             for item in gpu.mig.instances}
 
 
-def _verdicts(records, address):
+def _verdicts(ailments):
     """How a GPU is (None) and its sick instances, by placement."""
-    record = records.get(address)
-    ailments = record.ailments if record else ()
     return {place: health.judge(ailments, place)
             for place in (None, *sorted(health.sick_places(ailments)))}
 
 
-def _tell(before, after):
+def _tell(address, before, after):
     """Log what got sick, sicker or well."""
-    for address in sorted({*before, *after}):
-        old, new = _verdicts(before, address), _verdicts(after, address)
-        for place in (None, *sorted({*old, *new} - {None})):
-            was = old.get(place, health.WELL)
-            now = new.get(place, health.WELL)
-            if was.state is now.state:
-                continue
-            name = f'GPU {address}' + (
-                f', instance at {place}' if place else '')
-            if now.sick:
-                LOG.warning(
-                    '%(name)s is sick (%(state)s): %(reasons)s. Nothing new '
-                    'is put there.', {'name': name, 'state': now.state.value,
-                                      'reasons': '; '.join(now.reasons)})
-            else:
-                LOG.info('%(name)s is well again; it had: %(reasons)s.',
-                         {'name': name, 'reasons': '; '.join(was.reasons)})
+    old, new = _verdicts(before), _verdicts(after)
+    for place in (None, *sorted({*old, *new} - {None})):
+        was = old.get(place, health.WELL)
+        now = new.get(place, health.WELL)
+        if was.state is now.state:
+            continue
+        name = f'GPU {address}' + (f', instance at {place}' if place else '')
+        if now.sick:
+            LOG.warning(
+                '%(name)s is sick (%(state)s): %(reasons)s. Nothing new is '
+                'put there.', {'name': name, 'state': now.state.value,
+                               'reasons': '; '.join(now.reasons)})
+        else:
+            LOG.info('%(name)s is well again; it had: %(reasons)s.',
+                     {'name': name, 'reasons': '; '.join(was.reasons)})

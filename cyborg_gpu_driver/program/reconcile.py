@@ -140,22 +140,24 @@ class Reconciler:
 
         A GPU on which something is bound or unbound meanwhile is left out,
         and so is one that somebody keeps locked.
+        One whose record cannot be used is named, and compared with nothing.
 
         :param refresh: whether to read the machine first.
-        :raises JournalError: if a journal cannot be read.
+        :raises JournalError: if locks cannot be used at all.
         """
         before = self._journal.entries()
         if refresh:
             self._host.refresh()
         host = self._host.host()
-        marks = {gpu.address: self._host.mark(gpu.address)
-                 for gpu in host.gpus}
+        broken = self._broken(host)
+        gpus = [gpu for gpu in host.gpus if gpu.address not in broken]
+        marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
         claims = self._requests()
         usages = self._usages({gpu.address: self._host.offers(gpu)
-                               for gpu in host.gpus}) or {}
-        found = [*differences.absent(before, host),
+                               for gpu in gpus}) or {}
+        found = [*broken.values(), *differences.absent(before, host),
                  *differences.earlier(self._earlier(host))]
-        for gpu in host.gpus:
+        for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
                     locks.gpu(self._state_path, gpu.address):
                 entries = self._journal.entries(gpu.address)
@@ -167,6 +169,17 @@ class Reconciler:
                 found += differences.compare(self._facts(
                     gpu, entries, claims, usages.get(gpu.address, ())))
         return tuple(found)
+
+    def _broken(self, host):
+        """GPUs whose records cannot be used, and what to say of each."""
+        found = {}
+        for gpu in host.gpus:
+            try:
+                self._store.read(gpu.address)
+            except exception.JournalError as error:
+                found[gpu.address] = differences.unreadable(gpu.address,
+                                                            str(error))
+        return found
 
     def rebuild(self) -> None:
         """See :meth:`.rebuild.Rebuilder.rebuild`."""

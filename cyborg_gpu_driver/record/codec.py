@@ -19,8 +19,8 @@ from 0, and a float is a time in seconds of the epoch, because records have
 no others.
 
 A field that has its default is left out, so a record gains fields without
-a new version; so is a field whose metadata say ``transient``. Hints may be
-``Annotated`` with functions that check a value: they return it or raise.
+a new version. Hints may be ``Annotated`` with functions that check a value:
+they return it or raise.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from cyborg_gpu_driver import exception
+
+Decoder = Callable[[Any], Any]
+"""Makes a value of what JSON held; raises ValueError."""
 
 _LAST = 253402300800
 """Seconds of the epoch at which the year 10000 begins: a later time cannot
@@ -51,8 +55,7 @@ def encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: encode(getattr(value, field.name))
                 for field in dataclasses.fields(value)
-                if not field.metadata.get('transient')
-                and getattr(value, field.name) != _default(field)}
+                if getattr(value, field.name) != _default(field)}
     if isinstance(value, collections.abc.Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, frozenset):
@@ -74,7 +77,7 @@ def decode(kind: Any, content: Any) -> Any:
 
 
 @functools.cache
-def _decoder(kind) -> Callable[[Any], Any]:
+def _decoder(kind: Any) -> Decoder:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.partial(_checked, _decoder(args[0]),
@@ -96,7 +99,7 @@ def _decoder(kind) -> Callable[[Any], Any]:
     return functools.partial(_fields, kind)
 
 
-def _fields(kind, content):
+def _fields(kind: type, content: Any) -> Any:
     if type(content) is not dict:
         raise ValueError(f'{content!r} is not a {kind.__name__}')
     hints = _hints(kind)
@@ -116,31 +119,32 @@ def _fields(kind, content):
 
 
 @functools.cache
-def _hints(kind):
+def _hints(kind: type) -> dict[str, Any]:
     # By the module's names alone: a field may be called like a module.
     return typing.get_type_hints(
         kind, vars(sys.modules[kind.__module__]), {}, include_extras=True)
 
 
-def _is_text(kind):
+def _is_text(kind: type) -> bool:
     """Whether values are written as ``str()`` and read by ``parse()``."""
     return hasattr(kind, 'parse')
 
 
-def _default(field):
+def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
-def _checked(decoded, checks, content):
+def _checked(decoded: Decoder, checks: Iterable[Decoder], content: Any
+             ) -> Any:
     value = decoded(content)
     for check in checks:
         value = check(value)
     return value
 
 
-def _one_of(kinds, content):
+def _one_of(kinds: Iterable[Any], content: Any) -> Any:
     problem: ValueError | None = None
     for kind in kinds:
         try:
@@ -151,54 +155,54 @@ def _one_of(kinds, content):
     raise problem or ValueError(f'{content!r} is of no kind')
 
 
-def _fixed(decoders, content):
+def _fixed(decoders: tuple[Decoder, ...], content: Any) -> tuple:
     if type(content) is not list or len(content) != len(decoders):
         raise ValueError(f'{content!r} is not a list of {len(decoders)}')
     return tuple(decoded(item) for decoded, item
                  in zip(decoders, content, strict=True))
 
 
-def _several(origin, decoded, content):
+def _several(origin: Callable, decoded: Decoder, content: Any) -> Any:
     if type(content) is not list:
         raise ValueError(f'{content!r} is not a list')
     return origin(map(decoded, content))
 
 
-def _mapping(key, value, content):
+def _mapping(key: Decoder, value: Decoder, content: Any) -> dict:
     if type(content) is not dict:
         raise ValueError(f'{content!r} is not a mapping')
     return {key(name): value(item) for name, item in content.items()}
 
 
-def _number(content):
+def _number(content: Any) -> int:
     if type(content) is not int or content < 0:
         raise ValueError(f'{content!r} is not a number from 0')
     return content
 
 
-def _text(content):
+def _text(content: Any) -> str:
     if type(content) is not str:
         raise ValueError(f'{content!r} is not text')
     return content
 
 
-def _truth(content):
+def _truth(content: Any) -> bool:
     if type(content) is not bool:
         raise ValueError(f'{content!r} is neither true nor false')
     return content
 
 
-def _time(content):
+def _time(content: Any) -> float:
     if type(content) not in (int, float) or not 0 <= content < _LAST:
         raise ValueError(f'{content!r} is not a time')
     return float(content)
 
 
-def _nothing(content):
+def _nothing(content: Any) -> None:
     if content is not None:
         raise ValueError(f'{content!r} is not null')
 
 
-_PLAIN: dict[Any, Callable[[Any], Any]] = {
+_PLAIN: dict[Any, Decoder] = {
     int: _number, str: _text, bool: _truth, float: _time,
     type(None): _nothing}

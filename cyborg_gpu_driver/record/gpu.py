@@ -25,6 +25,8 @@ from typing import Annotated
 
 from cyborg_gpu_driver.host import gpu_record as boards
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import health as health_conditions
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 
@@ -154,6 +156,49 @@ class LayoutChange:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sickness:
+    """What is wrong with a GPU; a healthy one has none."""
+
+    boot: str
+    """Boot id of the machine when it was noted."""
+    uuid: str | None = None
+    """Of the board; None where it was never read."""
+    ailments: tuple[health_conditions.Ailment, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedFacts:
+    """What NVML alone knows of a GPU, and Cyborg compares."""
+
+    model: str | None = None
+    architecture: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
+    memory_mib: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedProvider:
+    """A provider as it was last reported."""
+
+    resource_class: str
+    total: int
+    handles: str
+    """Digest of the set of attach handles."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reported:
+    """A GPU as it was last reported to Cyborg."""
+
+    device_id: str
+    mode: str
+    facts: ReportedFacts
+    providers: Mapping[str, ReportedProvider]
+    """By provider UUID."""
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuRecord:
     """All that is kept of one GPU."""
 
@@ -168,6 +213,14 @@ class GpuRecord:
     board: boards.Record | None = None
     """What NVML reported of the board when it was last asked, for as long as
     it cannot be asked."""
+    sickness: Sickness | None = None
+    """None for a GPU that is well."""
+    tenancy: cleaning.Known | None = None
+    """Who has a GPU that is offered whole; None if that was never seen."""
+    reported: Reported | None = None
+    """None for a GPU that Cyborg was not told of."""
+    disabled: bool = False
+    """Whether an operator has disabled it in Cyborg."""
 
     @property
     def used_instances(self) -> frozenset[spec.MigInstanceSpec]:
@@ -184,5 +237,5 @@ class GpuRecord:
 
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part is about the GPU at ``address``."""
-        return all(part.gpu == address for part in (
-            *self.claims, *filter(None, (self.layout, self.change))))
+        parts = (*self.claims, self.layout, self.change)
+        return all(part is None or part.gpu == address for part in parts)

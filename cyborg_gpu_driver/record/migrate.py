@@ -32,6 +32,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -121,7 +122,7 @@ def saved_layout(item: Mapping[str, Any]) -> gpu_record.SavedLayout:
         'vfs': item['vfs'], 'layout': _layout(item)})
 
 
-def _files(state_path) -> Iterator[tuple[str, str, Callable]]:
+def _files(state_path: str) -> Iterator[tuple[str, str, Callable]]:
     """Path, kind and parser of each file that is there."""
     for name, kind, parse in _KINDS:
         pattern = glob.escape(state_path) + f'/{name}'
@@ -129,7 +130,7 @@ def _files(state_path) -> Iterator[tuple[str, str, Callable]]:
             yield path, kind, parse
 
 
-def _parsed(path, kind, parse) -> Parts:
+def _parsed(path: str, kind: str, parse: Callable[[Any], Parts]) -> Parts:
     content = durable.read(path, kind, 1)
     try:
         return parse(content or [])
@@ -139,12 +140,12 @@ def _parsed(path, kind, parse) -> Parts:
             path=path, reason=f'is damaged: {error!r}') from error
 
 
-def _add(found, more):
+def _add(found: Parts, more: Parts) -> None:
     for address, parts in more.items():
         found.setdefault(address, {}).update(parts)
 
 
-def _claims(content):
+def _claims(content: Any) -> Parts:
     found: Parts = {}
     for item in content:
         claim = codec.decode(gpu_record.Claim, item)
@@ -153,7 +154,7 @@ def _claims(content):
     return found
 
 
-def _fixed(content):
+def _fixed(content: Any) -> Parts:
     return {model.PciAddress.parse(item['gpu']): {'fixed': codec.decode(
         gpu_record.FixedVgpus, {
             'types': item['types'],
@@ -161,24 +162,49 @@ def _fixed(content):
         for item in content}
 
 
-def _saved_layouts(content):
+def _saved_layouts(content: Any) -> Parts:
     return {saved.gpu: {'layout': saved}
             for saved in map(saved_layout, content)}
 
 
-def _change(content):
+def _change(content: Any) -> Parts:
     change = codec.decode(gpu_record.LayoutChange, {
         **content, 'before': _layout(content['before']),
         'touched': list(map(_instance, content['touched']))})
     return {change.gpu: {'change': change}}
 
 
-def _layout(item):
+def _sicknesses(content: Any) -> Parts:
+    return {model.PciAddress.parse(item['gpu']): {'sickness': codec.decode(
+        gpu_record.Sickness, {
+            'boot': item['boot'], 'uuid': item['uuid'],
+            'ailments': item['ailments']})} for item in content}
+
+
+def _tenancies(content: Any) -> Parts:
+    return _by_address(cleaning.Known, 'tenancy', content)
+
+
+def _reported(content: Any) -> Parts:
+    return _by_address(gpu_record.Reported, 'reported', content)
+
+
+def _by_address(kind: type, part: str, content: Any) -> Parts:
+    return {model.PciAddress.parse(address): {part: codec.decode(kind, item)}
+            for address, item in dict(content).items()}
+
+
+def _disabled(content: Any) -> Parts:
+    return {model.PciAddress.parse(address): {'disabled': True}
+            for address in content}
+
+
+def _layout(item: Mapping[str, Any]) -> dict[str, Any]:
     return {'enabled': item['enabled'], 'pending': item['pending'],
             'instances': list(map(_instance, item['instances']))}
 
 
-def _instance(item):
+def _instance(item: Mapping[str, Any]) -> dict[str, Any]:
     return {'profile_id': item['profile_id'],
             'placement': {'start': item['start'], 'size': item['size']},
             'compute': item.get('compute', [])}
@@ -189,4 +215,8 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], Parts]], ...] = (
     ('fixed.json', 'cyborg-gpu fixed vGPUs', _fixed),
     ('checkpoint.json', 'cyborg-gpu checkpoint', _saved_layouts),
     ('changes/*.json', 'cyborg-gpu layout change', _change),
+    ('health.json', 'cyborg-gpu health', _sicknesses),
+    ('cleaning.json', 'cyborg-gpu cleaning', _tenancies),
+    ('reported.json', 'cyborg-gpu report', _reported),
+    ('disabled.json', 'cyborg-gpu disabled', _disabled),
 )

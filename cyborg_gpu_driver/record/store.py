@@ -32,6 +32,8 @@ import dataclasses
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +42,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -51,6 +54,8 @@ KIND = 'cyborg-gpu GPU'
 VERSION = 2
 _SUFFIX = '.json'
 _EMPTY = gpu_record.GpuRecord()
+
+Change = Callable[[gpu_record.GpuRecord], gpu_record.GpuRecord]
 
 _stores: weakref.WeakValueDictionary[str, Store] = (
     weakref.WeakValueDictionary())
@@ -89,7 +94,7 @@ class Store:
         """Each file's mark and record when it was last read."""
         self._pending: dict[model.PciAddress, dict[str, Any]] = {}
         """Parts of records that could not be written yet."""
-        self._said: dict[object, str] = {}
+        self._said = log_once.LogOnce()
         self._migrated = False
 
     def path(self, address: model.PciAddress) -> str:
@@ -115,7 +120,7 @@ class Store:
         except exception.JournalError as error:
             self._say(address, error)
             return self._with_pending(address, _EMPTY)
-        self._said.pop(address, None)
+        self._said.over(address)
         return record
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
@@ -154,10 +159,12 @@ class Store:
         self._migrate()
         with locks.record(self._state_path, address):
             before = self._read(address)
-            draft = Draft(self._with_pending(address, before))
+            pending = dict(self._pending.get(address, {}))
+            draft = Draft(dataclasses.replace(before, **pending))
             yield draft
             if draft.record != before:
                 self._write(address, draft.record)
+            self._forget(address, pending)
 
     def put(self, address: model.PciAddress, **parts: Any) -> None:
         """Write parts of a record.
@@ -167,22 +174,42 @@ class Store:
         with self.gpu(address) as draft:
             draft.record = dataclasses.replace(draft.record, **parts)
 
-    def keep(self, address: model.PciAddress, **parts: Any) -> bool:
-        """Write parts of a record, or remember them until that succeeds.
+    def keep(self, address: model.PciAddress, change: Change
+             ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
+        """Change a record, in memory until that can be written.
 
         Does not raise; what is in the way is logged once.
 
-        :returns: whether they are on the disk.
+        :param change: returns the new record for the one that there is.
+        :returns: the record before and after.
         """
-        self._pending.setdefault(address, {}).update(parts)
         try:
-            with self.gpu(address):
-                pass
+            with self.gpu(address) as draft:
+                before = draft.record
+                after = draft.record = change(before)
+            if not self._pending:
+                self._said.over('keep')
         except exception.JournalError as error:
-            self._say(address, error)
-            return False
-        self._said.pop(address, None)
-        return True
+            # Most often what is in the way is the same for all GPUs.
+            self._say('keep', str(error).replace(str(address), 'ADDRESS')
+                      + '. What is seen of the GPUs is kept in memory, and '
+                      'a restart would forget it')
+            before = self.peek(address)
+            after = change(before)
+            self._pending.setdefault(address, {}).update(
+                (field.name, getattr(after, field.name))
+                for field in dataclasses.fields(after)
+                if getattr(after, field.name) != getattr(before, field.name))
+        return before, after
+
+    def observe(self, address: model.PciAddress, **parts: Any) -> None:
+        """Put parts of a record in the place of others, by :meth:`keep`."""
+        known = self.peek(address)
+        if (address in self._pending or any(
+                getattr(known, name) != value
+                for name, value in parts.items())):
+            self.keep(address, lambda record: dataclasses.replace(
+                record, **parts))
 
     def check(self) -> None:
         """Set unusable records aside, and what writers left that died.
@@ -215,8 +242,10 @@ class Store:
                 raise
             except exception.JournalError as error:
                 kept = durable.keep_aside(path)
-                self._write(address, self._with_pending(
-                    address, gpu_record.GpuRecord(claims_lost=True)))
+                pending = dict(self._pending.get(address, {}))
+                self._write(address, gpu_record.GpuRecord(
+                    **{'claims_lost': True, **pending}))
+                self._forget(address, pending)
                 LOG.error(
                     '%(error)s. It was moved to %(kept)s. What GPU %(gpu)s '
                     'had is looked for on the hardware and in Cyborg; '
@@ -244,7 +273,7 @@ class Store:
         """
         migrate.settle(self._state_path)
 
-    def _migrate(self):
+    def _migrate(self) -> None:
         """Take over the records of earlier releases, once."""
         if self._migrated:
             return
@@ -253,7 +282,8 @@ class Store:
                 migrate.run(self._state_path, self._take_over)
         self._migrated = True
 
-    def _take_over(self, address, parts):
+    def _take_over(self, address: model.PciAddress, parts: dict[str, Any]
+                   ) -> None:
         try:
             record = self._read(address)
         except exception.JournalUnreadable:
@@ -265,7 +295,7 @@ class Store:
             record = _EMPTY
         self._write(address, dataclasses.replace(record, **parts))
 
-    def _earlier(self):
+    def _earlier(self) -> migrate.Parts:
         """What earlier releases left, while it cannot be taken over."""
         if self._migrated:
             return {}
@@ -276,15 +306,17 @@ class Store:
             return migrate.read(self._state_path)
         return {}
 
-    def _with_earlier(self, address, record):
+    def _with_earlier(self, address: model.PciAddress,
+                      record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
         return dataclasses.replace(record,
                                    **self._earlier().get(address, {}))
 
-    def _with_pending(self, address, record):
+    def _with_pending(self, address: model.PciAddress,
+                      record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
         pending = self._pending.get(address)
         return dataclasses.replace(record, **pending) if pending else record
 
-    def _read(self, address):
+    def _read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         path = self.path(address)
         mark = _mark(path)
         known = self._cache.get(address)
@@ -307,24 +339,29 @@ class Store:
         self._cache[address] = mark, record
         return record
 
-    def _write(self, address, record):
+    def _write(self, address: model.PciAddress,
+               record: gpu_record.GpuRecord) -> None:
         path = self.path(address)
         durable.write(path, KIND, VERSION, codec.encode(record))
         self._cache[address] = _mark(path), record
-        # Another thread may have added to it meanwhile.
-        pending = self._pending.get(address, {})
-        for name, value in tuple(pending.items()):
-            if getattr(record, name) is value:
-                del pending[name]
 
-    def _say(self, what, error):
+    def _forget(self, address: model.PciAddress, written: dict[str, Any]
+                ) -> None:
+        """Parts are on the disk. Another thread may have kept newer ones."""
+        pending = self._pending.get(address, {})
+        for name, value in written.items():
+            if pending.get(name) is value:
+                del pending[name]
+        if not pending:
+            self._pending.pop(address, None)
+
+    def _say(self, what: Hashable, error: object) -> None:
         """Log what is wrong with a record, once."""
-        if self._said.get(what) != str(error):
-            self._said[what] = str(error)
+        if self._said.is_new(str(error), what):
             LOG.error('%s', error)
 
 
-def _address(name):
+def _address(name: str) -> model.PciAddress | None:
     """The GPU whose record a file is; None if it is another file."""
     try:
         address = model.PciAddress.parse(name.removesuffix(_SUFFIX))
@@ -333,7 +370,7 @@ def _address(name):
     return address if name == f'{address}{_SUFFIX}' else None
 
 
-def _mark(path):
+def _mark(path: str) -> tuple | None:
     """What changes when the file is replaced; None without a file."""
     try:
         found = os.stat(path)

@@ -21,8 +21,8 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree
-from cyborg_gpu_driver.report import withdrawal
 
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
@@ -34,7 +34,7 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
     :returns: empty if the GPU was not whole when it was last reported.
     """
     try:
-        known = withdrawal.remembered(state_path).get(address)
+        known = store.of(state_path).read(address).reported
     except exception.JournalError as error:
         return f'it is not known what was reported of it: {error}'
     if known is None or known.mode != policy.Mode.PASSTHROUGH.value:

@@ -14,19 +14,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import durable
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
-
-_KIND = 'cyborg-gpu disabled'
-_VERSION = 1
 
 
 class Disabled:
@@ -41,11 +36,10 @@ class Disabled:
 
     def __init__(self, state_path: str,
                  ask: Callable[[], frozenset[model.PciAddress] | None]):
-        self._path = _path(state_path)
+        self._state_path = state_path
+        self._store = store.of(state_path)
         self._ask = ask
         self._known: frozenset[model.PciAddress] | None = None
-        self._stored: frozenset[model.PciAddress] | None = None
-        self._unwritten = False
 
     def __contains__(self, address: model.PciAddress) -> bool:
         return address in self.known
@@ -54,12 +48,7 @@ class Disabled:
     def known(self) -> frozenset[model.PciAddress]:
         """As Cyborg said last."""
         if self._known is None:
-            try:
-                self._known = self._stored = _read(self._path)
-            except exception.JournalError as error:
-                LOG.warning('%s; no device is taken for disabled until '
-                            'Cyborg tells', error)
-                self._known = frozenset()
+            self._known = remembered(self._state_path)
         return self._known
 
     def update(self) -> None:
@@ -73,40 +62,17 @@ class Disabled:
         for address in sorted(before - now):
             LOG.info('GPU %s is enabled in Cyborg again', address)
         self._known = now
-        self._keep()
-
-    def _keep(self):
-        if self._known == self._stored or not (self._known or self._stored):
-            return
-        try:
-            durable.write(self._path, _KIND, _VERSION,
-                          [str(address) for address in sorted(self._known)])
-        except exception.JournalError as error:
-            if not self._unwritten:
-                LOG.error('%s', error)
-            self._unwritten = True
-        else:
-            self._stored = self._known
-            self._unwritten = False
+        for address in sorted(now | remembered(self._state_path)):
+            self._store.observe(address, disabled=address in now)
 
 
 def remembered(state_path: str) -> frozenset[model.PciAddress]:
     """The GPUs that were disabled when Cyborg was last asked.
 
+    One whose record cannot be used is not among them; that is logged.
+
     :param state_path: ``[gpu] state_path``.
-    :raises JournalError: if the record cannot be read or is damaged.
     """
-    return _read(_path(state_path))
-
-
-def _read(path):
-    content = durable.read(path, _KIND, _VERSION)
-    try:
-        return frozenset(map(model.PciAddress.parse, content or ()))
-    except (TypeError, exception.InvalidPciAddress) as error:
-        raise exception.JournalError(
-            path=path, reason=f'is damaged: {error}') from error
-
-
-def _path(state_path):
-    return os.path.join(state_path, 'disabled.json')
+    return frozenset(
+        address for address, record
+        in store.of(state_path).records().items() if record.disabled)

@@ -21,57 +21,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from collections.abc import Mapping
 
-from cyborg_gpu_driver import fields
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import values
 
-_FACTS = {'model': fields.text, 'architecture': fields.text,
-          'uuid': fields.text, 'serial': fields.text,
-          'memory_mib': fields.number}
-"""Fields of a GPU that NVML alone knows and that Cyborg compares, and what
-reads each."""
+_FACTS = tuple(field.name for field in
+               dataclasses.fields(gpu_record.ReportedFacts))
 
 
-@dataclasses.dataclass(frozen=True)
-class Provider:
-    """A provider as it was last reported."""
-
-    resource_class: str
-    total: int
-    handles: str
-    """Digest of the set of attach handles."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Remembered:
-    """A GPU as it was last reported."""
-
-    device_id: str
-    mode: str
-    facts: Mapping[str, str | int]
-    providers: Mapping[str, Provider]
-    """By provider UUID."""
-
-
-def complete(gpu: model.Gpu, known: Remembered | None) -> model.Gpu:
+def complete(gpu: model.Gpu, known: gpu_record.Reported | None) -> model.Gpu:
     """``gpu`` with the facts that NVML told when it last saw it.
 
     Facts of another board in the same slot are not taken over.
     """
     if known is None or known.device_id != gpu.device_id or (
-            gpu.uuid is not None and gpu.uuid != known.facts.get('uuid')):
+            gpu.uuid is not None and gpu.uuid != known.facts.uuid):
         return gpu
     return dataclasses.replace(gpu, **{
-        name: value for name, value in known.facts.items()
+        name: getattr(known.facts, name) for name in _FACTS
         if getattr(gpu, name) is None})
 
 
-def untrusted(gpu: model.Gpu, known: Remembered | None,
+def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
               library_missing: bool) -> str:
     """Why nothing may be concluded from this reading of ``gpu``; or ``''``.
 
@@ -82,14 +57,14 @@ def untrusted(gpu: model.Gpu, known: Remembered | None,
     if (gpu.visible_to_nvml or gpu.released
             or gpu.driver != drivers.NVIDIA):
         return ''
-    if library_missing and (known is None or 'uuid' not in known.facts):
+    if library_missing and (known is None or known.facts.uuid is None):
         return ''
     return 'the nvidia driver is bound and NVML does not show the GPU'
 
 
 def remember(gpu: model.Gpu, device: values.ReportedDevice,
-             before: Remembered | None = None, left: Iterable[str] = ()
-             ) -> Remembered:
+             before: gpu_record.Reported | None = None,
+             left: Iterable[str] = ()) -> gpu_record.Reported:
     """What to keep of a GPU and the device that is reported for it.
 
     :param before: what was kept of it before.
@@ -100,17 +75,18 @@ def remember(gpu: model.Gpu, device: values.ReportedDevice,
     leftover = leaving(before, left).providers if before else {}
     mode = (device.deployables[0].mode if device.deployables
             else policy.Mode.OFF)
-    return Remembered(
+    return gpu_record.Reported(
         device_id=gpu.device_id,
         mode=before.mode if leftover else mode.value,
-        facts={name: getattr(gpu, name) for name in _FACTS
-               if getattr(gpu, name) is not None},
+        facts=gpu_record.ReportedFacts(**{
+            name: getattr(gpu, name) for name in _FACTS}),
         providers={**leftover, **{
             item.provider_uuid: _provider(item)
             for item in device.deployables}})
 
 
-def leaving(before: Remembered, left: Iterable[str]) -> Remembered:
+def leaving(before: gpu_record.Reported, left: Iterable[str]
+            ) -> gpu_record.Reported:
     """What to keep of a GPU of which nothing is reported any more.
 
     :param left: as of :func:`remember`.
@@ -119,7 +95,7 @@ def leaving(before: Remembered, left: Iterable[str]) -> Remembered:
         uuid: before.providers[uuid] for uuid in left})
 
 
-def withdrawn(known: Remembered, device: values.ReportedDevice | None
+def withdrawn(known: gpu_record.Reported, device: values.ReportedDevice | None
               ) -> tuple[str, ...]:
     """Providers that this report would delete or give other handles.
 
@@ -131,36 +107,11 @@ def withdrawn(known: Remembered, device: values.ReportedDevice | None
                         if now.get(uuid) != provider))
 
 
-def to_content(memory: Mapping[model.PciAddress, Remembered]) -> dict:
-    """For :func:`cyborg_gpu_driver.durable.write`."""
-    return {str(address): dataclasses.asdict(known)
-            for address, known in memory.items()}
-
-
-def from_content(content: Mapping) -> dict[model.PciAddress, Remembered]:
-    """The other way round.
-
-    :raises KeyError, TypeError, ValueError, AttributeError,
-        InvalidPciAddress: if it is not that.
-    """
-    return {
-        model.PciAddress.parse(address): Remembered(
-            device_id=fields.text(item['device_id']),
-            mode=fields.text(item['mode']),
-            facts={name: read(item['facts'][name])
-                   for name, read in _FACTS.items()
-                   if name in item['facts']},
-            providers={uuid: Provider(
-                fields.text(provider['resource_class']),
-                fields.number(provider['total']),
-                fields.text(provider['handles']))
-                for uuid, provider in item['providers'].items()})
-        for address, item in content.items()}
-
-
-def _provider(deployable: values.ReportedDeployable) -> Provider:
-    return Provider(deployable.resource_class, deployable.num_accelerators,
-                    _digest(item.attach_info for item in deployable.handles))
+def _provider(deployable: values.ReportedDeployable
+              ) -> gpu_record.ReportedProvider:
+    return gpu_record.ReportedProvider(
+        deployable.resource_class, deployable.num_accelerators,
+        _digest(item.attach_info for item in deployable.handles))
 
 
 def _digest(infos: Iterable[str]) -> str:

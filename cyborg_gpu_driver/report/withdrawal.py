@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -23,10 +22,11 @@ from collections.abc import Mapping
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved
@@ -34,8 +34,6 @@ from cyborg_gpu_driver.report import values
 
 LOG = logging.getLogger(__name__)
 
-_KIND = 'cyborg-gpu report'
-_VERSION = 1
 _LEFT = 'GPU %(gpu)s is left as Cyborg has it: %(reason)s'
 _WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 
@@ -113,10 +111,8 @@ class Withdrawal:
                  in_use: Callable[[str], bool | None]):
         self._state_path = state_path
         self._in_use = in_use
+        self._store = store.of(state_path)
         self._memory: dict | None = None
-        self._stored: dict | None = None
-        """What the file has."""
-        self._unwritten = False
         self._said: dict[model.PciAddress, str] = {}
 
     def decide(self, host: model.Host,
@@ -174,7 +170,7 @@ class Withdrawal:
         return Decision(tuple(devices), offered, tuple(draining))
 
     def preview(self, host: model.Host,
-                known: Mapping[model.PciAddress, memory.Remembered],
+                known: Mapping[model.PciAddress, gpu_record.Reported],
                 make: Callable[[model.Gpu], values.ReportedDevice | None],
                 ignored: Callable[[model.Gpu], bool],
                 claimed: Collection[model.PciAddress]
@@ -253,40 +249,14 @@ class Withdrawal:
 
     def _known(self):
         if self._memory is None:
-            try:
-                self._memory = remembered(self._state_path)
-            except exception.JournalUnreadable:
-                raise
-            except exception.JournalError as error:
-                self._memory = {}
-                LOG.error('The record of earlier reports cannot be used: '
-                          '%s. GPUs that are gone are now withdrawn, in use '
-                          'or not.', error)
-                self._set_aside()
-            self._stored = self._memory
+            self._store.check()
+            self._memory = remembered(self._state_path)
         return self._memory
-
-    def _set_aside(self):
-        try:
-            LOG.info('The record was moved to %s',
-                     durable.set_aside(_path(self._state_path)))
-        except exception.JournalError as error:
-            LOG.error('%s', error)
 
     def _keep(self, kept):
         self._memory = kept
-        if kept == self._stored:
-            return
-        try:
-            durable.write(_path(self._state_path), _KIND, _VERSION,
-                          memory.to_content(kept))
-        except exception.JournalError as error:
-            if not self._unwritten:
-                LOG.error('%s', error)
-            self._unwritten = True
-        else:
-            self._stored = kept
-            self._unwritten = False
+        for address in {*kept, *remembered(self._state_path)}:
+            self._store.observe(address, reported=kept.get(address))
 
     def _say(self, address, reason, message):
         """Log a change of reason, in either direction, once."""
@@ -299,20 +269,15 @@ class Withdrawal:
         self._said[address] = reason
 
 
-def remembered(state_path: str) -> dict[model.PciAddress, memory.Remembered]:
+def remembered(state_path: str
+               ) -> dict[model.PciAddress, gpu_record.Reported]:
     """What was last reported of each GPU; none without a record.
 
     :param state_path: ``[gpu] state_path``.
-    :raises JournalError: if the record cannot be read or is damaged.
     """
-    path = _path(state_path)
-    content = durable.read(path, _KIND, _VERSION) or {}
-    try:
-        return memory.from_content(content)
-    except (exception.InvalidPciAddress, KeyError, TypeError, ValueError,
-            AttributeError) as error:
-        raise exception.JournalError(
-            path=path, reason=f'is damaged: {error!r}') from error
+    return {address: record.reported for address, record
+            in store.of(state_path).records().items()
+            if record.reported is not None}
 
 
 def _not_ours(address, before, earlier):
@@ -328,10 +293,6 @@ def _not_ours(address, before, earlier):
         reason = '' if address not in {item.gpu for item in earlier} else (
             "a server has it through Cyborg's own driver")
     return _Look(None, None, reason, '') if reason else None
-
-
-def _path(state_path):
-    return os.path.join(state_path, 'reported.json')
 
 
 def _drained(before, dropped):

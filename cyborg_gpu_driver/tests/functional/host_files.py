@@ -15,7 +15,9 @@
 import dataclasses
 import json
 import os
+import shutil
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
@@ -49,3 +51,15 @@ def damage(state_path, gpu, content='{'):
     with open(path, 'w', encoding='utf-8') as stream:
         stream.write(content)
     return path
+
+
+def as_earlier_release(state_path):
+    """Leave the records as the release before had them."""
+    records = store.Store(state_path).records()
+    for name, kind, content in (
+            ('journal.json', 'cyborg-gpu journal', journal(state_path)),
+            ('reported.json', 'cyborg-gpu report', {
+                str(address): codec.encode(record.reported)
+                for address, record in records.items() if record.reported})):
+        durable.write(os.path.join(state_path, name), kind, 1, content)
+    shutil.rmtree(os.path.join(state_path, 'gpus'))

@@ -15,6 +15,7 @@
 import errno
 import logging
 import os
+import shutil
 
 import fixtures
 import pynvml
@@ -186,15 +187,19 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
+    def forget(self):
+        """Lose what is remembered of all GPUs."""
+        shutil.rmtree(os.path.join(self.state_path, 'gpus'))
+
     def test_a_record_that_is_lost(self):
         server = self.cloud.bind(self.whole)
         self.report()
-        os.unlink(os.path.join(self.state_path, 'cleaning.json'))
+        self.forget()
         self.restart()
         self.report()
         self.assertEqual(((1, 1), 0), (self.inventory(), self.resets()))
         self.cloud.unbind(server)
-        os.unlink(os.path.join(self.state_path, 'cleaning.json'))
+        self.forget()
         self.restart()
         self.assert_not_to_be_had()
         self.report()

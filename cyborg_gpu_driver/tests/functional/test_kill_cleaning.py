@@ -12,11 +12,13 @@
 
 """The agent is killed while it cleans a whole GPU for its next tenant."""
 
-import json
 import os
 import uuid
 
+from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import kill_case
 
 _CLASS = 'PGPU'
@@ -134,9 +136,8 @@ class CleaningTest(kill_case.KillCase):
         return (self.gpu().resets if os.path.exists(self.hardware) else 0)
 
     def _known(self):
-        with open(os.path.join(self.state_path, 'cleaning.json'),
-                  encoding='utf-8') as stream:
-            return json.load(stream)['content'][kill_case.GPU]
+        return codec.encode(store.Store(self.state_path).read(
+            model.PciAddress.parse(kill_case.GPU)).tenancy)
 
     def _whats(self):
         return [record.what for record

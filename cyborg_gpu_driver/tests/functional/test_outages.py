@@ -23,6 +23,8 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import outages
 
 
@@ -79,6 +81,13 @@ class DiskCase(outages.OutageCase):
         if self.disk.refusal:
             self.skipTest(f'no disk can be mounted: {self.disk.refusal}')
 
+    @property
+    def address(self):
+        return model.PciAddress.parse(self.gpu)
+
+    def record(self):
+        return store.Store(self.state_path).read(self.address)
+
     def files(self):
         return sorted(
             os.path.join(directory, name) for directory, _, names
@@ -116,19 +125,19 @@ class FullDiskTest(DiskCase):
     def test_a_gpu_falls_sick_meanwhile(self):
         with self.disk.full():
             self.world().set_health(self.gpu, uncorrected=1)
-            self.assert_said_once('is sick', 'health.json')
+            self.assert_said_once('is sick', 'kept in memory')
             self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                               self.goes)
         self.cloud.report()
-        self.assertIn('health.json', os.listdir(self.state_path))
+        self.assertIsNotNone(self.record().sickness)
 
     def test_a_report_that_cannot_be_remembered(self):
-        os.unlink(os.path.join(self.state_path, 'reported.json'))
+        store.Store(self.state_path).put(self.address, reported=None)
         self.end_agent()
         with self.disk.full():
-            self.assert_said_once('reported.json')
+            self.assert_said_once('kept in memory')
         self.cloud.report()
-        self.assertIn('reported.json', os.listdir(self.state_path))
+        self.assertIsNotNone(self.record().reported)
 
 
 class ReadOnlyTest(DiskCase):
@@ -177,8 +186,8 @@ class UnreadableTest(outages.OutageCase):
 
     def test_what_was_reported(self):
         self.end_agent()
-        with self.unreadable('reported.json'):
+        with self.unreadable(f'gpus/{self.gpu}.json'):
             self.assert_said_once('Nothing can be reported')
-            self.assertEqual(self.both, self.everything())
+        self.assertEqual(self.both, self.everything())
         self.cloud.unbind(self.going)
         self.assert_all_right()

@@ -90,8 +90,10 @@ class DoctorTest(base.CommandCase):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        _, said = self.doctor('doctor', '-f', 'json', code=1)
-        self.assertIn(path, said)
+        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
+        self.assertEqual([('bad-record', '0000:07:00.0')],
+                         [(row['kind'], row['gpu']) for row in rows])
+        self.assertIn(path, rows[0]['what'])
         _, said = self.doctor('doctor', '-f', 'json', '--repair')
         self.assertIn('The journal was made again.', said)
         self.doctor('doctor', '-f', 'json')

@@ -18,6 +18,8 @@ import os
 import fixtures
 import pynvml
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -158,11 +160,12 @@ class ReportTest(ReadCase):
         self.assertIn('vendor VFIO', rows[0]['problem'])
 
     def test_a_bad_record_of_reports(self):
-        os.makedirs(self.state_path)
-        path = os.path.join(self.state_path, 'reported.json')
+        path = store.Store(self.state_path).path(
+            model.PciAddress.parse('0000:07:00.0'))
+        os.makedirs(os.path.dirname(path))
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
         _, errors = self.ask('report', 'show')
-        self.assertIn('reported.json', errors)
+        self.assertIn(path, errors)
         with open(path, encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())

@@ -17,6 +17,8 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -89,12 +91,12 @@ class PrepareTest(base.CommandCase):
         self.assertEqual([], self.vgpus())
 
     def test_gpu_that_was_reported_whole(self):
-        os.makedirs(self.state_path, exist_ok=True)
-        path = os.path.join(self.state_path, 'reported.json')
+        path = store.Store(self.state_path).path(model.PciAddress.parse(GPU))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{}')
         row = self.prepare(GPU, code=1)[GPU]
-        self.assertIn('not known what was reported', row['reason'])
+        self.assertIn('not known', row['reason'])
 
     def test_unknown_gpu(self):
         _, errors = self.run_on_host('gpu', 'prepare', '0000:00:00.0',

@@ -46,7 +46,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import health_file
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import migrate
@@ -231,6 +230,7 @@ def record_file(state_path):
     records.put(ADDRESS, fixed=record.fixed)
     hold(store.Store(state_path).read(ADDRESS) == record, record)
     hold(str(record.change) and record.owned_instances is not None, record)
+    _parts(record)
     journal.owned(record.claims)
     for entry in record.claims:
         hold(isinstance(entry.profile, str), entry)
@@ -239,6 +239,25 @@ def record_file(state_path):
         hold(None not in entry.foreign_ids, entry)
         audit.Audit(state_path).record(
             entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
+
+
+def _parts(record):
+    """What each part of a record can be used for."""
+    if record.sickness is not None:
+        ailments = record.sickness.ailments
+        health.sick_places(ailments)
+        hold(isinstance(health.judge(ailments).reasons, tuple), record)
+        for item in ailments:
+            # As people are shown it.
+            hold(isinstance(item.text, str), item)
+            datetime.datetime.fromtimestamp(item.first,
+                                            datetime.timezone.utc)
+    if record.tenancy is not None:
+        for seen in (None, cleaning.Seen((), 7), cleaning.Seen(('a',), 7)):
+            hold(isinstance(cleaning.following(
+                record.tenancy, seen).withheld, bool), record)
+            hold(isinstance(cleaning.doubt(record.tenancy, seen), str),
+                 record)
 
 
 def earlier_file(state_path):
@@ -271,45 +290,6 @@ def first_boot_file(state_path):
         hold(first_boot_report.read(state_path) == found, found)
 
 
-def health_records(state_path):
-    """``health.json``"""
-    file = health_file.HealthFile(state_path)
-    records = attempt(file.read)
-    if records is None:
-        hold(file.read_or_set_aside() == {}, state_path)
-        return
-    file.write(records)
-    hold(records == file.read(), records)
-    for record in records.values():
-        hold(isinstance(record.uuid, (str, type(None))), record)
-        health.sick_places(record.ailments)
-        hold(isinstance(health.judge(record.ailments).reasons, tuple),
-             record)
-        for item in record.ailments:
-            hold(isinstance(item.placement, (model.Placement, type(None))),
-                 item)
-            # As people are shown it.
-            hold(isinstance(item.text, str), item)
-            datetime.datetime.fromtimestamp(item.first,
-                                            datetime.timezone.utc)
-
-
-def cleaning_content(content):
-    """What is in ``cleaning.json``; None if it is refused."""
-    try:
-        known = cleaning.from_content(content)
-    except (KeyError, TypeError, ValueError, AttributeError,
-            exception.InvalidPciAddress):
-        return None
-    hold(cleaning.from_content(cleaning.to_content(known)) == known, known)
-    for item in known.values():
-        for seen in (None, cleaning.Seen((), 7), cleaning.Seen(('a',), 7)):
-            hold(isinstance(cleaning.following(item, seen).withheld, bool),
-                 item)
-            hold(isinstance(cleaning.doubt(item, seen), str), item)
-    return known
-
-
 STATE_FILES = {
     f'gpus/{ADDRESS}.json': (store.KIND, store.VERSION, record_file),
     'journal.json': ('cyborg-gpu journal', 1, earlier_file),
@@ -317,7 +297,10 @@ STATE_FILES = {
     'a.json': ('cyborg-gpu checkpoint', 1, checkpoint_file),
     f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', 1, earlier_file),
     'fixed.json': ('cyborg-gpu fixed vGPUs', 1, earlier_file),
-    'health.json': ('cyborg-gpu health', 1, health_records),
+    'health.json': ('cyborg-gpu health', 1, earlier_file),
+    'cleaning.json': ('cyborg-gpu cleaning', 1, earlier_file),
+    'reported.json': ('cyborg-gpu report', 1, earlier_file),
+    'disabled.json': ('cyborg-gpu disabled', 1, earlier_file),
 }
 """Name of each: its kind and version, and what must hold of it."""
 

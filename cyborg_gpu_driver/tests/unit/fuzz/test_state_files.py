@@ -25,12 +25,8 @@ import hypothesis
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import offers
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import cleaning as whole_gpus
-from cyborg_gpu_driver.program import health_file
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -70,7 +66,13 @@ _GPU_RECORD = {
                'problem': None},
     'board': {'ids': ['10de', '20b0', None, None], 'boot': 'one',
               'time': 1.5, 'nvlink_peers': ['0000:0f:00.0'],
-              'health': {'state': 'ok', 'reasons': ['a'], 'time': 1.0}}}
+              'health': {'state': 'ok', 'reasons': ['a'], 'time': 1.0}},
+    'sickness': {'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
+        {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
+         'clean': 0, 'placement': _PLACE, 'instance_id': 7}]},
+    'tenancy': {'state': 'used', 'tenants': ['one'], 'generation': 7,
+                'reason': ''},
+    'disabled': True}
 _AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
             'clean': 0, 'placement': _PLACE, 'instance_id': 7}
 _HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
@@ -80,6 +82,12 @@ _KNOWN = {'state': 'used', 'tenants': ['one'], 'generation': 7,
           'reason': ''}
 _CLEANING = {_GPU: _KNOWN, '0000:0f:00.0': {
     **_KNOWN, 'state': 'free', 'tenants': [], 'generation': None}}
+_REPORTED = {_GPU: {
+    'device_id': '20b2', 'mode': 'mig',
+    'facts': {'model': 'A100', 'uuid': 'GPU-1', 'memory_mib': 81920},
+    'providers': {'7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b': {
+        'resource_class': 'CUSTOM_NVIDIA_1G_10GB', 'total': 2,
+        'handles': 'abc'}}}}
 _RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
            'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
 
@@ -147,22 +155,17 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.example({_GPU: {**_KNOWN, 'generation': True}})
     @hypothesis.example({'0000:7:0.0': _KNOWN})
     def test_whole_gpus(self, content):
-        """What cannot be used is kept, and each GPU may have had a tenant.
-        """
-        path = os.path.join(self.state_path, 'cleaning.json')
-        durable.write(path, 'cyborg-gpu cleaning', 1, content)
-        usable = checks.cleaning_content(content or {})
-        before = set(os.listdir(self.state_path))
-        offer = offers.Offer(_ADDRESS, 'p', policy.Mode.PASSTHROUGH, 'whole',
-                             1)
-        withheld = whole_gpus.Cleaner(
-            None, self.state_path, None, audit.Audit(self.state_path)
-        ).withholds([offer])
-        known = (usable or {}).get(_ADDRESS)
-        self.assertEqual(known is not None and known.withheld, withheld)
-        gone = before - set(os.listdir(self.state_path))
-        self.assertEqual(set() if usable is not None else {'cleaning.json'},
-                         gone)
+        self.check('cleaning.json', content)
+
+    @base.examples(100)
+    @hypothesis.given(base.mutated(_REPORTED))
+    def test_reports(self, content):
+        self.check('reported.json', content)
+
+    @base.examples(50)
+    @hypothesis.given(base.mutated([_GPU, '0000:0f:00.0']))
+    def test_disabled(self, content):
+        self.check('disabled.json', content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_RECORD), base.damaged(
@@ -195,5 +198,6 @@ class StateFileTest(base.FuzzCase):
                 lambda: store.Store(self.state_path).read(_ADDRESS),
                 lambda: checkpoint.read(
                     os.path.join(self.state_path, 'health.json')),
-                health_file.HealthFile(self.state_path).read):
+                lambda: checkpoint.read(
+                    os.path.join(self.state_path, 'cleaning.json'))):
             self.assertRaises(exception.JournalError, read)

@@ -16,7 +16,6 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import cleaning
 
@@ -143,36 +142,3 @@ class RemainsTest(base.BaseTestCase):
         self.assertEqual('', cleaning.remains(
             self.before, dataclasses.replace(self.after,
                                              memory_used_mib=1280)))
-
-
-class ContentTest(base.BaseTestCase):
-
-    def test_what_was_kept_is_read(self):
-        for known in (_known(_STATE.USED, 'a', 'b'),
-                      _known(_STATE.STUCK, generation=None, reason='why')):
-            memory = {_GPU: known}
-            self.assertEqual(memory, cleaning.from_content(
-                cleaning.to_content(memory)))
-
-    def test_our_writes_count_in_one_process_only(self):
-        memory = {_GPU: _known(_STATE.FREE, ours=3)}
-        (known,) = cleaning.from_content(
-            cleaning.to_content(memory)).values()
-        self.assertEqual(_known(_STATE.FREE), known)
-
-    def test_each_damage_is_an_error(self):
-        good = cleaning.to_content({_GPU: _known(_STATE.USED, 'a')})
-        (item,) = good.values()
-        for content in (
-                {'x': item}, {str(_GPU): []}, [],
-                {str(_GPU): dict(item, state='clean')},
-                {str(_GPU): dict(item, tenants=[1])},
-                {str(_GPU): dict(item, tenants=None)},
-                {str(_GPU): dict(item, generation='5')},
-                {str(_GPU): dict(item, generation=True)},
-                {str(_GPU): dict(item, reason=None)},
-                {str(_GPU): {'state': 'free'}}):
-            self.assertRaises(
-                (KeyError, TypeError, ValueError, AttributeError,
-                 exception.InvalidPciAddress),
-                cleaning.from_content, content)

@@ -13,14 +13,17 @@
 """Binds and unbinds on simulated hardware."""
 
 import errno
+import os
 import uuid
 
+import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 
@@ -47,6 +50,19 @@ class BindTest(binder_case.BinderCase):
             calls = self.calls(self.binder.bind,
                                *self.handle('1g.5gb', number))
             self.assertLessEqual(sum(calls.values()), 8, calls)
+
+    def test_a_bind_writes_the_record_before_and_when_it_is_done(self):
+        record = store.of(self.state_path).path(self.address)
+        written, replace = [], os.replace
+
+        def watched(new, path):
+            written.append((path, self.truth()[0]))
+            replace(new, path)
+
+        self.useFixture(fixtures.MonkeyPatch('os.replace', watched))
+        self.binder.bind(*self.handle('2g.10gb'))
+        self.assertEqual([(record, []), (record, self.truth()[0])], written)
+        self.assertEqual(1, len(self.truth()[0]))
 
     def test_repeated_and_unknown_calls_change_nothing(self):
         handle = self.handle('1g.5gb')

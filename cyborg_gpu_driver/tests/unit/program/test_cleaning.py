@@ -16,6 +16,7 @@ import dataclasses
 import errno
 import logging
 import os
+from unittest import mock
 
 import fixtures
 import pynvml
@@ -32,6 +33,7 @@ from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 
@@ -152,7 +154,7 @@ class CleaningCase(base.BaseTestCase):
         """As it is on the disk."""
         from_disk = cleaning.Cleaner(self.platform, self.state_path, None,
                                      None)
-        return from_disk._known()[self.address].state
+        return from_disk._known(self.address).state
 
 
 class TenantsTest(CleaningCase):
@@ -431,29 +433,30 @@ class CrashTest(CleaningCase):
         self.assertEqual(2, self.resets())
 
     def test_a_record_that_is_lost_or_damaged_is_a_reset(self):
-        path = os.path.join(self.state_path, 'cleaning.json')
+        path = store.Store(self.state_path).path(self.address)
         for number, text in enumerate((None, 'nonsense', '{}'), 1):
             os.unlink(path)
             if text is not None:
                 with open(path, 'w', encoding='utf-8') as stream:
                     stream.write(text)
+            store.of(self.state_path).check()
             self.start()
             self.assertFalse(self.look())
             self.assertEqual(number, self.resets())
 
     def test_a_record_that_cannot_be_written_keeps_nobody_waiting(self):
-        path = os.path.join(self.state_path, 'cleaning.json')
-        os.unlink(path)
-        os.mkdir(path)
-        self.use_up()
-        self.assertTrue(self.withheld())
-        self.assertFalse(self.look())
+        path = store.Store(self.state_path).path(self.address)
+        before = os.stat(path)
+        with mock.patch('os.fsync', autospec=True, side_effect=OSError(
+                errno.ENOSPC, os.strerror(errno.ENOSPC))):
+            self.use_up()
+            self.assertTrue(self.withheld())
+            self.assertFalse(self.look())
+        self.assertEqual(before, os.stat(path))
         self.assertEqual(1, self.resets())
-        self.assertEqual(1, self.log.output.count('cannot be written'))
+        self.assertEqual(1, self.log.output.count('kept in memory'))
         # From here on there is nothing new to be written.
-        self.look()
-        os.rmdir(path)
         self.assertFalse(self.look())
-        self.assertTrue(os.path.exists(path))
+        self.assertNotEqual(before, os.stat(path))
         self.use_up()
         self.assertIs(_STATE.USED, self.state())

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health as keeper
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.host import base
 
 _NEEDED = 3
@@ -38,7 +39,7 @@ class KeeperCase(base.SimulatedTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.path = os.path.join(self.state_path, 'health.json')
+        self.path = store.Store(self.state_path).path(self.first)
         self.now = 1000.0
         self.changed = []
         self.name = str(self.first)
@@ -222,12 +223,10 @@ class ChecksTest(KeeperCase):
 
     def test_statuses_change_nothing(self):
         self.event(94)
-        before = os.stat(self.path)
         self.machine.set_health(self.name, celsius=95)
         instance = self.cut(self.second, 5, 2, 2)
         self.event(95, self.second, instance.instance_id)
         stored = open(self.path, encoding='utf-8').read()
-        self.assertNotEqual(before, os.stat(self.path))
         first, second = self.start().statuses(self.reader.snapshot())[:2]
         self.assertEqual(2, len(first.verdict.reasons))
         self.assertEqual(95, first.facts.temperature)
@@ -256,10 +255,11 @@ class FileTest(KeeperCase):
             whole = stream.read()
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write(whole[:-9])
+        store.of(self.state_path).check()
         self.keeper = self.start()
         self.assertFalse(self.check()[self.first].sick)
         self.assertEqual(1, len(self.log.about('was moved to')))
-        self.assertIn('health.json.unusable-1', os.listdir(self.state_path))
+        self.assertTrue(os.path.exists(f'{self.path}.unusable-1'))
         self.event(62)
         self.assertEqual('XID_62', self.trait())
 
@@ -276,7 +276,8 @@ class FileTest(KeeperCase):
         self.assertEqual(1, len(self.log.about('kept in memory')))
         os.unlink(os.path.dirname(self.state_path))
         self.event(62)
-        self.assertEqual(3, len(self.start().sick(self.first).reasons))
+        self.assertEqual(3, len(store.Store(self.state_path).read(
+            self.first).sickness.ailments))
 
     def test_a_full_disk(self):
         self.event(79)
@@ -285,16 +286,20 @@ class FileTest(KeeperCase):
             self.event(119)
             self.check(2)
         self.assertEqual(2, len(self.keeper.sick(self.first).reasons))
-        self.assertEqual(1, len(self.start().sick(self.first).reasons))
+        self.assertEqual(1, len(store.Store(self.state_path).read(
+            self.first).sickness.ailments))
         self.assertEqual(1, len(self.log.about('kept in memory')))
-        self.keeper.reset_done(self.second)
-        self.assertEqual(2, len(self.start().sick(self.first).reasons))
+        self.event(119)
+        self.assertEqual(
+            ['XID_79', 'XID_119'],
+            [item.code for item in store.Store(self.state_path).read(
+                self.first).sickness.ailments])
 
     def test_it_reads_like_the_other_files(self):
         self.event(79)
         with open(self.path, encoding='utf-8') as stream:
             document = json.load(stream)
-        self.assertEqual(('cyborg-gpu health', 1),
+        self.assertEqual((store.KIND, store.VERSION),
                          (document['kind'], document['version']))
         self.assertEqual(0, stat.S_IMODE(os.stat(self.path).st_mode)
                          & 0o077)

@@ -121,7 +121,7 @@ class LockTest(base.BaseTestCase):
     def test_a_record_is_waited_for_too(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
-        for record in (locks.health, locks.migration,
+        for record in (locks.migration,
                        lambda path: locks.record(path, _GPU)):
             with record(self.state_path):
                 self.assertRaises(exception.LockTimeout,

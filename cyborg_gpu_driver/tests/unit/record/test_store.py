@@ -26,6 +26,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import gpu_record as boards
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -203,15 +205,42 @@ class UnwritableTest(StoreCase):
     def test_what_was_observed_is_kept_and_tried_again(self):
         with locks.record(self.state_path, ADDRESS):
             for _ in range(2):
-                self.assertFalse(self.records.keep(ADDRESS, fixed=FIXED))
+                self.records.observe(ADDRESS, fixed=FIXED)
             self.assertEqual(FIXED, self.records.read(ADDRESS).fixed)
             self.assertEqual(LAYOUT, self.records.read(ADDRESS).layout)
             self.assertTrue(self.again().read(ADDRESS).fixed.is_empty)
-        self.assertEqual(1, self.log.output.count('is locked'))
+        self.assertEqual(1, self.log.output.count('kept in memory'))
         self.records.put(ADDRESS, change=CHANGE)
         self.assertEqual(gpu_record.GpuRecord(
             fixed=FIXED, layout=LAYOUT, change=CHANGE),
             self.again().read(ADDRESS))
+
+    def test_what_is_in_memory_is_changed_further(self):
+        with locks.record(self.state_path, ADDRESS):
+            self.records.observe(ADDRESS, fixed=FIXED)
+            before, after = self.records.keep(
+                ADDRESS, lambda record: dataclasses.replace(
+                    record, change=CHANGE))
+            self.assertEqual((None, FIXED), (before.change, before.fixed))
+            self.assertEqual(after, self.records.read(ADDRESS))
+        self.records.observe(ADDRESS, fixed=FIXED)
+        self.assertEqual(after, self.again().read(ADDRESS))
+
+    def test_the_last_word_on_what_is_in_memory_counts(self):
+        with locks.record(self.state_path, ADDRESS):
+            self.records.observe(ADDRESS, fixed=FIXED)
+        self.records.observe(ADDRESS, fixed=gpu_record.FixedVgpus())
+        for records in (self.records, self.again()):
+            self.assertTrue(records.read(ADDRESS).fixed.is_empty)
+        self.records.put(ADDRESS, change=CHANGE)
+        self.assertTrue(self.again().read(ADDRESS).fixed.is_empty)
+
+    def test_what_is_wrong_for_all_gpus_is_said_once(self):
+        records = store.Store('/proc/self/nowhere')
+        for address in (ADDRESS, OTHER):
+            records.observe(address, disabled=True)
+            self.assertTrue(records.read(address).disabled)
+        self.assertEqual(1, self.log.output.count('kept in memory'))
 
     def test_what_has_to_be_written_ahead_is_refused(self):
         with locks.record(self.state_path, ADDRESS):
@@ -221,7 +250,7 @@ class UnwritableTest(StoreCase):
 
     def test_a_damaged_record_does_not_lose_what_is_in_memory(self):
         with locks.record(self.state_path, ADDRESS):
-            self.records.keep(ADDRESS, fixed=FIXED)
+            self.records.observe(ADDRESS, fixed=FIXED)
         self.damage()
         self.assertEqual(FIXED, self.records.peek(ADDRESS).fixed)
         self.records.check()
@@ -264,7 +293,19 @@ class EarlierReleaseTest(StoreCase):
         f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', {
             'gpu': str(ADDRESS), 'before': {
                 'enabled': False, 'pending': False, 'instances': []},
-            'steps': [], 'at': 0, 'touched': [], 'problem': None})}
+            'steps': [], 'at': 0, 'touched': [], 'problem': None}),
+        'health.json': ('cyborg-gpu health', [{
+            'gpu': str(OTHER), 'boot': 'one', 'uuid': None, 'ailments': [{
+                'code': 'XID_79', 'first': 1.0, 'last': 2.0, 'count': 1,
+                'clean': 0, 'placement': None, 'instance_id': None}]}]),
+        'cleaning.json': ('cyborg-gpu cleaning', {str(ADDRESS): {
+            'state': 'used', 'tenants': ['a'], 'generation': None,
+            'reason': ''}}),
+        'reported.json': ('cyborg-gpu report', {str(ADDRESS): {
+            'device_id': '20b0', 'mode': 'mig', 'facts': {'uuid': 'GPU-1'},
+            'providers': {'p': {'resource_class': 'c', 'total': 1,
+                                'handles': 'd'}}}}),
+        'disabled.json': ('cyborg-gpu disabled', [str(OTHER)])}
 
     def setUp(self):
         super().setUp()
@@ -273,8 +314,14 @@ class EarlierReleaseTest(StoreCase):
                           content)
         self.expected = {
             ADDRESS: gpu_record.GpuRecord(
-                claims=(claim(),), layout=LAYOUT, change=CHANGE),
-            OTHER: gpu_record.GpuRecord(fixed=FIXED)}
+                claims=(claim(),), layout=LAYOUT, change=CHANGE,
+                tenancy=cleaning.Known(cleaning.State.USED, ('a',)),
+                reported=gpu_record.Reported(
+                    '20b0', 'mig', gpu_record.ReportedFacts(uuid='GPU-1'),
+                    {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
+            OTHER: gpu_record.GpuRecord(
+                fixed=FIXED, disabled=True, sickness=gpu_record.Sickness(
+                    'one', None, (health.Ailment('XID_79', 1.0, 2.0),)))}
 
     def left(self):
         return sorted(
@@ -341,5 +388,6 @@ class EarlierReleaseTest(StoreCase):
             stream.write('{')
         self.assertFalse(self.records.has_lost())
         self.assertIn('fixed.json.unusable-1', self.left())
-        self.assertEqual({ADDRESS: self.expected[ADDRESS]},
-                         self.records.records())
+        self.assertEqual({**self.expected, OTHER: dataclasses.replace(
+            self.expected[OTHER], fixed=gpu_record.FixedVgpus())},
+            self.records.records())

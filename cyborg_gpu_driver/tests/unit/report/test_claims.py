@@ -12,15 +12,14 @@
 
 """GPUs that servers may have without a trace on the machine."""
 
-import os
 
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import claims
-from cyborg_gpu_driver.report import memory
 
 _GPU = model.PciAddress(0, 7, 0, 0)
 _OTHER = model.PciAddress(0, 8, 0, 0)
@@ -39,13 +38,13 @@ class ClaimsTest(base.BaseTestCase):
     def test_what_was_reported_whole(self):
         path = self.useFixture(fixtures.TempDir()).path
         self.assertEqual('', claims.of_reports(path, _GPU))
-        file = os.path.join(path, 'reported.json')
+        records = store.Store(path)
         for mode, claimed in (('mig', False), ('vgpu', False),
                               ('passthrough', True)):
-            durable.write(file, 'cyborg-gpu report', 1, memory.to_content({
-                _GPU: memory.Remembered('20b2', mode, {}, {})}))
+            records.put(_GPU, reported=gpu_record.Reported(
+                '20b2', mode, gpu_record.ReportedFacts(), {}))
             self.assertEqual(claimed, bool(claims.of_reports(path, _GPU)))
             self.assertEqual('', claims.of_reports(path, _OTHER))
-        with open(file, 'w', encoding='utf-8') as stream:
+        with open(records.path(_GPU), 'w', encoding='utf-8') as stream:
             stream.write('[]')
         self.assertIn('not known', claims.of_reports(path, _GPU))

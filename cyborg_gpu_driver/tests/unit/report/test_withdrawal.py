@@ -24,6 +24,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import withdrawal
 
@@ -301,7 +302,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def test_an_unusable_record_is_set_aside(self):
         self.report(_GPU)
-        path = os.path.join(self.state_path, 'reported.json')
+        path = store.Store(self.state_path).path(_ADDRESS)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{}')
         self.restart()
@@ -309,15 +310,13 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertTrue(os.path.exists(path + '.unusable-1'))
 
     def test_facts_of_a_wrong_type_are_not_believed(self):
-        path = os.path.join(self.state_path, 'reported.json')
-        for wrong in ({'model': 1}, {'memory_mib': '81920'},
-                      {'uuid': None}):
+        path = store.Store(self.state_path).path(_ADDRESS)
+        for wrong in ({'model': 1}, {'memory_mib': '81920'}):
             self.report(_GPU)
-            record = durable.read(path, 'cyborg-gpu report', 1)
-            record[str(_ADDRESS)]['facts'].update(wrong)
-            durable.write(path, 'cyborg-gpu report', 1, record)
-            self.assertRaises(exception.JournalError, withdrawal.remembered,
-                              self.state_path)
+            record = durable.read(path, store.KIND, store.VERSION)
+            record['reported']['facts'].update(wrong)
+            durable.write(path, store.KIND, store.VERSION, record)
+            self.assertEqual({}, withdrawal.remembered(self.state_path))
             self.restart()
             self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
 
@@ -327,7 +326,7 @@ class WithdrawalTest(base.BaseTestCase):
         self.restart()
         for _ in range(3):
             self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
-        self.assertEqual(1, log.output.count('cannot be written'))
+        self.assertEqual(1, log.output.count('kept in memory'))
 
     def test_a_report_is_remembered_as_soon_as_it_can_be(self):
         target = os.path.join(self.state_path, 'target')
@@ -343,7 +342,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def test_a_record_that_cannot_be_read_now_is_waited_for(self):
         self.report(_GPU)
-        path = os.path.join(self.state_path, 'reported.json')
+        path = store.Store(self.state_path).path(_ADDRESS)
         os.rename(path, f'{path}.away')
         # Stands for a file that this process cannot read: root reads any.
         os.mkdir(path)
