@@ -23,6 +23,7 @@ attributes by key, and acts on every difference.
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
@@ -48,6 +49,11 @@ class ReportedHandle:
     """Flat JSON object of strings, keys sorted; read by Nova."""
     address: model.PciAddress
     """The function in ``attach_info``: the GPU, or one of its VFs."""
+
+    @property
+    def asked_type(self) -> str | None:
+        """The vGPU type with which Cyborg calls the agent at bind."""
+        return json.loads(self.attach_info).get('asked_type')
 
 
 @dataclasses.dataclass(frozen=True)
