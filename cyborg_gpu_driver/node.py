@@ -20,6 +20,7 @@ them from here, so that all programs put the same parts together.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Callable
 from collections.abc import Container
 from typing import Any
@@ -52,6 +53,9 @@ from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
+
+_FIRST_OVER_CAPACITY = 15
+"""Release of Cyborg."""
 
 
 class Node:
@@ -200,7 +204,7 @@ class Node:
         return cleaning.Cleaner(
             self.platform, self.state_path, self.keeper,
             audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
-            self._was_reset)
+            self._was_reset, closes_used=_takes_over_capacity())
 
     @functools.cached_property
     def _client(self):
@@ -277,6 +281,7 @@ class Node:
         """
         offers = self.live.offers(self.live.gpu(address))
         withheld = (self.health.sick(address) is not None
+                    and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
         return tuple(item for item in capacity.inventories(
             offers, journal.owned(self.journal.entries(address)),
@@ -291,3 +296,17 @@ class Node:
         """Why a GPU must not be given to a server now; or ``''``."""
         verdict = self.health.sick(address)
         return '; '.join(verdict.reasons) if verdict else ''
+
+
+def _takes_over_capacity():
+    """Whether Placement takes an unchanged allocation on a closed provider.
+
+    It does from 14.0.0 (2025.2) on, and its API does not tell its release.
+    Services are not older than the agents of their cloud, so it does where
+    Cyborg is 15.0.0 (2025.2) or newer.
+    """
+    try:
+        version = importlib.metadata.version('openstack-cyborg')
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return int(version.partition('.')[0]) >= _FIRST_OVER_CAPACITY

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
 from typing import Protocol
@@ -79,12 +80,18 @@ class Cleaner:
         remembered or withheld.
     :param on_reset: called with the address of a GPU that was reset.
     :param clock: seconds that only grow.
+    :param closes_used: whether a GPU is closed as soon as somebody has it.
+        False closes it when it was given back: Placement before 14.0.0
+        refuses to write an allocation again where ``reserved`` and ``used``
+        are more than ``total`` together, even if it is unchanged
+        (_check_capacity_exceeded in placement/objects/allocation.py).
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
                  tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
                  on_reset: Callable[[model.PciAddress], None] | None = None,
-                 clock: Callable[[], float] = time.monotonic):
+                 clock: Callable[[], float] = time.monotonic,
+                 closes_used: bool = True):
         self._resetter = reset.Resetter(machine, on_reset)
         self._state_path = state_path
         self._store = store.of(state_path)
@@ -92,21 +99,39 @@ class Cleaner:
         self._audit = record
         self._enabled = enabled
         self._clock = clock
+        self._closes_used = closes_used
         self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
         """What this process has seen, with what no record has of it."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said: dict[Any, str] = {}
 
-    def withholds(self, found: Iterable[offers.Offer]) -> bool:
+    def withholds(self, found: Collection[offers.Offer]) -> bool:
         """Whether nobody may be promised a GPU as a whole now.
 
         :param found: what the GPU offers; of another mode than whole it
             does not matter who had it before.
         """
-        return self._enabled and any(
-            known.withheld for offer in found
-            if offer.mode is policy.Mode.PASSTHROUGH
-            and (known := self._known(offer.gpu)) is not None)
+        return (not self.stays_open(found)
+                and any(known.withheld for known in self._of(found)))
+
+    def stays_open(self, found: Collection[offers.Offer]) -> bool:
+        """Whether a GPU must not be closed while somebody has it.
+
+        Nothing of it is free, and the allocation may have to be written
+        again, as when its server is evacuated.
+
+        :param found: as :meth:`withholds`.
+        """
+        return not self._closes_used and any(
+            known.state is _State.USED for known in self._of(found))
+
+    def _of(self, found):
+        """What is known of the GPU, if it is offered whole."""
+        if not self._enabled:
+            return []
+        return [known for offer in found
+                if offer.mode is policy.Mode.PASSTHROUGH
+                and (known := self._known(offer.gpu)) is not None]
 
     def look(self, wholes: Iterable[Whole]) -> None:
         """See who has come and gone, and clean what was left; never raises.

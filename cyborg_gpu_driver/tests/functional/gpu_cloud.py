@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import logging
@@ -35,6 +36,12 @@ from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files
 
 HOST = 'compute1'
+CLOSES_USED = int(importlib.metadata.version(
+    'openstack-cyborg').partition('.')[0]) >= 15
+"""Whether a whole GPU is closed while somebody has it: Placement 13, which
+comes with Cyborg 14, refuses to write its allocation again then."""
+USED = (int(CLOSES_USED), 1)
+"""Reserved and used of a whole GPU that somebody has."""
 TWO_GPUS = str(pathlib.Path(__file__).parents[1] / 'data' / 'hosts'
                / 'a100x2.yaml')
 """A machine with two A100; each GPU more makes each report longer."""

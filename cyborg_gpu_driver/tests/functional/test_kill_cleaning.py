@@ -19,6 +19,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import kill_case
 
 _CLASS = 'PGPU'
@@ -50,7 +51,7 @@ class CleaningTest(kill_case.KillCase):
 
         def check():
             self._report()
-            self.assertEqual((1, 1), self._inventory())
+            self.assertEqual(gpu_cloud.USED, self._inventory())
             self._give_back()
             self._report()
             self.assertEqual((0, 0), self._inventory())
@@ -87,7 +88,7 @@ class CleaningTest(kill_case.KillCase):
             running.report()
 
         self.process(work)
-        self.assertEqual((1, 1), self._inventory())
+        self.assertEqual(gpu_cloud.USED, self._inventory())
         self.assertEqual(0, self._resets())
         self._give_back()
 
