@@ -39,6 +39,7 @@ import stat
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 
@@ -61,16 +62,20 @@ OWN_BIND_MS = 5
 """What we aim at for our own part of a bind. A busy machine must not make
 this program fail, so it is shown and no more."""
 
+_WAITING = 'nvmlEventSetWait'
 _SYSTEM_CALLS = ('open', 'read', 'write', 'close', 'listdir', 'readlink',
                  'stat')
 
 
 class Stopwatch:
-    """Adds up the time spent in some functions, one within another once."""
+    """Adds up the time spent in some functions, one within another once.
+
+    A wait for events is left out: a thread of its own spends its life there.
+    """
 
     def __init__(self):
         self.seconds = 0.0
-        self._depth = 0
+        self._thread = threading.local()
 
     def wrap(self, owner, *names):
         """Put a timed function in the place of each of an object's."""
@@ -80,13 +85,16 @@ class Stopwatch:
     def _timed(self, function):
         def timed(*arguments, **keywords):
             start = time.perf_counter()
-            self._depth += 1
+            outermost = not getattr(self._thread, 'inside', False)
+            self._thread.inside = True
             try:
                 return function(*arguments, **keywords)
             finally:
-                self._depth -= 1
-                if not self._depth:
-                    self.seconds += time.perf_counter() - start
+                if outermost:
+                    self._thread.inside = False
+                    if not (arguments and str(arguments[0]).startswith(
+                            _WAITING)):
+                        self.seconds += time.perf_counter() - start
         return timed
 
 
