@@ -99,7 +99,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.timed(self.report)
         self.assertTrue(self.everything_reserved(GPU))
         self.assertEqual(2, len(self.cloud.cyborg.devices()))
-        self.assertTrue(self.driver._running()._is_sick(
+        self.assertIsNotNone(self.driver._running()._health.sick(
             model.PciAddress.parse(GPU)))
         # As many as fit on the GPU that answers, and one that is refused:
         # that GPU is read again then, and no other.
