@@ -14,6 +14,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pynvml
 
 _POINTERS = pynvml._nvmlGetFunctionPointer_cache
@@ -28,8 +31,7 @@ class Patch:
 
     def apply(self) -> Patch:
         with pynvml.libLoadLock:
-            self._before = (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
-                            pynvml._nvmlLib_refcount, dict(_POINTERS))
+            self._before = _saved()
             # pynvml keeps each function that it has looked up once.
             _POINTERS.clear()
             pynvml.nvmlLib = self._machine.library
@@ -39,10 +41,7 @@ class Patch:
 
     def undo(self) -> None:
         with pynvml.libLoadLock:
-            (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
-             pynvml._nvmlLib_refcount, pointers) = self._before
-            _POINTERS.clear()
-            _POINTERS.update(pointers)
+            _restore(self._before)
 
     def _load(self):
         """In place of pynvml's loading of libnvidia-ml.so.1."""
@@ -50,3 +49,27 @@ class Patch:
             code = self._machine.state.nvml
         if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             raise pynvml.NVMLError(code)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Give pynvml back afterwards what it has now."""
+    with pynvml.libLoadLock:
+        before = _saved()
+    try:
+        yield
+    finally:
+        with pynvml.libLoadLock:
+            _restore(before)
+
+
+def _saved():
+    return (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
+            pynvml._nvmlLib_refcount, dict(_POINTERS))
+
+
+def _restore(before):
+    (pynvml.nvmlLib, pynvml._LoadNvmlLibrary, pynvml._nvmlLib_refcount,
+     pointers) = before
+    _POINTERS.clear()
+    _POINTERS.update(pointers)

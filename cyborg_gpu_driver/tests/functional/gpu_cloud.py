@@ -31,6 +31,7 @@ from cyborg.objects import attach_handle
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import patch
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files
@@ -119,16 +120,14 @@ class GpuTestCase(base.TestCase):
         root = logging.getLogger('')
         handlers, level = root.handlers[:], root.level
         before = privileged._platform
-        library = simulator.Machine.load(self.machine).install()
         root.handlers.clear()
         try:
-            with contextlib.redirect_stdout(output), \
+            with patch.kept(), contextlib.redirect_stdout(output), \
                     contextlib.redirect_stderr(errors):
                 code = main.main([
                     '--config-file', self.cloud.cloud.config_path,
                     *arguments])
         finally:
-            library.uninstall()
             privileged._platform = before
             root.handlers[:] = handlers
             root.setLevel(level)

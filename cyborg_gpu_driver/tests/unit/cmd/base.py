@@ -24,22 +24,11 @@ from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import patch
 
 
 class CommandCase(base.BaseTestCase):
     """Commands on simulated hosts."""
-
-    def setUp(self):
-        super().setUp()
-        # A command leaves its simulated machine under pynvml, as its
-        # process ends with it; undoing this one undoes those as well.
-        guard = simulator.Machine.load('t4x4').install()
-        self.addCleanup(guard.uninstall)
-        # cliff adds handlers to the root logger and never takes them away.
-        root = logging.getLogger('')
-        self.addCleanup(setattr, root, 'handlers', root.handlers[:])
-        self.addCleanup(root.setLevel, root.level)
 
     def run_program(self, *arguments, code=0):
         """Run it and check the exit code.
@@ -47,13 +36,9 @@ class CommandCase(base.BaseTestCase):
         :returns: standard output and standard error.
         """
         output, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(output), \
+        with _process(), contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
             result = main.main([str(item) for item in arguments])
-        # As at the end of a process, no session of NVML stays open.
-        if privileged._platform is not None:
-            privileged._platform.nvml.reset()
-        gc.collect()
         self.assertEqual(code, result, errors.getvalue())
         return output.getvalue(), errors.getvalue()
 
@@ -67,3 +52,22 @@ class CommandCase(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(text)
         return path
+
+
+@contextlib.contextmanager
+def _process():
+    """Undo what the end of a process undoes."""
+    # cliff adds handlers to the root logger and never takes them away.
+    root = logging.getLogger('')
+    handlers, level = root.handlers[:], root.level
+    try:
+        # A command leaves its simulated machine under pynvml.
+        with patch.kept():
+            yield
+            # No session of NVML stays open.
+            if privileged._platform is not None:
+                privileged._platform.nvml.reset()
+            gc.collect()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
