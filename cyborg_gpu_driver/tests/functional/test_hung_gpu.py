@@ -71,6 +71,13 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
             self.assertTrue(call.wait(_A_MINUTE))
             call.ended.release()
 
+    def wait_for(self, condition):
+        """Come back when it is so, which must not take long."""
+        end = time.monotonic() + _A_MINUTE
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+
     def timed(self, act, *arguments):
         """Do something, which must not hang."""
         began = time.monotonic()
@@ -175,6 +182,8 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
             stderr=subprocess.PIPE, text=True)
         self.addCleanup(command.kill)
         self.assertEqual('reading\n', command.stdout.readline())
+        # An interrupt during its imports may be lost there.
+        self.wait_for(lambda: command.pid in dict(self.world.holders(OTHER)))
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=_A_MINUTE)
         self.assertNotEqual(0, command.returncode)
