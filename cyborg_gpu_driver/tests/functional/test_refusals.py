@@ -74,9 +74,14 @@ class RefusalTest(test_mig.OneGpuCase):
         self.driver.unbind(self.function, self.type, str(uuid.uuid4()))
         self.assertEqual(self.before, self.everything())
 
-    def test_a_repeated_bind_changes_nothing(self):
+    def test_a_repeated_bind_changes_nothing_but_is_counted(self):
         self.driver.bind(self.function, self.type, self.bound)
-        self.assertEqual(self.before, self.everything())
+        after = self.everything()
+        (claim,) = [claim for claim in after['journal'] if claim['repeats']]
+        self.assertEqual((self.bound, 1), (claim['handle'],
+                                           claim['repeats']))
+        claim['repeats'] = 0
+        self.assertEqual(self.before, after)
 
     def test_a_repeated_unbind_changes_nothing(self):
         for _ in range(2):
