@@ -26,6 +26,7 @@ from cyborg_gpu_driver import driver
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.simulator import machine as simulator
@@ -34,7 +35,7 @@ from cyborg_gpu_driver.tests.unit.fuzz import base
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 _VALUES = strategies.one_of(
     base.PLAIN, strategies.binary(max_size=20), strategies.from_regex(
-        request._UUID, fullmatch=True))
+        vgpu_name._UUID, fullmatch=True))
 _ADDRESSES = strategies.one_of(_VALUES, strategies.sampled_from((
     '0000:07:00.0', '0000:07:00.4', '0000:07:00.5', '0000:0f:00.4',
     '00000000:07:00.4', '0000:07:00.4/..', '0000:07:00.4\n')))
