@@ -30,6 +30,13 @@ from cyborg_gpu_driver.simulator import patch
 class CommandCase(base.BaseTestCase):
     """Commands on simulated hosts."""
 
+    def setUp(self):
+        super().setUp()
+        # Of machines that a test itself puts under pynvml.
+        stack = contextlib.ExitStack()
+        stack.enter_context(patch.kept())
+        self.addCleanup(stack.close)
+
     def run_program(self, *arguments, code=0):
         """Run it and check the exit code.
 
