@@ -106,7 +106,10 @@ class MigTest(VfioCase):
                                  pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertRaises(exception.NvmlError, self.binder.unbind, *first)
         self.machine.faults.clear()
-        # An instance is cut for the second, which lies on the first's.
+        # The second bind cannot remove it either. It creates an instance,
+        # and the driver puts its vGPU on that of the first.
+        self.machine.faults.fail('nvmlGpuInstanceDestroy',
+                                 pynvml.NVML_ERROR_UNKNOWN)
         self.binder.bind(*second)
         self.assertEqual([(9, 0)], self.truth()[0])
         self.assertEqual([(9, 0)], self.belief()[0])
