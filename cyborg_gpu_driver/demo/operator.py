@@ -61,9 +61,14 @@ class Operator:
         return json.loads(self.text(*command, '-f', 'json'))
 
     def machine(self) -> dict[str, dict]:
-        """All that ``gpu show`` tells of every GPU, by address."""
-        return {gpu['address']: self.data('gpu', 'show', gpu['address'])
-                for gpu in self.data('gpu', 'list')}
+        """What ``gpu show`` tells of every GPU, by address.
+
+        But not when NVML told it: a whole GPU is read again after a server.
+        """
+        shown = (self.data('gpu', 'show', gpu['address'])
+                 for gpu in self.data('gpu', 'list'))
+        return {gpu['address']: {name: value for name, value in gpu.items()
+                                 if name != 'told_at'} for gpu in shown}
 
     def picture(self, address: str) -> str:
         """What is where on one GPU: what stands below the table."""
