@@ -40,7 +40,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import reconcile
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import publishing
@@ -173,8 +172,7 @@ class Agent:
 
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of one GPU; None if nothing is."""
-        offers = build.servable(self._host.offers(gpu),
-                                self._node.mdev_problem)
+        offers = self._node.servable(gpu)
         governing = self._settings.policy_for(gpu)
         if governing is not None:
             for complaint in partition_offers.check_policy(gpu, governing):
@@ -184,7 +182,7 @@ class Agent:
             if offer.problem and offer.problem != self._node.mdev_problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '
                           f'offered: {offer.problem}')
-        return self._node.device(gpu)
+        return self._node.device(gpu, offers)
 
     def _examine(self, host):
         """How every GPU is; from now on its errors are heard of.

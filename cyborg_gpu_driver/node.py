@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """One host with its GPUs: what agent, commands and ramdisk work with.
 
 Everything that needs the machine, the policies or the records of a host gets
@@ -23,6 +22,7 @@ import functools
 import importlib.metadata
 from collections.abc import Callable
 from collections.abc import Container
+from collections.abc import Iterable
 from typing import Any
 
 from oslo_config import cfg
@@ -33,6 +33,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
@@ -195,8 +196,7 @@ class Node:
     @functools.cached_property
     def disabled(self) -> disabled.Disabled:
         """The GPUs that are disabled in Cyborg, as it said last."""
-        return disabled.Disabled(
-            self.state_path, self.read_disabled)
+        return disabled.Disabled(self.state_path, self.read_disabled)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
@@ -248,11 +248,17 @@ class Node:
         """
         return self._client
 
-    def device(self, gpu: model.Gpu) -> values.ReportedDevice | None:
-        """What is to be reported of a GPU; None if nothing is."""
-        device = build.device(
-            gpu, build.servable(self.live.offers(gpu), self.mdev_problem),
-            self.hostname)
+    def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
+        """What a GPU offers; with a problem where that cannot be served."""
+        return build.servable(self.live.offers(gpu), self.mdev_problem)
+
+    def device(self, gpu: model.Gpu, offers: Iterable[offer.Offer]
+               ) -> values.ReportedDevice | None:
+        """What is to be reported of a GPU; None if nothing is.
+
+        :param offers: as of :meth:`servable`.
+        """
+        device = build.device(gpu, offers, self.hostname)
         return device if device.deployables else None
 
     def withdrawn(self) -> frozenset[str]:
@@ -265,7 +271,7 @@ class Node:
         """
         sent = self.withdrawal.preview(
             self.live.host(), withdrawal.remembered(self.state_path),
-            self.device, self.ignores,
+            lambda gpu: self.device(gpu, self.servable(gpu)), self.ignores,
             {entry.gpu for entry in self.journal.entries()})
         return frozenset(uuid for item in sent.values() for uuid in item.left)
 

@@ -128,8 +128,7 @@ class Machine(node.Node):
         there and is to be withdrawn.
         """
         def make(gpu):
-            device = build.device(gpu, self.offers(gpu), self.hostname)
-            return device if device.deployables else None
+            return self.device(gpu, self.offers(gpu))
 
         def is_bound(device):
             return device.address in claimed
