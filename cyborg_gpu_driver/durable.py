@@ -126,13 +126,7 @@ def set_aside(path: str, suffix: str = 'unusable') -> str:
     :returns: its new path.
     :raises JournalError: if it cannot be moved.
     """
-    kept = _unused(f'{path}.{suffix}')
-    try:
-        os.replace(path, kept)
-    except OSError as error:
-        raise exception.JournalError(
-            path=path, reason=f'cannot be moved aside: {error}') from error
-    return kept
+    return _aside(path, suffix, os.replace, 'cannot be moved aside')
 
 
 def keep_aside(path: str) -> str:
@@ -141,12 +135,16 @@ def keep_aside(path: str) -> str:
     :returns: the path of the copy.
     :raises JournalError: if it cannot be kept.
     """
-    kept = _unused(f'{path}.unusable')
+    return _aside(path, 'unusable', os.link, 'cannot be kept aside')
+
+
+def _aside(path, suffix, act, refusal):
+    kept = _unused(f'{path}.{suffix}')
     try:
-        os.link(path, kept)
+        act(path, kept)
     except OSError as error:
         raise exception.JournalError(
-            path=path, reason=f'cannot be kept aside: {error}') from error
+            path=path, reason=f'{refusal}: {error}') from error
     return kept
 
 
