@@ -129,27 +129,23 @@ class TestChooseStart(base.BaseTestCase):
 
     def test_whatever_fits_together_is_placed_largest_first(self):
         for board, profiles in boards.ALL.items():
-            grid = geometry.Geometry(profiles)
-            by_id = {profile.profile_id: profile for profile in profiles}
-            for multiset in boards.packable(grid):
-                wanted = sorted(
-                    (by_id[profile_id] for profile_id, count in multiset
-                     for _ in range(count)), reverse=True,
-                    key=lambda item: (item.placements[0].size, item.slices))
-                starts, _occupancy = place(grid, geometry.EMPTY, wanted)
-                self.assertNotIn(None, starts,
-                                 f'{board}: {[p.name for p in wanted]}')
+            self.assert_all_placed(board, profiles)
 
     def test_base_profiles_alone_are_placed_largest_first(self):
         # A board that lists fewer profiles weighs otherwise.
         for board, names in boards.BASE.items():
-            profiles = boards.named(boards.ALL[board], *names)
-            grid = geometry.Geometry(profiles)
-            by_id = {profile.profile_id: profile for profile in profiles}
-            for multiset in boards.packable(grid):
-                wanted = sorted(
-                    (by_id[profile_id] for profile_id, count in multiset
-                     for _ in range(count)), reverse=True,
-                    key=lambda item: (item.placements[0].size, item.slices))
-                starts, _occupancy = place(grid, geometry.EMPTY, wanted)
-                self.assertNotIn(None, starts, board)
+            self.assert_all_placed(
+                board, boards.named(boards.ALL[board], *names))
+
+    def assert_all_placed(self, board, profiles):
+        """Each multiset that fits is placed, the largest first."""
+        grid = geometry.Geometry(profiles)
+        by_id = {profile.profile_id: profile for profile in profiles}
+        for multiset in boards.packable(grid):
+            wanted = sorted(
+                (by_id[profile_id] for profile_id, count in multiset
+                 for _ in range(count)), reverse=True,
+                key=lambda item: (item.placements[0].size, item.slices))
+            starts, _occupancy = place(grid, geometry.EMPTY, wanted)
+            self.assertNotIn(None, starts,
+                             f'{board}: {[p.name for p in wanted]}')
