@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import io
 import json
-import logging
 import os
 import pathlib
 import subprocess
@@ -28,11 +26,9 @@ import fixtures
 from cyborg import context
 from cyborg.objects import attach_handle
 
-from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
-from cyborg_gpu_driver.simulator import patch
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files
 
@@ -108,30 +104,12 @@ class GpuTestCase(base.TestCase):
                          command.stdout + command.stderr)
 
     def command(self, *arguments):
-        """Run ``cyborg-gpu`` in this process as if it had one of its own.
-
-        What it puts under pynvml is taken away again: a handle of the
-        agent's session would name something else in its library.
+        """Run ``cyborg-gpu`` on this host.
 
         :returns: the exit code, standard output and standard error.
         """
-        output, errors = io.StringIO(), io.StringIO()
-        # A command filters what every handler of its process shows.
-        root = logging.getLogger('')
-        handlers, level = root.handlers[:], root.level
-        before = privileged._platform
-        root.handlers.clear()
-        try:
-            with patch.kept(), contextlib.redirect_stdout(output), \
-                    contextlib.redirect_stderr(errors):
-                code = main.main([
-                    '--config-file', self.cloud.cloud.config_path,
-                    *arguments])
-        finally:
-            privileged._platform = before
-            root.handlers[:] = handlers
-            root.setLevel(level)
-        return code, output.getvalue(), errors.getvalue()
+        return command.run('--config-file', self.cloud.cloud.config_path,
+                           *arguments)
 
     @property
     def driver(self):

@@ -15,16 +15,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import io
 import json
-import logging
 
 from oslotest import base
 
-from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import patch
+from cyborg_gpu_driver.tests import command
 
 
 class CommandCase(base.BaseTestCase):
@@ -42,12 +38,9 @@ class CommandCase(base.BaseTestCase):
 
         :returns: standard output and standard error.
         """
-        output, errors = io.StringIO(), io.StringIO()
-        with _process(), contextlib.redirect_stdout(output), \
-                contextlib.redirect_stderr(errors):
-            result = main.main([str(item) for item in arguments])
-        self.assertEqual(code, result, errors.getvalue())
-        return output.getvalue(), errors.getvalue()
+        result, output, errors = command.run(*arguments)
+        self.assertEqual(code, result, errors)
+        return output, errors
 
     def rows(self, *arguments):
         """What a command answers to programs."""
@@ -59,22 +52,3 @@ class CommandCase(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(text)
         return path
-
-
-@contextlib.contextmanager
-def _process():
-    """Undo what the end of a process undoes."""
-    # cliff adds handlers to the root logger and never takes them away.
-    root = logging.getLogger('')
-    handlers, level = root.handlers[:], root.level
-    try:
-        # A command leaves its simulated machine under pynvml.
-        with patch.kept():
-            yield
-            # No session of NVML stays open.
-            if privileged._platform is not None:
-                privileged._platform.nvml.reset()
-            gc.collect()
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)

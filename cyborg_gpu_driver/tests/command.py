@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu`` in a test's process, as if it had one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import logging
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.simulator import patch
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Run a command, and undo what the end of its process undoes.
+
+    What it puts under pynvml is taken away again: a handle of another
+    session would name something else in its library.
+
+    :returns: the exit code, standard output and standard error.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    # cliff adds handlers to the root logger and never takes them away, and a
+    # command filters what every handler shows.
+    root = logging.getLogger('')
+    handlers, level = root.handlers[:], root.level
+    before = privileged._platform
+    root.handlers.clear()
+    try:
+        with patch.kept(), contextlib.redirect_stdout(output), \
+                contextlib.redirect_stderr(errors):
+            code = main.main([str(item) for item in arguments])
+            # No session of NVML stays open.
+            if privileged._platform not in (None, before):
+                privileged._platform.nvml.reset()
+            gc.collect()
+    finally:
+        privileged._platform = before
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return code, output.getvalue(), errors.getvalue()
