@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The pictures are what their sources say, and the README's grid is real."""
+
+import contextlib
+import io
+import re
+from xml.etree import ElementTree
+
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.tools import documents
+from cyborg_gpu_driver.tests.unit.tools import test_checks
+
+draw = test_checks.script('draw')
+
+
+class PicturesTest(base.BaseTestCase):
+
+    def test_every_picture_is_as_its_source_says(self):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = draw.main(['--check'])
+        self.assertEqual((0, ''), (code, printed.getvalue()))
+
+    def test_every_picture_has_a_source_and_is_shown(self):
+        pages = [*documents.SOURCE.rglob('*.rst'),
+                 documents.ROOT / 'README.rst']
+        text = ''.join(page.read_text(encoding='utf-8') for page in pages)
+        found = sorted(draw.PICTURES.glob('*.svg'))
+        self.assertTrue(found)
+        for path in found:
+            self.assertTrue(path.with_suffix('.yaml').exists(), path)
+            self.assertIn(f'/{path.name}', text)
+            # Not valid XML: no browser shows it.
+            ElementTree.fromstring(path.read_text(encoding='utf-8'))
+
+
+class DrawTest(base.BaseTestCase):
+
+    def test_boxes_that_share_no_row_and_no_column_have_no_arrow(self):
+        source = {'title': 'x', 'columns': [50, 50], 'rows': [50, 50],
+                  'boxes': {'a': {'at': [0, 0], 'title': 'A'},
+                            'b': {'at': [1, 1], 'title': 'B'}},
+                  'arrows': [{'from': 'a', 'to': 'b'}]}
+        self.assertRaisesRegex(ValueError, 'no column and no row',
+                               draw.boxes, source)
+
+    def test_text_is_escaped(self):
+        drawn = draw.terminal('# a <b> & c\n')
+        self.assertEqual('# a <b> & c',
+                         ''.join(ElementTree.fromstring(drawn)[-1].text))
+
+    def test_a_change_is_seen(self):
+        source = yaml.safe_load((draw.PICTURES / 'flavor-to-slice.yaml')
+                                .read_text(encoding='utf-8'))
+        before = draw.boxes(source)
+        source['boxes']['gpu']['title'] = 'another GPU'
+        self.assertNotEqual(before, draw.boxes(source))
+
+
+class ReadmeTest(base.BaseTestCase):
+    """The end of tools/demo, as the README shows it."""
+
+    def setUp(self):
+        super().setUp()
+        self.text = (documents.ROOT / 'README.rst').read_text(
+            encoding='utf-8')
+        simulated = machine.Machine.load('mixed')
+        with simulated:
+            gpus = reader.HostReader(
+                platform.open_platform(simulated)).snapshot().gpus
+        self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)
+
+    def test_the_grid_is_what_the_library_draws(self):
+        rows = self.text[self.text.index('     unit '):].splitlines()
+        names, owners = ([cell.strip() for cell in rows[number].split('│')
+                          [1:-1]] for number in (2, 3))
+        profiles = {item.name: item for item in self.gpu.mig.profiles}
+        instances, start = [], 0
+        for name in names:
+            size = profiles[name].placements[0].size
+            instances.append(spec.MigInstanceSpec(
+                model.Placement(start, size), profiles[name].profile_id))
+            start += size
+        drawn = picture.lines(
+            self.gpu, {item.placement: owner for item, owner
+                       in zip(instances, owners, strict=True)},
+            layout=spec.MigLayout(True, True, tuple(instances)))
+        # The demo indents what it shows by three more.
+        self.assertEqual(['   ' + line for line in drawn], rows[:len(drawn)])
+
+    def test_placement_has_no_candidate(self):
+        grid = geometry.Geometry(self.gpu.mig.profiles)
+        found = re.findall(r'^   compute1_gpu_\S+_(\S+)  (\S+) +(\d+) +(\d+) '
+                           r'+(\d+)$', self.text, re.MULTILINE)
+        self.assertEqual(3, len(found))
+        totals = {item.name: grid.creatable(geometry.EMPTY, item)
+                  for item in grid.profiles}
+        for name, _class, total, reserved, used in found:
+            self.assertEqual(totals[name], int(total))
+            self.assertEqual(int(total), int(reserved) + int(used))
