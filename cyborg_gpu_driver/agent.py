@@ -42,6 +42,7 @@ from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
+from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
@@ -62,8 +63,8 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
-        self._node = node.Node(conf, settings, hostname, placement,
-                               mdev_problem)
+        tree = provider_tree.ProviderTree(placement)
+        self._node = node.Node(conf, settings, hostname, tree, mdev_problem)
         if self._node.platform.is_root():
             self._node.act_here()
         self._settings = settings
@@ -74,8 +75,9 @@ class Agent:
         self._said: set[str] = set()
         self._draining: frozenset[str] = frozenset()
         """Providers of which nothing more is promised, as last decided."""
-        self._earlier = earlier.Earlier(self._node.placement, hostname)
-        self._node.read_disabled = devices.Watch(conf, hostname).read
+        self._earlier = earlier.Earlier(tree, hostname)
+        self._disabled = devices.Watch(conf, hostname)
+        self._drift = drift.Drift(tree, hostname)
         self._publisher = publishing.Publisher(self._write)
         self._health.on_change = self._publisher.ask
         self._watcher = events.Watcher(self._node.platform.nvml,
@@ -90,8 +92,7 @@ class Agent:
             self._node.platform, self._host, self._journal, settings,
             self._node.state_path, self._binder.recover,
             self._publisher.publish,
-            usages=drift.Drift(self._node.placement, hostname,
-                               self._inventories).read,
+            usages=self._usages,
             earlier=lambda host: self._earlier.known or (),
             requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
             grace=conf.gpu.orphan_grace)
@@ -119,7 +120,7 @@ class Agent:
     def report(self) -> tuple[values.ReportedDevice, ...]:
         """Everything to tell Cyborg, with ``reserved`` put right before."""
         lost = self._journal.check()
-        self._node.disabled.update()
+        self._node.disabled.update(self._disabled.read())
         self._binder.recover()
         self._earlier.update(self._host.refresh())
         self._reconciler.look(lost)
@@ -215,6 +216,10 @@ class Agent:
             for device in decided.devices
             for deployable in device.deployables
             if deployable.mode is policy.Mode.PASSTHROUGH)
+
+    def _usages(self, looked):
+        return self._drift.read(looked, {
+            address: self._inventories(address) for address in looked})
 
     def _inventories(self, address):
         return self._node.inventories(address, self._draining)

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
-from typing import Any
 
 from oslo_config import cfg
 
@@ -51,6 +49,7 @@ from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import disabled
+from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
@@ -69,24 +68,21 @@ class Node:
     :param settings: the operator's policies; None reads them from ``conf``.
     :param hostname: name of the compute node's resource provider; None is
         ``[DEFAULT] host``.
-    :param placement: makes a client of Placement; None if it is not to be
-        asked.
+    :param tree: the host's providers in Placement; None if Placement is not
+        to be asked.
     :param mdev_problem: why no handle of type MDEV can be served; ``''``.
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
                  settings: policies.Settings | None = None,
                  hostname: str | None = None,
-                 placement: Callable[[], Any] | None = None,
+                 tree: provider_tree.ProviderTree | None = None,
                  mdev_problem: str = ''):
         self.conf = conf
-        self._connect = placement
+        self.tree = tree
         self._settings = settings
         self._hostname = hostname
         self._mdev_problem = mdev_problem
-        self.read_disabled: Callable[
-            [], frozenset[model.PciAddress] | None] = lambda: None
-        """Asks Cyborg which GPUs are disabled; None if that is not known."""
         self.reset: set[model.PciAddress] = set()
         """GPUs that were reset and not examined since."""
 
@@ -129,7 +125,7 @@ class Node:
     @functools.cached_property
     def live(self) -> live.LiveHost:
         """The last snapshot, kept up to date with our own changes."""
-        return live.LiveHost(self.reader, self.settings, self.journal.entries)
+        return live.LiveHost(self.reader, self.settings, self.journal)
 
     @functools.cached_property
     def journal(self) -> journal.Journal:
@@ -185,18 +181,25 @@ class Node:
 
     @functools.cached_property
     def keeper(self) -> reserved.ReservedKeeper:
-        """Reads and writes ``reserved``."""
-        return reserved.ReservedKeeper(self.placement)
+        """Reads and writes ``reserved``.
+
+        :raises HostUnusable: if Placement is not to be asked.
+        """
+        if self.tree is None:
+            raise exception.HostUnusable(
+                reason='nothing says how to ask Placement')
+        return reserved.ReservedKeeper(self.tree)
 
     @functools.cached_property
     def withdrawal(self) -> withdrawal.Withdrawal:
         """Compares a report with the last one."""
-        return withdrawal.Withdrawal(self.state_path, self.keeper.in_use)
+        return withdrawal.Withdrawal(
+            self.state_path, None if self.tree is None else self.keeper)
 
     @functools.cached_property
     def disabled(self) -> disabled.Disabled:
         """The GPUs that are disabled in Cyborg, as it said last."""
-        return disabled.Disabled(self.state_path, self.read_disabled)
+        return disabled.Disabled(self.state_path)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
@@ -205,17 +208,6 @@ class Node:
             self.platform, self.state_path, self.keeper,
             audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
             self._was_reset, closes_used=_takes_over_capacity())
-
-    @functools.cached_property
-    def _client(self):
-        if self._connect is None:
-            raise exception.HostUnusable(
-                reason='nothing says how to ask Placement')
-        return self._connect()
-
-    @functools.cached_property
-    def _claims(self):
-        return claims.Claims(self.placement, self.hostname)
 
     @functools.cached_property
     def _taker(self):
@@ -236,17 +228,9 @@ class Node:
 
         :returns: ``''`` if it has none.
         """
-        if self._connect is None:
+        if self.tree is None:
             return claims.of_reports(self.state_path, address)
-        return self._claims.of(address)
-
-    def placement(self) -> Any:
-        """The client of Placement, made once.
-
-        :raises Exception: what making it raises, at each call until it is
-            made.
-        """
-        return self._client
+        return claims.of_placement(self.tree, self.hostname, address)
 
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
         """What a GPU offers; with a problem where that cannot be served."""

@@ -33,6 +33,7 @@ from oslo_utils import strutils
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import earlier
+from cyborg_gpu_driver.report import provider_tree
 
 _NO_GPUS = model.Host()
 _TIMEOUT = 30
@@ -117,7 +118,7 @@ def ask(make_client: Callable[[], Any], names: Collection[str],
 
 
 def _ask(asked, names, host):
-    found = set()
+    found, tree = set(), provider_tree.ProviderTree(lambda: asked)
     for name in sorted(names):
         response = asked.get('/resource_providers?name='
                              + urllib.parse.quote(name, safe=''))
@@ -127,7 +128,7 @@ def _ask(asked, names, host):
             found.add(name)
     return Answer(frozenset(found), tuple(
         item for name in sorted(found)
-        for item in earlier.read(lambda: asked, name, host)))
+        for item in earlier.read(tree, name, host)))
 
 
 @contextlib.contextmanager

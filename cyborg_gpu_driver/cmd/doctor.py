@@ -31,6 +31,7 @@ from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
+from cyborg_gpu_driver.report import provider_tree
 
 _DIFFERENT = 1
 _NOT_COMPARED = 2
@@ -106,7 +107,8 @@ class _Comparison:
         self._placement = _open_placement(machine.conf)
         self._node = node.Node(
             machine.conf, machine.settings, hostname,
-            self._placement and (lambda: self._placement),
+            self._placement and provider_tree.ProviderTree(
+                lambda: self._placement),
             machine.mdev_problem)
         self._node.act_here()
         binds = binder.Binder(
@@ -156,7 +158,8 @@ class _Comparison:
         if self._placement is None:
             return None
         self._withdrawn = self._node.withdrawn()
-        found = self._drift.read(looked)
+        found = self._drift.read(looked, {
+            address: self._inventories(address) for address in looked})
         if found is None:
             cmd_machine.say('Placement does not answer and is left out.')
         return found
@@ -165,7 +168,7 @@ class _Comparison:
         if self._placement is None:
             return ()
         try:
-            return earlier.read(lambda: self._placement, self._hostname, host)
+            return earlier.read(self._node.tree, self._hostname, host)
         except exception.GpuDriverError as error:
             cmd_machine.say("GPUs that servers have through Cyborg's own "
                             f'driver are left out: {error}')
@@ -173,8 +176,7 @@ class _Comparison:
 
     @functools.cached_property
     def _drift(self):
-        return drift.Drift(self._node.placement, self._hostname,
-                           self._inventories, history=False)
+        return drift.Drift(self._node.tree, self._hostname, history=False)
 
     @functools.cached_property
     def _withdrawn(self):

@@ -135,8 +135,7 @@ class Machine(node.Node):
 
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.entries(gpu)}
-        path = self.state_path
-        found = withdrawal.Withdrawal(path, lambda provider: False).preview(
+        found = self.withdrawal.preview(
             self.host, self._reported, make, self.settings.ignores, claimed)
         return {address: _marked(sent, self.verdicts, is_bound)
                 for address, sent in found.items()}

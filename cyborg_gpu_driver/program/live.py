@@ -17,8 +17,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
@@ -30,8 +28,6 @@ from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
 
-Entries = Callable[[model.PciAddress], Sequence[journal.Entry]]
-
 
 class LiveHost:
     """What this process knows of the machine at any moment.
@@ -41,15 +37,15 @@ class LiveHost:
 
     :param host_reader: what takes snapshots.
     :param settings: the operator's policies.
-    :param entries: gives the journal's entries of a GPU.
+    :param records: the journal.
     """
 
     def __init__(self, host_reader: reader.HostReader,
                  settings: policies.Settings,
-                 entries: Entries):
+                 records: journal.Journal):
         self._reader = host_reader
         self._settings = settings
-        self._entries = entries
+        self._journal = records
         self._mutex = threading.Lock()
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
@@ -128,7 +124,7 @@ class LiveHost:
 
         :raises JournalError: if the journal cannot be read.
         """
-        held = plan.held(gpu, self._entries(gpu.address))
+        held = plan.held(gpu, self._journal.entries(gpu.address))
         known = self._offers.get(gpu.address)
         if known is not None and known[0] is gpu and known[1] == held:
             return known[2]

@@ -15,8 +15,6 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable
-from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -43,43 +41,34 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
             'may have it: the agent, which asks Placement, makes it ready')
 
 
-class Claims:
-    """Asks for allocations against the providers of this host's GPUs.
+def of_placement(tree: provider_tree.ProviderTree, hostname: str,
+                 address: model.PciAddress) -> str:
+    """Why servers may have a part of a GPU; empty if none has.
 
     A server that is shut off holds its GPU without a trace on the machine;
-    in Placement its allocation stays.
+    its allocation stays in Placement. What cannot be found out is a reason
+    too.
 
-    :param client: makes Cyborg's placement client.
+    :param tree: the providers of this host.
     :param hostname: name of the compute node's provider.
     """
+    try:
+        for uuid in _providers(tree, hostname, address):
+            usages = tree.get(f'/resource_providers/{uuid}/usages')
+            if usages is None:
+                return f'provider {uuid} went away meanwhile'
+            if any(usages['usages'].values()):
+                return f'Placement has allocations of provider {uuid}'
+    except Exception as error:
+        return ('Placement does not tell its allocations: '
+                + exception.steady(error))
+    return ''
 
-    def __init__(self, client: Callable[[], Any], hostname: str):
-        self._tree = provider_tree.ProviderTree(client)
-        self._hostname = hostname
 
-    def of(self, address: model.PciAddress) -> str:
-        """Why servers may have a part of a GPU; empty if none has.
-
-        What cannot be found out is a reason too.
-        """
-        try:
-            for uuid in self._providers(address):
-                usages = self._tree.get(
-                    f'/resource_providers/{uuid}/usages')
-                if usages is None:
-                    return f'provider {uuid} went away meanwhile'
-                if any(usages['usages'].values()):
-                    return f'Placement has allocations of provider {uuid}'
-        except Exception as error:
-            return ('Placement does not tell its allocations: '
-                    + exception.steady(error))
-        return ''
-
-    def _providers(self, address):
-        """UUIDs of the GPU's providers, by this or another policy."""
-        name = urllib.parse.quote(self._hostname, safe='')
-        (root,) = self._tree.get(f'/resource_providers?name={name}'
-                                 )['resource_providers']
-        return [provider['uuid']
-                for provider in self._tree.members(root['uuid'])
-                if f'_gpu_{address}_' in provider['name']]
+def _providers(tree, hostname, address):
+    """UUIDs of the GPU's providers, by this or another policy."""
+    name = urllib.parse.quote(hostname, safe='')
+    (root,) = tree.get(f'/resource_providers?name={name}'
+                       )['resource_providers']
+    return [provider['uuid'] for provider in tree.members(root['uuid'])
+            if f'_gpu_{address}_' in provider['name']]

@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from oslo_log import log as logging
 
 from cyborg_gpu_driver.host import model
@@ -30,15 +28,11 @@ class Disabled:
     What Cyborg said last counts for as long as it says nothing else.
 
     :param state_path: ``[gpu] state_path``.
-    :param ask: returns those that are disabled now, None if that is not
-        known. It must not raise.
     """
 
-    def __init__(self, state_path: str,
-                 ask: Callable[[], frozenset[model.PciAddress] | None]):
+    def __init__(self, state_path: str):
         self._state_path = state_path
         self._store = store.of(state_path)
-        self._ask = ask
         self._known: frozenset[model.PciAddress] | None = None
 
     def __contains__(self, address: model.PciAddress) -> bool:
@@ -51,11 +45,15 @@ class Disabled:
             self._known = remembered(self._state_path)
         return self._known
 
-    def update(self) -> None:
-        """Ask Cyborg, and remember what it says."""
-        before, now = self.known, self._ask()
+    def update(self, now: frozenset[model.PciAddress] | None) -> None:
+        """Remember what Cyborg says.
+
+        :param now: the GPUs that are disabled; None if Cyborg did not
+            answer, which changes nothing.
+        """
         if now is None:
             return
+        before = self.known
         for address in sorted(now - before):
             LOG.info('GPU %s is disabled in Cyborg: nothing more of it is '
                      'promised until it is enabled', address)

@@ -20,11 +20,9 @@ tells of which providers there is news.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from oslo_log import log as logging
 
@@ -51,35 +49,34 @@ class _Seen:
 class Drift:
     """Reads usages and inventories of what is offered.
 
-    :param client: makes Cyborg's placement client, or one like it.
+    :param tree: the providers of this host.
     :param hostname: as the providers are named by.
-    :param inventories: what Placement should have of a GPU.
     :param history: whether ``reserved`` counts as wrong only where it was
         right before and has changed without us. What has changed on the GPU
         itself, the report writes anyway.
     """
 
-    def __init__(self, client: Callable[[], Any], hostname: str,
-                 inventories: Callable[[model.PciAddress],
-                                       Iterable[reserved.Inventory]],
+    def __init__(self, tree: provider_tree.ProviderTree, hostname: str,
                  history: bool = True):
-        self._tree = provider_tree.ProviderTree(client)
+        self._tree = tree
         self._hostname = hostname
-        self._wanted_of = inventories
         self._history = history
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = log_once.LogOnce()
 
     def read(self, looked: Mapping[
-            model.PciAddress, Sequence[partition_offers.Offer]]
+            model.PciAddress, Sequence[partition_offers.Offer]],
+             inventories: Mapping[
+                 model.PciAddress, Iterable[reserved.Inventory]]
              ) -> dict[model.PciAddress, tuple[reconcile.Usage, ...]] | None:
         """Usages of the providers that Placement has, by GPU.
 
         :param looked: the offers of each GPU.
-        :returns: None if Placement could not be asked, which is said once.
+        :param inventories: what Placement should have of each GPU.
+        :returns: None if Placement could not be asked, which is logged once.
         """
-        wanted = {address: self._inventories(address, offers)
+        wanted = {address: self._of_parts(offers, inventories[address])
                   for address, offers in looked.items()}
         try:
             self._read([inventory for pairs in wanted.values()
@@ -101,13 +98,13 @@ class Drift:
                         if inventory.provider in self._seen}
         return found
 
-    def _inventories(self, address, offers):
+    def _of_parts(self, offers, inventories):
         """Offers of parts of a GPU, and their inventories."""
         parts = {names.provider_uuid(names.provider_name(
             self._hostname, offer)): offer for offer in offers
             if offer.mode is not policy.Mode.PASSTHROUGH}
         return [(parts[inventory.provider], inventory)
-                for inventory in self._wanted_of(address)
+                for inventory in inventories
                 if inventory.provider in parts]
 
     def _usage(self, offer, inventory):

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
-from typing import Any
 
 from oslo_log import log as logging
 
@@ -50,12 +48,12 @@ class Earlier:
     starts. So the answer that there is none holds for as long as the agent
     runs.
 
-    :param client: makes Cyborg's placement client.
+    :param tree: the providers of this host.
     :param hostname: name of the compute node's provider.
     """
 
-    def __init__(self, client: Callable[[], Any], hostname: str):
-        self._tree = provider_tree.ProviderTree(client)
+    def __init__(self, tree: provider_tree.ProviderTree, hostname: str):
+        self._tree = tree
         self._hostname = hostname
         self._known: tuple[reconcile.Earlier, ...] | None = None
         self._are_gone = False
@@ -100,15 +98,14 @@ class Earlier:
                 or {'inventories': {}})['inventories'].items())
 
 
-def read(client: Callable[[], Any], hostname: str, host: model.Host
+def read(tree: provider_tree.ProviderTree, hostname: str, host: model.Host
          ) -> tuple[reconcile.Earlier, ...]:
     """The providers of Cyborg's own driver that servers have.
 
-    :param client: makes a client of Placement.
+    :param tree: the providers of this host.
     :param hostname: name of the compute node's provider.
     :raises Exception: what the client raises.
     """
-    tree = provider_tree.ProviderTree(client)
     found = (held(tree, uuid, item) for uuid, item
              in providers(tree, hostname, host).items())
     return tuple(item for item in found if item.servers)

@@ -26,7 +26,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from oslo_log import log as logging
 
@@ -56,14 +55,14 @@ class Inventory:
 class ReservedKeeper:
     """Writes ``reserved``, and as little as possible.
 
-    :param client: makes Cyborg's placement client.
+    :param tree: the providers of this host.
     :param clock: seconds that only grow.
     """
 
-    def __init__(self, client: Callable[[], Any],
+    def __init__(self, tree: provider_tree.ProviderTree,
                  clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._tree = provider_tree.ProviderTree(client)
+        self._tree = tree
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
         self._closed: set[str] = set()

@@ -103,14 +103,14 @@ class Withdrawal:
     and asked for again with the next, until Placement does not have it any
     more.
 
-    :param in_use: whether a provider (UUID) has allocations, None if there
-        is no such provider; it may raise, which is taken for yes.
+    :param keeper: knows which providers have allocations. None if Placement
+        is not to be asked: then no provider has any.
     """
 
     def __init__(self, state_path: str,
-                 in_use: Callable[[str], bool | None]):
+                 keeper: reserved.ReservedKeeper | None):
         self._state_path = state_path
-        self._in_use = in_use
+        self._keeper = keeper
         self._store = store.of(state_path)
         self._memory: dict | None = None
         self._said: dict[model.PciAddress, str] = {}
@@ -232,9 +232,14 @@ class Withdrawal:
         return '', [uuid for uuid in there if uuid not in kept]
 
     def held_by(self, provider: str) -> bool | None:
-        """Whether servers may use a provider; None if there is none."""
+        """Whether servers may use a provider; None if there is none.
+
+        What cannot be found out is taken for yes.
+        """
+        if self._keeper is None:
+            return False
         try:
-            return self._in_use(provider)
+            return self._keeper.in_use(provider)
         except Exception as error:
             LOG.debug('Usage of provider %(uuid)s is unknown: %(error)s',
                       {'uuid': provider, 'error': error})

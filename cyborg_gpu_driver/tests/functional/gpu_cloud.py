@@ -137,16 +137,12 @@ class GpuTestCase(base.TestCase):
     @contextlib.contextmanager
     def no_placement(self):
         """Keep the driver, but not Cyborg, from reaching Placement."""
-        running = self.driver._running()
-        trees = running._keeper._tree, running._earlier._tree
-        clients = [tree.client for tree in trees]
-        for tree in trees:
-            tree._client = _NoRoute()
+        tree = self.driver._running()._node.tree
+        client, tree._client = tree.client, _NoRoute()
         try:
             yield
         finally:
-            for tree, client in zip(trees, clients):
-                tree._client = client
+            tree._client = client
 
     def hardware(self, gpu=None):
         """State of a simulated GPU."""

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.tests.unit.fuzz import base
+from cyborg_gpu_driver.tests.unit.report import placements
 
 _ADDRESS = model.PciAddress.parse('0000:07:00.0')
 _GPU = model.Gpu(
@@ -56,9 +57,10 @@ class ReportTest(base.FuzzCase):
         durable.write(path, store.KIND, store.VERSION, {'reported': content})
         self.assertIsInstance(
             claims.of_reports(self.state_path, _ADDRESS), str)
-        for used in (True, False):
+        # Where Placement is away, all is taken to be in use.
+        for used in (set(), None):
             keeper = withdrawal.Withdrawal(
-                self.state_path, lambda provider, used=used: used)
+                self.state_path, placements.Usages(used).keeper())
             keeper.held()
             for gpus in ((_HIDDEN,), (), (_GPU,)):
                 decided = keeper.decide(

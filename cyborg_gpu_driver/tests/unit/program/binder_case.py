@@ -70,7 +70,7 @@ class BinderCase(base.BaseTestCase):
         self.live = live.LiveHost(
             reader.HostReader(platform_),
             policies.Settings(policies=(self.policy,), vfio_handles=True),
-            self.journal.entries)
+            self.journal)
         self.binder = binder.Binder(
             self.live, hardware.Hardware(platform_), self.journal,
             self.state_path, self.published.append, limits=self.limits)

@@ -116,7 +116,7 @@ class CleaningCase(base.BaseTestCase):
         self.live = live.LiveHost(
             reader.HostReader(self.platform), policies.Settings(
                 policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
-            journal.Journal(self.state_path).entries)
+            journal.Journal(self.state_path))
         self.cleaner = cleaning.Cleaner(
             self.platform, self.state_path, self.ledger,
             audit.Audit(self.state_path), self.enabled, self.healed.append,

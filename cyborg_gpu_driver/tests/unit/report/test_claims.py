@@ -20,6 +20,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import provider_tree
 
 _GPU = model.PciAddress(0, 7, 0, 0)
 _OTHER = model.PciAddress(0, 8, 0, 0)
@@ -32,7 +33,8 @@ def _no_placement():
 class ClaimsTest(base.BaseTestCase):
 
     def test_what_is_not_known_is_a_claim(self):
-        found = claims.Claims(_no_placement, 'host1').of(_GPU)
+        found = claims.of_placement(
+            provider_tree.ProviderTree(_no_placement), 'host1', _GPU)
         self.assertIn('no Placement here', found)
 
     def test_what_was_reported_whole(self):

@@ -30,12 +30,9 @@ class DisabledTest(base.BaseTestCase):
         self.file = store.Store(self.path).path(ONE)
         self.answer = frozenset()
 
-    def made(self):
-        return disabled.Disabled(self.path, lambda: self.answer)
-
     def updated(self):
-        found = self.made()
-        found.update()
+        found = disabled.Disabled(self.path)
+        found.update(self.answer)
         return found
 
     def test_what_was_said_last_counts(self):
@@ -47,7 +44,7 @@ class DisabledTest(base.BaseTestCase):
         self.assertIn(ONE, self.updated())
         self.assertEqual({ONE}, disabled.remembered(self.path))
         self.answer = frozenset({OTHER})
-        found.update()
+        found.update(self.answer)
         self.assertEqual({OTHER}, found.known)
         self.assertEqual({OTHER}, disabled.remembered(self.path))
 
@@ -62,7 +59,7 @@ class DisabledTest(base.BaseTestCase):
         for content in ('', '{}'):
             with open(self.file, 'w', encoding='utf-8') as stream:
                 stream.write(content)
-            self.assertEqual(frozenset(), self.made().known)
+            self.assertEqual(frozenset(), disabled.Disabled(self.path).known)
             self.assertEqual({ONE}, self.updated().known)
             store.of(self.path).check()
             self.assertEqual({ONE}, self.updated().known)

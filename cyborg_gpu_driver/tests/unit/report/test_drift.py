@@ -13,7 +13,6 @@
 """Placement as it is, asked for as seldom as possible."""
 
 import collections
-import json
 
 import fixtures
 from oslotest import base
@@ -24,6 +23,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.tests.unit.report import placements
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _VF = model.PciAddress.parse('0000:07:00.4')
@@ -36,17 +37,6 @@ def _offer(profile='1g.5gb', mode=policy.Mode.MIG, creatable=6):
 
 _UUIDS = {profile: names.provider_uuid(names.provider_name(
     'here', _offer(profile))) for profile in ('1g.5gb', '3g.20gb')}
-
-
-class Answer:
-    """Of the shape of a response of requests."""
-
-    def __init__(self, status_code, body):
-        self.status_code = status_code
-        self.text = json.dumps(body)
-
-    def json(self):
-        return json.loads(self.text)
 
 
 class Placement:
@@ -64,18 +54,18 @@ class Placement:
         self.asked[parts[-1] if len(parts) == 3 else parts[2]
                    if len(parts) > 3 else 'tree'] += 1
         if self.status != 200:
-            return Answer(self.status, {})
+            return placements.Answer(self.status, {})
         if query:
             member = query.partition('=')[2]
-            return Answer(200, {'resource_providers': [
+            return placements.Answer(200, {'resource_providers': [
                 {'uuid': uuid, 'root_provider_uuid': 'root',
                  'generation': known[0]}
                 for uuid, known in self.known.items()]
                 if member in (*self.known, 'root') else []})
         _, used, reserved = self.known.get(parts[1], (0, None, None))
         if used is None:
-            return Answer(404, {})
-        return Answer(200, {'reserved': reserved, 'usages': {
+            return placements.Answer(404, {})
+        return placements.Answer(200, {'reserved': reserved, 'usages': {
             'CUSTOM_NVIDIA_1G_5GB': used, 'CUSTOM_NVIDIA_3G_20GB': used}})
 
 
@@ -91,17 +81,16 @@ class DriftTest(base.BaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def start(self, history=True):
-        return drift.Drift(lambda: self.placement, 'here', self.inventories,
-                           history)
+        return drift.Drift(provider_tree.ProviderTree(lambda: self.placement),
+                           'here', history)
 
-    def inventories(self, address):
-        self.assertEqual(_GPU, address)
+    def inventories(self):
         return [item for item in capacity.inventories(
             self.offers, self.owned, 'here')
             if item.provider not in self.withdrawn]
 
     def read(self):
-        return self.drift.read({_GPU: self.offers})
+        return self.drift.read({_GPU: self.offers}, {_GPU: self.inventories()})
 
     def changed(self, profile='1g.5gb', used=1, reserved=0):
         known = self.placement.known[_UUIDS[profile]]

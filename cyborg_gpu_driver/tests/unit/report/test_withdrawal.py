@@ -27,6 +27,7 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.tests.unit.report import placements
 
 _ADDRESS = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -53,17 +54,12 @@ class WithdrawalTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.used = set()
-        self.gone = set()
+        self.placement = placements.Usages(set())
         self.restart()
 
     def restart(self):
-        self.withdrawal = withdrawal.Withdrawal(self.state_path, self._is_used)
-
-    def _is_used(self, provider):
-        if self.used is None:
-            raise ConnectionError('Placement is away')
-        return None if provider in self.gone else provider in self.used
+        self.withdrawal = withdrawal.Withdrawal(
+            self.state_path, self.placement.keeper())
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
                library_missing=False, earlier=()):
@@ -77,7 +73,7 @@ class WithdrawalTest(base.BaseTestCase):
         return self.decide(*gpus, **kwargs)[1]
 
     def use(self, device, number=0):
-        self.used.add(device.deployables[number].provider_uuid)
+        self.placement.used.add(device.deployables[number].provider_uuid)
 
     def test_what_cyborgs_own_driver_gave_to_servers_is_left_alone(self):
         function = model.PciAddress.parse('0000:07:00.4')
@@ -137,7 +133,7 @@ class WithdrawalTest(base.BaseTestCase):
         uuids = {item.provider_uuid for item in device.deployables}
         self.assertEqual(uuids, {item.provider
                                  for item in decision.draining})
-        self.gone = uuids
+        self.placement.gone = uuids
         self.assertEqual({}, self.report())
         self.assertEqual((), self.withdrawal.held())
 
@@ -147,7 +143,7 @@ class WithdrawalTest(base.BaseTestCase):
         self.use(device)
         self.restart()
         self.assertTrue(self.report()[_ADDRESS].stub)
-        self.used.clear()
+        self.placement.used.clear()
 
         def one(gpu):
             return _device(gpu, ('1g.10gb',))
@@ -169,7 +165,7 @@ class WithdrawalTest(base.BaseTestCase):
         self.report(_GPU)
         known = withdrawal.remembered(self.state_path)[_ADDRESS]
         self.assertEqual('passthrough', known.mode)
-        self.gone.add(whole.deployables[0].provider_uuid)
+        self.placement.gone.add(whole.deployables[0].provider_uuid)
         self.report(_GPU)
         known = withdrawal.remembered(self.state_path)[_ADDRESS]
         self.assertEqual('mig', known.mode)
@@ -179,12 +175,12 @@ class WithdrawalTest(base.BaseTestCase):
         for _ in range(2):
             self.restart()
             self.assertTrue(self.report()[_ADDRESS].stub)
-        self.used.clear()
+        self.placement.used.clear()
         self.assertEqual({}, self.report())
 
     def test_unknown_use_counts_as_use(self):
         self.report(_GPU)
-        self.used = None
+        self.placement.used = None
         self.assertTrue(self.report()[_ADDRESS].stub)
 
     def test_a_claim_in_the_journal_counts_as_use(self):
@@ -201,7 +197,7 @@ class WithdrawalTest(base.BaseTestCase):
     def test_a_profile_in_use_is_not_dropped_but_drained(self):
         first = self.report(_GPU)[_ADDRESS]
         dropped = first.deployables[1]
-        self.used.add(dropped.provider_uuid)
+        self.placement.used.add(dropped.provider_uuid)
 
         def fewer(gpu):
             return _device(gpu, profiles=(first.deployables[0].profile,))
@@ -213,11 +209,11 @@ class WithdrawalTest(base.BaseTestCase):
             (dropped.provider_uuid, dropped.resource_class, 2, 2),
             (drained.provider, drained.resource_class, drained.total,
              drained.reserved))
-        self.used.clear()
+        self.placement.used.clear()
         decision, devices = self.decide(_GPU, make=fewer)
         self.assertEqual(fewer(_GPU), devices[_ADDRESS])
         self.assertEqual((drained,), decision.draining)
-        self.gone.add(dropped.provider_uuid)
+        self.placement.gone.add(dropped.provider_uuid)
         for _ in range(2):
             decision, devices = self.decide(_GPU, make=fewer)
             self.assertEqual(fewer(_GPU), devices[_ADDRESS])
@@ -239,14 +235,14 @@ class WithdrawalTest(base.BaseTestCase):
             return _device(gpu, total=3)
 
         self.assertTrue(self.report(_GPU, make=more)[_ADDRESS].stub)
-        self.used.clear()
+        self.placement.used.clear()
         self.assertEqual(more(_GPU), self.report(_GPU, make=more)[_ADDRESS])
 
     def test_an_ignored_gpu_in_use_is_left_alone(self):
         self.use(self.report(_GPU)[_ADDRESS])
         self.assertTrue(
             self.report(_GPU, ignored=[_ADDRESS])[_ADDRESS].stub)
-        self.used.clear()
+        self.placement.used.clear()
         self.assertEqual({}, self.report(_GPU, ignored=[_ADDRESS]))
 
     def whole(self, busy=''):
@@ -278,7 +274,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def test_a_gpu_that_a_lost_report_had_is_news_when_busy(self):
         device = self.report(_GPU, make=self.whole())[_ADDRESS]
-        self.gone.add(device.deployables[0].provider_uuid)
+        self.placement.gone.add(device.deployables[0].provider_uuid)
         self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
 
     def test_what_a_busy_gpu_was_before_is_withdrawn_when_unused(self):
@@ -289,7 +285,7 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertTrue(self.report(
                 _GPU, make=self.whole('busy'))[_ADDRESS].stub)
         self.assertEqual(1, len(log.output.splitlines()))
-        self.used.clear()
+        self.placement.used.clear()
         self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
 
     def test_held_is_a_stub_of_all_that_was_reported(self):

@@ -1,0 +1,56 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What stands in for Placement: the far side of a client."""
+
+import json
+
+from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import reserved
+
+
+class Answer:
+    """Of the shape of a response of requests."""
+
+    def __init__(self, status_code, body):
+        self.status_code = status_code
+        self.text = json.dumps(body)
+
+    def json(self):
+        return json.loads(self.text)
+
+
+class Usages:
+    """A Placement that tells the usages of providers.
+
+    :ivar used: UUIDs of the providers with allocations; None if Placement
+        is away.
+    :ivar gone: UUIDs that are no provider's.
+    """
+
+    def __init__(self, used):
+        self.used = used
+        self.gone = set()
+
+    def get(self, url, version):
+        if self.used is None:
+            raise ConnectionError('Placement is away')
+        _, kind, uuid, what = url.split('/')
+        assert (kind, what) == ('resource_providers', 'usages'), url
+        if uuid in self.gone:
+            return Answer(404, {})
+        return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})
+
+    def keeper(self):
+        """What asks it."""
+        return reserved.ReservedKeeper(
+            provider_tree.ProviderTree(lambda: self))
