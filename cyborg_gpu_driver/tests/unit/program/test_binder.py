@@ -12,6 +12,7 @@
 
 """Binds and unbinds on simulated hardware."""
 
+import dataclasses
 import errno
 import os
 import uuid
@@ -22,6 +23,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
@@ -142,6 +144,35 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((foreign, []), self.truth())
         self.assertEqual((), self.journal.entries())
 
+    def test_what_a_dead_bind_has_cut_is_not_exchanged(self):
+        # As above; a third bind has ended right after it cut its instance.
+        self.stranger(9, 4, 4)
+        self.stranger(19, 0, 1)
+        self.live.refresh()
+        first, second, dead = (self.handle('1g.5gb', number)
+                               for number in range(3))
+        self.binder.bind(*first)
+        self.binder.bind(*second)
+        before = self.live.refresh_gpu(self.address).mig.instances
+        self.stranger(19, 2, 1)
+        bound = self.journal.get(second[2])
+        self.journal.remove(second[2])
+        begun = dataclasses.replace(
+            bound, handle=dead[2], function=model.PciAddress.parse(dead[0]),
+            phase=journal.Phase.BINDING, placement=model.Placement(2, 1),
+            instance_id=None,
+            foreign_ids=tuple(item.instance_id for item in before))
+        self.journal.put(begun)
+        self.journal.put(bound)
+        self.binder.unbind(*first)
+        foreign = [(9, 4), (19, 0)]
+        self.assertEqual([*foreign, (19, 1), (19, 2)], self.truth()[0])
+        self.assertEqual(begun, self.journal.get(dead[2]))
+        self.binder.recover()
+        self.assertEqual([*foreign, (19, 1)], self.truth()[0])
+        self.binder.unbind(*second)
+        self.assertEqual((foreign, []), self.truth())
+
     def test_an_instance_of_an_earlier_boot_is_not_taken_for_anothers(self):
         handle = self.handle('3g.20gb')
         self.binder.bind(*handle)
@@ -172,6 +203,23 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
         self.binder.unbind(*self.handle('1g.5gb'))
         self.assertEqual([(19, 6)], self.truth()[0])
+
+    def test_a_stranger_that_is_quicker_twice(self):
+        places, taking = [6, 5], []
+
+        def take(_seconds):
+            if places and not taking:
+                taking.append(True)
+                self.stranger(19, places.pop(0), 1)
+                taking.clear()
+
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  1, sleep=take)
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0][-2:])
+        self.assertEqual(3, len(self.truth()[0]))
+        self.binder.unbind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
 
     def test_a_stranger_at_the_place_is_not_undone(self):
         # The view is old, and NVML's answer leaves open what it did.
@@ -235,6 +283,7 @@ class BindTest(binder_case.BinderCase):
         self.journal.remove(handle[2])
         self.binder.unbind(*handle)
         self.assertEqual(([(19, 6)], []), self.truth())
+        self.assertEqual([self.address] * 2, self.published)
 
 
 class MdevctlTest(binder_case.BinderCase):

@@ -14,6 +14,7 @@
 
 import dataclasses
 import errno
+import itertools
 import os
 
 import pynvml
@@ -93,16 +94,20 @@ class FailingBindTest(binder_case.BinderCase):
         before = self.truth()
         pattern = self.calls(self.attempt)
         self.binder.unbind(*self.handle('2g.10gb'))
-        for symbol in pattern:
+        for symbol, reopened in itertools.product(pattern, (False, True)):
             closed = []
 
-            def close_once(_seconds, closed=closed):
+            def close_once(_seconds, closed=closed, reopened=reopened):
                 if not closed:
                     closed.append(True)
-                    privileged.machine().nvml.reset()
+                    nvml = privileged.machine().nvml
+                    nvml.reset()
+                    if reopened:
+                        # The handles of before are no longer valid.
+                        nvml.device_count()
 
             self.machine.faults.delay(symbol, 0, close_once)
-            self.assertTrue(self.attempt(), symbol)
+            self.assertTrue(self.attempt(), (symbol, reopened))
             self.machine.faults.clear()
             self.binder.unbind(*self.handle('2g.10gb'))
             self.assertEqual((before, True), (self.truth(), bool(closed)))
@@ -206,6 +211,39 @@ class FailingUnbindTest(binder_case.BinderCase):
         before = self.truth()
         self.assertTrue(self.unbind())
         self.assertEqual(before, self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_another_instance_at_the_old_place_is_not_destroyed(self):
+        entry = self.journal.get(self.bound[2])
+        # By now the instance there is another than the one cut for us.
+        self.journal.put(dataclasses.replace(
+            entry, instance_id=entry.instance_id + 1))
+        instances, _ = self.truth()
+        self.assertTrue(self.unbind())
+        self.assertEqual((instances, []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_what_a_bind_cannot_remove_first_is_removed_later(self):
+        privileged_vgpu.remove_mdev(self.bound[2])
+        self.machine.faults.fail('nvmlGpuInstanceDestroy',
+                                 pynvml.NVML_ERROR_UNKNOWN)
+        self.assertRaises(exception.NvmlError, self.binder.bind,
+                          *self.bound)
+        self.binder.recover()
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_record_that_cannot_be_read_for_a_while(self):
+        path = store.of(self.state_path).path(self.address)
+        os.rename(path, f'{path}.away')
+        os.makedirs(path)
+        self.assertRaises(exception.JournalUnreadable, self.binder.unbind,
+                          *self.bound)
+        os.rmdir(path)
+        os.rename(f'{path}.away', path)
+        # Cyborg does not ask again.
+        self.binder.recover()
+        self.assertEqual(([], []), self.truth())
         self.assertEqual((), self.journal.entries())
 
 

@@ -212,6 +212,25 @@ class SlowUnbindTest(LimitCase):
         self.assertEqual([(19, 6)], self.truth()[0])
         self.assert_quiet()
 
+    def test_a_handle_that_is_bound_again_meanwhile_stays_bound(self):
+        calls = []
+
+        def tool(*_arguments):
+            calls.append(True)
+            if len(calls) == 1:
+                # Another report finishes, and the next server comes.
+                self.binder.recover()
+                self.binder.bind(*self.asked)
+
+        self.patch(privileged, '_platform', dataclasses.replace(
+            privileged.machine(), mdevctl=tool))
+        # An unbind had no time for more.
+        self.journal.give_back(self.asked[2])
+        self.binder.recover()
+        self.assertEqual(2, len(calls))
+        self.assertEqual(self.bound, self.truth())
+        self.assert_quiet()
+
     def test_who_gets_the_handle_next_finds_nothing_of_it(self):
         with self.hold():
             self.assertRaises(exception.GpuDriverError, self.binder.unbind,

@@ -15,6 +15,7 @@
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import reconcile as words
+from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.tests.unit.program import test_reconcile
 
 K = words.Kind
@@ -62,6 +63,20 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.assertIn('meanwhile', str(error))
         self.assertEqual(before, self.truth())
         self.assert_quiet()
+
+    def test_a_gpu_that_is_read_again_meanwhile_is_left_out(self):
+        asked = self.handle('1g.5gb')
+        self.binder.bind(*asked)
+        privileged_vgpu.remove_mdev(asked[2])
+        self.live.refresh()
+        self.assertNotEqual((), self.reconciler.find())
+
+        def restore():
+            privileged_vgpu.create_mdev(*asked)
+            self.live.refresh_gpu(self.address)
+
+        self.meanwhile = restore
+        self.assertEqual((), self.reconciler.find())
 
     def test_a_gpu_that_somebody_keeps_locked_is_left_out(self):
         self.binder.bind(*self.handle('1g.5gb'))

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the parts of an agent do for each other."""
+
+import uuid
+
+import fixtures
+import pynvml
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import empty_placement
+
+
+class AgentTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        conf.set_override('simulate', 'a30x4', group='gpu')
+        conf.set_override('state_path', self.state_path, group='gpu')
+        conf.set_override('health_events', False, group='gpu')
+        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
+                                 empty_placement.EmptyPlacement)
+        self.devices = self.agent.report()
+        self.addCleanup(pynvml.nvmlLib.machine.uninstall)
+
+    def handle(self):
+        """What Cyborg calls the agent with for one handle."""
+        deployable = self.devices[0].deployables[0]
+        handle = deployable.handles[0]
+        return str(handle.address), handle.asked_type, str(uuid.uuid4())
+
+    def test_what_an_instance_had_goes_with_it(self):
+        # The next instance may get its place and its id.
+        asked = self.handle()
+        self.agent.bind(*asked)
+        (entry,) = journal.Journal(self.state_path).entries()
+        records = store.of(self.state_path)
+        records.put(entry.gpu, sickness=gpu_record.Sickness(
+            entry.boot, None, (health.Ailment(
+                'XID_95', 1.0, 2.0, placement=entry.placement,
+                instance_id=entry.instance_id),)))
+        self.agent.unbind(*asked)
+        self.assertIsNone(records.read(entry.gpu).sickness)
