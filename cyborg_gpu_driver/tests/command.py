@@ -24,15 +24,24 @@ from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import patch
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
+class _Output(io.StringIO):
+    """What is printed, as a terminal of an encoding takes it."""
+
+    encoding = None
+
+
+def run(*arguments: object, encoding: str | None = None
+        ) -> tuple[int, str, str]:
     """Run a command, and undo what the end of its process undoes.
 
     What it puts under pynvml is taken away again: a handle of another
     session would name something else in its library.
 
+    :param encoding: of standard output; None allows ASCII alone.
     :returns: the exit code, standard output and standard error.
     """
-    output, errors = io.StringIO(), io.StringIO()
+    output, errors = _Output(), io.StringIO()
+    output.encoding = encoding
     # cliff adds handlers to the root logger and never takes them away, and a
     # command filters what every handler shows.
     root = logging.getLogger('')

@@ -15,6 +15,7 @@
 
 import contextlib
 import io
+import os
 import re
 from xml.etree import ElementTree
 
@@ -28,6 +29,7 @@ from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.tools import documents
 from cyborg_gpu_driver.tests.unit.tools import test_checks
 
@@ -53,6 +55,35 @@ class PicturesTest(base.BaseTestCase):
             self.assertIn(f'/{path.name}', text)
             # Not valid XML: no browser shows it.
             ElementTree.fromstring(path.read_text(encoding='utf-8'))
+
+
+class TerminalTest(base.BaseTestCase):
+    """What the terminal pictures show is what the commands print today."""
+
+    def setUp(self):
+        super().setUp()
+        # Paths in the commands are those of the repository.
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(documents.ROOT)
+
+    def run_command(self, arguments):
+        code, output, errors = command.run(*arguments, encoding='utf-8')
+        self.assertEqual(0, code, errors)
+        return output
+
+    def test_every_text_is_what_the_commands_print(self):
+        played = 0
+        for path in sorted(draw.PICTURES.glob('*.yaml')):
+            source = yaml.safe_load(path.read_text(encoding='utf-8'))
+            if source['kind'] != 'terminal':
+                continue
+            text = path.with_suffix('.txt')
+            self.assertEqual(
+                draw.play(source, self.run_command),
+                text.read_text(encoding='utf-8'),
+                f'{text.name} is stale: run tools/draw --run')
+            played += 1
+        self.assertGreater(played, 1)
 
 
 class DrawTest(base.BaseTestCase):
