@@ -37,9 +37,7 @@ from cyborg_gpu_driver.host import events
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
-from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
@@ -48,6 +46,47 @@ from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
 
 LOG = logging.getLogger(__name__)
+
+
+class _Node(node.Node):
+    """The node of an agent, which asks and tells the cloud's services.
+
+    :param placement: makes a client of Placement.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
+                 hostname: str, placement: Callable[[], Any],
+                 mdev_problem: str):
+        tree = provider_tree.ProviderTree(placement)
+        super().__init__(conf, settings, hostname, tree, mdev_problem)
+        self.publisher = publishing.Publisher(self._write)
+        self.gpus_of_others = earlier.Earlier(tree, hostname)
+        self._requests = arqs.Watch(conf.gpu.os_cloud, hostname)
+        self._drift = drift.Drift(tree, hostname)
+
+    def requests(self):
+        return self._requests.read()
+
+    def usages(self, looked):
+        return self._drift.read(looked, {
+            address: self.inventories(address) for address in looked})
+
+    def earlier(self, host):
+        return self.gpus_of_others.known or ()
+
+    def publish(self, address):
+        self.publisher.publish(address)
+
+    def publish_soon(self, address):
+        self.publisher.ask(address)
+
+    def _write(self, address, generations):
+        """Write to Placement what is left of a GPU."""
+        wanted = self.inventories(address)
+        if generations is None:
+            self.keeper.write(wanted)
+        else:
+            self.keeper.enforce(wanted, generations)
 
 
 class Agent:
@@ -63,39 +102,23 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
-        tree = provider_tree.ProviderTree(placement)
-        self._node = node.Node(conf, settings, hostname, tree, mdev_problem)
+        self._node = _Node(conf, settings, hostname, placement, mdev_problem)
         if self._node.platform.is_root():
             self._node.act_here()
+        self._conf = conf
         self._settings = settings
         self._host = self._node.live
         self._journal = self._node.journal
         self._keeper = self._node.keeper
         self._health = self._node.health
         self._said: set[str] = set()
-        self._draining: frozenset[str] = frozenset()
-        """Providers of which nothing more is promised, as last decided."""
-        self._earlier = earlier.Earlier(tree, hostname)
+        self._earlier = self._node.gpus_of_others
         self._disabled = devices.Watch(conf, hostname)
-        self._drift = drift.Drift(tree, hostname)
-        self._publisher = publishing.Publisher(self._write)
-        self._health.on_change = self._publisher.ask
+        self._publisher = self._node.publisher
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._health.event)
         self._watches = conf.gpu.health_events
-        self._binder = binder.Binder(
-            self._host, self._node.hardware, self._journal,
-            self._node.state_path, self._publisher.publish,
-            self._health.instance_gone,
-            binder.Limits(functools.partial(gpu_conf.bind_timeout, conf)))
-        self._reconciler = reconcile.Reconciler(
-            self._node.platform, self._host, self._journal, settings,
-            self._node.state_path, self._binder.recover,
-            self._publisher.publish,
-            usages=self._usages,
-            earlier=lambda host: self._earlier.known or (),
-            requests=arqs.Watch(conf.gpu.os_cloud, hostname).read,
-            grace=conf.gpu.orphan_grace)
+        self._binder = self._node.binder
         self._finisher = gone.Finisher(
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
             if conf.gpu.os_cloud else None,
@@ -103,7 +126,8 @@ class Agent:
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
-        self._binder.bind(pci_addr, asked_type, ah_uuid)
+        self._binder.bind(pci_addr, asked_type, ah_uuid,
+                          gpu_conf.bind_timeout(self._conf))
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.unbind`."""
@@ -123,7 +147,7 @@ class Agent:
         self._node.disabled.update(self._disabled.read())
         self._binder.recover()
         self._earlier.update(self._host.refresh())
-        self._reconciler.look(lost)
+        self._node.reconciler.look(lost)
         self._finisher.look()
         host = self._host.host()
         self._say_empty(host)
@@ -136,9 +160,9 @@ class Agent:
              if verdict.sick} | self._node.disabled.known,
             self._earlier.known)
         self._clean(decided)
-        if self._node.reset:
+        if self._node.resetter.done:
             # Well by that, unless it says something else now.
-            self._node.reset.clear()
+            self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         self._enforce(decided)
         return sickness.marked(decided.devices, verdicts, self._is_used)
@@ -217,24 +241,9 @@ class Agent:
             for deployable in device.deployables
             if deployable.mode is policy.Mode.PASSTHROUGH)
 
-    def _usages(self, looked):
-        return self._drift.read(looked, {
-            address: self._inventories(address) for address in looked})
-
-    def _inventories(self, address):
-        return self._node.inventories(address, self._draining)
-
-    def _write(self, address, generations):
-        """Write to Placement what is left of a GPU."""
-        wanted = self._inventories(address)
-        if generations is None:
-            self._keeper.write(wanted)
-        else:
-            self._keeper.enforce(wanted, generations)
-
     def _enforce(self, decided):
         """Put ``reserved`` right for every GPU that is reported."""
-        self._draining = frozenset(
+        self._node.draining = frozenset(
             item.provider for item in decided.draining)
         try:
             draining = (*decided.draining,

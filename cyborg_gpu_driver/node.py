@@ -13,14 +13,13 @@
 """One host with its GPUs: what agent, commands and ramdisk work with.
 
 Everything that needs the machine, the policies or the records of a host gets
-them from here, so that all programs put the same parts together.
+them from here. No other module puts the parts together.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Container
 from collections.abc import Iterable
 
 from oslo_config import cfg
@@ -34,6 +33,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
@@ -43,8 +43,12 @@ from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import rebuild
+from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.program import repair
 from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.program import restore
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
@@ -58,11 +62,12 @@ _FIRST_OVER_CAPACITY = 15
 """Release of Cyborg."""
 
 
-class Node:
+class Node(services.Services):
     """The parts of one host, each made at its first use.
 
     So nothing is opened in a process that only forks another one, and a
-    command makes only what it needs.
+    command makes only what it needs. To its parts the node is also the
+    cloud's services: a program that may ask them overrides those methods.
 
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies; None reads them from ``conf``.
@@ -83,8 +88,8 @@ class Node:
         self._settings = settings
         self._hostname = hostname
         self._mdev_problem = mdev_problem
-        self.reset: set[model.PciAddress] = set()
-        """GPUs that were reset and not examined since."""
+        self.draining: frozenset[str] = frozenset()
+        """UUIDs of providers of which nothing more is promised."""
 
     @property
     def hostname(self) -> str:
@@ -136,7 +141,7 @@ class Node:
     def health(self) -> health.HealthKeeper:
         """How the GPUs are."""
         return health.HealthKeeper(
-            self.platform, self.state_path,
+            self.platform, self.state_path, self,
             clean_checks=self.conf.gpu.health_clean_checks,
             ignored_xids=self.conf.gpu.health_ignored_xids)
 
@@ -144,6 +149,33 @@ class Node:
     def hardware(self) -> hardware.Hardware:
         """Makes and removes what handles stand for."""
         return hardware.Hardware(self.platform)
+
+    @functools.cached_property
+    def binder(self) -> binder.Binder:
+        """Carries out binds and unbinds."""
+        return binder.Binder(self.live, self.hardware, self.journal,
+                             self.state_path, self, self.health)
+
+    @functools.cached_property
+    def rebuilder(self) -> rebuild.Rebuilder:
+        """Makes a lost journal again."""
+        return rebuild.Rebuilder(self.platform, self.live, self.journal,
+                                 self.state_path, self)
+
+    @functools.cached_property
+    def repairer(self) -> repair.Repairer:
+        """Repairs what the reconciler finds."""
+        return repair.Repairer(
+            self.live, self.hardware, self.journal, self.vgpus,
+            self.rebuilder, self.binder, self.state_path, self)
+
+    @functools.cached_property
+    def reconciler(self) -> reconcile.Reconciler:
+        """Compares the accounts of who has what."""
+        return reconcile.Reconciler(
+            self.platform, self.live, self.journal, self.settings,
+            self.state_path, self.vgpus, self.rebuilder, self.repairer, self,
+            self.conf.gpu.orphan_grace)
 
     @functools.cached_property
     def applier(self) -> apply.Applier:
@@ -154,8 +186,7 @@ class Node:
     def preparer(self) -> prepare.Preparer:
         """Makes GPUs ready for their policies."""
         return prepare.Preparer(self.platform, self._taker, self.state_path,
-                                self.settings, self.claimed,
-                                unfit=self._unfit)
+                                self.settings, self.health, self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
@@ -167,17 +198,18 @@ class Node:
     def restorer(self) -> restore.Restorer:
         """Makes again after a reboot what was there before."""
         return restore.Restorer(self.platform, self.applier, self.state_path,
-                                self.settings, self.claimed)
+                                self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.Keeper:
         """Knows whose the vGPUs are."""
-        return orphans.Keeper(self.platform, self.state_path, self.settings)
+        return orphans.Keeper(self.platform, self.reader, self.hardware,
+                              self.journal, self.state_path, self.settings)
 
     @functools.cached_property
     def resetter(self) -> reset.Resetter:
         """Resets GPUs."""
-        return reset.Resetter(self.platform)
+        return reset.Resetter(self.platform, self.health)
 
     @functools.cached_property
     def keeper(self) -> reserved.ReservedKeeper:
@@ -205,9 +237,9 @@ class Node:
     def cleaner(self) -> cleaning.Cleaner:
         """Cleans whole GPUs that were given back."""
         return cleaning.Cleaner(
-            self.platform, self.state_path, self.keeper,
+            self.resetter, self.state_path, self.keeper,
             audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
-            self._was_reset, closes_used=_takes_over_capacity())
+            closes_used=_takes_over_capacity())
 
     @functools.cached_property
     def _taker(self):
@@ -259,15 +291,12 @@ class Node:
             {entry.gpu for entry in self.journal.entries()})
         return frozenset(uuid for item in sent.values() for uuid in item.left)
 
-    def inventories(self, address: model.PciAddress,
-                    withdrawn: Container[str]
+    def inventories(self, address: model.PciAddress
                     ) -> tuple[reserved.Inventory, ...]:
         """What Placement should have of a GPU, as far as that is ours.
 
         Nothing else computes ``reserved``: what the agent writes, a repair
-        writes too.
-
-        :param withdrawn: as of :meth:`withdrawn`; left out here.
+        writes too. Providers that are :attr:`draining` are left out.
         """
         offers = self.live.offers(self.live.gpu(address))
         withheld = (self.health.sick(address) is not None
@@ -276,16 +305,7 @@ class Node:
         return tuple(item for item in capacity.inventories(
             offers, journal.owned(self.journal.entries(address)),
             self.hostname, withheld, address in self.disabled)
-            if item.provider not in withdrawn)
-
-    def _was_reset(self, address):
-        self.health.reset_done(address)
-        self.reset.add(address)
-
-    def _unfit(self, address):
-        """Why a GPU must not be given to a server now; or ``''``."""
-        verdict = self.health.sick(address)
-        return '; '.join(verdict.reasons) if verdict else ''
+            if item.provider not in self.draining)
 
 
 def _takes_over_capacity():

@@ -26,6 +26,7 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names
@@ -34,8 +35,6 @@ from cyborg_gpu_driver.host import health as health_reader
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import nvml_modes
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import health
 
 _DRIVER = 'nvidia'
@@ -54,20 +53,21 @@ def collect(data: dict[str, Any], failures: Any) -> None:
     """
     gpu_conf.register_opts(cfg.CONF)
     try:
-        machine = platform.from_conf(cfg.CONF)
+        machine = node.Node(cfg.CONF)
+        session = machine.platform.nvml
     except exception.GpuDriverError as error:
         failures.add('NVIDIA GPUs: %s', error)
         return
     try:
-        host = reader.HostReader(machine).snapshot()
+        host = machine.reader.snapshot()
         if host.problems and not host.gpus:
             failures.add('NVIDIA GPUs: %s', '; '.join(host.problems))
             return
         data[names.KEY] = inventory.to_dict(
-            host, _health(host, machine.nvml), _modes(host, machine.nvml))
+            host, _health(host, session), _modes(host, session))
     finally:
         # What keeps a GPU open stands in the way of its reset.
-        machine.nvml.reset()
+        session.reset()
 
 
 def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:

@@ -23,13 +23,11 @@ import time
 from collections.abc import Callable
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
 
@@ -52,33 +50,27 @@ class Outcome:
 class FirstBoot:
     """Cuts the GPUs of one machine.
 
-    :param machine: with :func:`.privileged.run_here` called for it.
-    :param applier: makes the changes.
-    :param ignores: whether a GPU is to be left alone.
+    :param server: its parts; privileged changes are made in this process.
     :param tell: called with what goes on, for people.
     :param clock: seconds that only grow.
     :param sleep: waits for so many seconds.
     """
 
-    def __init__(self, machine: platform.Platform, applier: apply.Applier,
-                 ignores: Callable[[model.Gpu], bool],
+    def __init__(self, server: node.Node,
                  tell: Callable[[str], object],
                  clock: Callable[[], float] = time.monotonic,
                  sleep: Callable[[float], object] = time.sleep):
-        self._machine = machine
-        self._applier = applier
-        self._ignores = ignores
+        self._node = server
         self._tell = tell
         self._clock = clock
         self._sleep = sleep
-        self._reader = reader.HostReader(machine)
 
     def has_gpus(self) -> bool:
         """Whether there is any NVIDIA GPU, with a driver or without.
 
         :raises HostUnusable: if that cannot be told.
         """
-        host = self._reader.snapshot()
+        host = self._node.reader.snapshot()
         if host.problems and not host.gpus:
             raise exception.HostUnusable(reason='; '.join(host.problems))
         return bool(host.gpus)
@@ -98,7 +90,8 @@ class FirstBoot:
         except exception.LayoutError as error:
             # The layout may be right for a GPU that cannot be read.
             unread = [choice.obstacle(host, gpu) for gpu in host.gpus
-                      if condition.is_failed(gpu) and not self._ignores(gpu)]
+                      if condition.is_failed(gpu)
+                      and not self._node.ignores(gpu)]
             return Outcome(
                 reports.Result.FAILED if any(unread)
                 else reports.Result.UNUSABLE,
@@ -108,7 +101,7 @@ class FirstBoot:
         """The machine, and what it lacks when the time is up."""
         end, said = self._clock() + timeout, None
         while True:
-            host = self._reader.snapshot()
+            host = self._node.reader.snapshot()
             lacking = self._lacking(host)
             left = end - self._clock()
             if not lacking or left <= 0:
@@ -120,7 +113,7 @@ class FirstBoot:
             self._sleep(min(_PAUSE, left))
             # An open session knows the GPUs that there were when it was
             # opened.
-            self._machine.nvml.reset()
+            self._node.platform.nvml.reset()
 
     def _lacking(self, host):
         """What the driver is not ready for; empty if it is ready."""
@@ -136,7 +129,8 @@ class FirstBoot:
         One that is bound to another driver was given away on purpose.
         """
         return [gpu for gpu in host.gpus if not gpu.visible_to_nvml
-                and gpu.driver in (None, _DRIVER) and not self._ignores(gpu)]
+                and gpu.driver in (None, _DRIVER)
+                and not self._node.ignores(gpu)]
 
     def _apply(self, host, found):
         gpus = choice.gpus(host)
@@ -161,8 +155,8 @@ class FirstBoot:
     def _change(self, gpus, wanted: dict[int, layout.Wanted]):
         """Reports of the GPUs that were to be changed, by index."""
         chosen = [index for index in wanted
-                  if not self._ignores(gpus[index])]
-        outcomes = self._applier.apply_all(
+                  if not self._node.ignores(gpus[index])]
+        outcomes = self._node.applier.apply_all(
             [(gpus[index], wanted[index]) for index in chosen])
         return {index: reports.GpuReport(
             index, str(outcome.gpu),
@@ -173,7 +167,7 @@ class FirstBoot:
 
     def _untouched(self, entry, index, gpu):
         """The report of a GPU that is ignored, or cannot be reached."""
-        if self._ignores(gpu):
+        if self._node.ignores(gpu):
             return reports.GpuReport(index, str(gpu.address), _IGNORED,
                                      entry.name)
         return reports.GpuReport(

@@ -27,8 +27,6 @@ from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 
 LOG = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ def may_have_gpus(conf: cfg.ConfigOpts) -> bool:
     Of ``[gpu]`` only the options that choose the machine need to be right.
     """
     try:
-        host = reader.HostReader(platform.from_conf(conf)).snapshot()
+        host = node.Node(conf).reader.snapshot()
     except exception.GpuDriverError:
         return True
     return bool(host.gpus or host.problems)

@@ -27,8 +27,6 @@ from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.program import binder
-from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
@@ -57,18 +55,19 @@ class Doctor(lister.Lister):
 
     def take_action(self, parsed_args):
         self.app.machine.explain()
-        comparison = _Comparison(
+        there = _Node(
             self.app.machine, parsed_args.host or self.app.machine.hostname,
             parsed_args.os_cloud)
         if parsed_args.repair:
-            comparison.check_privileges()
-            comparison.rebuild()
-        found = comparison.find()
+            cmd_machine.check_root(there.platform, 'repair what is on its '
+                                   'GPUs')
+            _rebuild(there)
+        found = there.reconciler.find(refresh=True)
         if parsed_args.repair:
             for difference in found:
                 if difference.safe:
-                    comparison.repair(difference)
-            found = comparison.find()
+                    _repair(there, difference)
+            found = there.reconciler.find(refresh=True)
         unread = _unread(self.app.machine.host)
         if not found and not unread:
             cmd_machine.say('No difference.')
@@ -93,8 +92,8 @@ def _unread(host):
     return unread
 
 
-class _Comparison:
-    """What a comparison of this host takes.
+class _Node(node.Node):
+    """The node of the doctor, which asks the services that it can.
 
     :param machine: the host of the command.
     :param hostname: name of the compute node.
@@ -102,105 +101,80 @@ class _Comparison:
     """
 
     def __init__(self, machine, hostname, cloud):
-        self._hostname = hostname
+        super().__init__(machine.conf, machine.settings, hostname,
+                         _open_placement(machine.conf), machine.mdev_problem)
         self._cloud = cloud
-        self._placement = _open_placement(machine.conf)
-        self._node = node.Node(
-            machine.conf, machine.settings, hostname,
-            self._placement and provider_tree.ProviderTree(
-                lambda: self._placement),
-            machine.mdev_problem)
-        self._node.act_here()
-        binds = binder.Binder(
-            self._node.live, self._node.hardware, self._node.journal,
-            self._node.state_path, self._publish)
-        self._reconciler = reconcile.Reconciler(
-            self._node.platform, self._node.live, self._node.journal,
-            self._node.settings, self._node.state_path, binds.recover,
-            self._publish, usages=self._usages, earlier=self._earlier,
-            requests=self._requests)
+        self.act_here()
 
-    def find(self):
-        return self._reconciler.find(refresh=True)
-
-    def check_privileges(self):
-        cmd_machine.check_root(self._node.platform,
-                               'repair what is on its GPUs')
-
-    def rebuild(self):
-        """Make the journal again if it cannot be used."""
-        if self._node.journal.check():
-            self._reconciler.rebuild()
-            cmd_machine.say('The journal was made again.')
-
-    def repair(self, difference):
-        """Repair one and say what became of it."""
-        try:
-            done = self._reconciler.repair(difference)
-        except exception.GpuDriverError as error:
-            done = f'{difference.subject} is not repaired: {error}'
-        cmd_machine.say(f'GPU {difference.gpu}: {done}')
-
-    def _requests(self):
+    def requests(self):
         """Cyborg's accelerator requests; None where no cloud is named.
 
         :raises CloudError: if the cloud that is named cannot be asked.
         """
         if not (self._cloud or connection.is_named()):
             return None
-        return arqs.read_claims(self._named_cloud, self._hostname)
+        return arqs.read_claims(self._named_cloud, self.hostname)
 
-    @functools.cached_property
-    def _named_cloud(self):
-        return connection.Cloud.named(self._cloud)
-
-    def _usages(self, looked):
-        if self._placement is None:
+    def usages(self, looked):
+        if self.tree is None:
             return None
-        self._withdrawn = self._node.withdrawn()
+        self.draining = self.withdrawn()
         found = self._drift.read(looked, {
-            address: self._inventories(address) for address in looked})
+            address: self.inventories(address) for address in looked})
         if found is None:
             cmd_machine.say('Placement does not answer and is left out.')
         return found
 
-    def _earlier(self, host):
-        if self._placement is None:
+    def earlier(self, host):
+        if self.tree is None:
             return ()
         try:
-            return earlier.read(self._node.tree, self._hostname, host)
+            return earlier.read(self.tree, self.hostname, host)
         except exception.GpuDriverError as error:
             cmd_machine.say("GPUs that servers have through Cyborg's own "
                             f'driver are left out: {error}')
             return ()
 
-    @functools.cached_property
-    def _drift(self):
-        return drift.Drift(self._node.tree, self._hostname, history=False)
-
-    @functools.cached_property
-    def _withdrawn(self):
-        return self._node.withdrawn()
-
-    def _inventories(self, address):
-        return self._node.inventories(address, self._withdrawn)
-
-    def _publish(self, address):
+    def publish(self, address):
         """Write what can be made now; the agent does so as well."""
-        if self._placement is None:
+        if self.tree is None:
             return
-        wanted = self._inventories(address)
-        keeper = self._node.keeper
+        wanted = self.inventories(address)
         try:
-            keeper.enforce(wanted, keeper.generations(
+            self.keeper.enforce(wanted, self.keeper.generations(
                 [inventory.provider for inventory in wanted]))
         except exception.GpuDriverError as error:
             cmd_machine.say(f'Placement was not written: {error}')
 
+    @functools.cached_property
+    def _named_cloud(self):
+        return connection.Cloud.named(self._cloud)
+
+    @functools.cached_property
+    def _drift(self):
+        return drift.Drift(self.tree, self.hostname, history=False)
+
+
+def _rebuild(there):
+    """Make the journal again if it cannot be used."""
+    if there.journal.check():
+        there.rebuilder.rebuild()
+        cmd_machine.say('The journal was made again.')
+
+
+def _repair(there, difference):
+    """Repair one difference and say what became of it."""
+    try:
+        done = there.repairer.repair(difference)
+    except exception.GpuDriverError as error:
+        done = f'{difference.subject} is not repaired: {error}'
+    cmd_machine.say(f'GPU {difference.gpu}: {done}')
+
 
 def _open_placement(conf):
     try:
-        return placement.Placement(conf)
+        client = placement.Placement(conf)
     except exception.CloudError as error:
         cmd_machine.say(f'Placement is left out: {error}')
         return None
+    return provider_tree.ProviderTree(lambda: client)

@@ -122,8 +122,7 @@ class _Boot:
         self._args = parsed_args
         self._state_path = node.state_path
         self._machine = node.platform
-        self._boot = first_boot.FirstBoot(
-            node.platform, node.applier, node.ignores, cmd_machine.say)
+        self._boot = first_boot.FirstBoot(node, cmd_machine.say)
         self._has_drive = False
         self._missed: reports.Report | None = None
         self._no_service: str | None = None

@@ -33,11 +33,13 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import making
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import turns
 
 LOG = logging.getLogger(__name__)
@@ -47,8 +49,6 @@ LOG = logging.getLogger(__name__)
 class Limits:
     """How long what Cyborg asks for may take, in seconds."""
 
-    bind: Callable[[], float] = lambda: 30.0
-    """Asked for each bind, when it arrives."""
     unbind: float = 5.0
     """Until an unbind answers; what is left to do goes on after that."""
     clock: Callable[[], float] = time.monotonic
@@ -61,36 +61,36 @@ class Binder:
     :param tools: what changes it.
     :param records: the journal.
     :param state_path: where the locks are.
-    :param publish: called with a GPU's address, without its lock, when what
-        can still be made on it may have changed. It must not raise.
-    :param destroyed: see :class:`.making.Maker`.
+    :param cloud: publishes what can still be made on a GPU when that may
+        have changed.
+    :param keeper: forgets the health of instances that were destroyed.
     :param limits: how long each may take.
     """
 
     def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
                  records: journal.Journal, state_path: str,
-                 publish: Callable[[model.PciAddress], None],
-                 destroyed: Callable[[model.PciAddress, model.Placement],
-                                     None] = lambda gpu, placement: None,
+                 cloud: services.Services, keeper: health.HealthKeeper,
                  limits: Limits = Limits()):
         self._host = host
         self._tools = tools
         self._journal = records
         self._state_path = state_path
-        self._publish = publish
+        self._cloud = cloud
         self._limits = limits
         self._audit = audit.Audit(state_path)
         self._maker = making.Maker(host, tools, records, self._audit,
-                                   destroyed)
+                                   keeper)
         self._turns = turns.Turns(limits.clock)
         self._kept: dict[str, str] = {}
         """Why what a handle had left could not be removed, by handle."""
 
-    def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
+    def bind(self, pci_addr: str, asked_type: str, ah_uuid: str,
+             seconds: float = 30.0) -> None:
         """Make what the handle stands for.
 
         Repeating a bind that succeeded does nothing.
 
+        :param seconds: how long it may take.
         :raises InvalidValue: if an argument is malformed.
         :raises UnknownGpu: if ``pci_addr`` is no function of our GPUs.
         :raises BindRefused: if it cannot be made; nothing has changed.
@@ -99,14 +99,14 @@ class Binder:
         :raises NvmlError, SysfsError: as the hardware refused it; undone.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
-        with self._turns.turn(asked, self._limits.bind()) as turn:
+        with self._turns.turn(asked, seconds) as turn:
             address = self._host.owner(asked.function)
             try:
                 made = self._bind(address, turn)
             finally:
                 # Also what a refused bind has learnt: Placement would
                 # promise the same place to the next server.
-                self._publish(address)
+                self._cloud.publish(address)
         if made is None:
             LOG.info('Handle %s is bound already', asked.handle)
             return
@@ -277,7 +277,7 @@ class Binder:
             if current is not None:
                 self._maker.remove(current)
         if current is not None:
-            self._publish(entry.gpu)
+            self._cloud.publish(entry.gpu)
 
     @contextlib.contextmanager
     def _unfinished(self, entry, seconds):
@@ -306,7 +306,7 @@ class Binder:
                 # A bind that came after the unbind.
                 return
             self._maker.remove_unrecorded(address, asked)
-        self._publish(address)
+        self._cloud.publish(address)
         self._tools.undefine_mdev(asked.handle)
         LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
                     'journal knows nothing; a GPU instance that it may have '

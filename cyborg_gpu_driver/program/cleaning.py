@@ -33,7 +33,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
@@ -73,12 +72,12 @@ class Tenancy(Protocol):
 class Cleaner:
     """Knows which whole GPUs are clean, and cleans the others.
 
+    :param resetter: resets GPUs.
     :param state_path: ``[gpu] state_path``.
     :param tenancy: asks Placement.
     :param record: what was done.
     :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
         remembered or withheld.
-    :param on_reset: called with the address of a GPU that was reset.
     :param clock: seconds that only grow.
     :param closes_used: whether a GPU is closed as soon as somebody has it.
         False closes it when it was given back: Placement before 14.0.0
@@ -87,12 +86,11 @@ class Cleaner:
         (_check_capacity_exceeded in placement/objects/allocation.py).
     """
 
-    def __init__(self, machine: platform.Platform, state_path: str,
+    def __init__(self, resetter: reset.Resetter, state_path: str,
                  tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
-                 on_reset: Callable[[model.PciAddress], None] | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  closes_used: bool = True):
-        self._resetter = reset.Resetter(machine, on_reset)
+        self._resetter = resetter
         self._state_path = state_path
         self._store = store.of(state_path)
         self._tenancy = tenancy

@@ -32,6 +32,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -59,8 +60,8 @@ class HealthKeeper:
 
     :param machine: where the GPUs are asked.
     :param state_path: ``[gpu] state_path``.
-    :param on_change: called with a GPU's address when an event has made it,
-        or an instance of it, sick or sicker.
+    :param cloud: publishes a GPU when an event has made it, or an instance
+        of it, sick or sicker.
     :param clean_checks: how many clean checks in a row heal.
     :param ignored_xids: XIDs that are not counted, beside those that never
         are.
@@ -68,8 +69,7 @@ class HealthKeeper:
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
-                 on_change: Callable[[model.PciAddress], object]
-                 = lambda address: None, clean_checks: int = 5,
+                 cloud: services.Services, clean_checks: int = 5,
                  ignored_xids: Collection[int] = (),
                  clock: Callable[[], float] = time.time):
         self._nvml = machine.nvml
@@ -77,7 +77,7 @@ class HealthKeeper:
         self._board_records = machine.records
         self._reader = host_health.HealthReader(machine.nvml)
         self._store = store.of(state_path)
-        self.on_change = on_change
+        self._cloud = cloud
         self._needed = clean_checks
         self._ignored = frozenset(ignored_xids)
         self._boot_id = machine.boot_id
@@ -121,7 +121,7 @@ class HealthKeeper:
                     known.ailments, event.xid, now, placement,
                     event.instance_id)))
         if _verdicts(before) != _verdicts(after):
-            self.on_change(event.address)
+            self._cloud.publish_soon(event.address)
 
     def sick(self, address: model.PciAddress) -> health.Verdict | None:
         """How a GPU is, if it is sick; None if it is well."""
@@ -135,8 +135,9 @@ class HealthKeeper:
 
     def reset_done(self, address: model.PciAddress) -> None:
         """Forget what a reset of the GPU cures; it was just reset."""
-        self._change(address, lambda known: dataclasses.replace(
-            known, ailments=health.after_reset(known.ailments)))
+        if self._ailments(address):
+            self._change(address, lambda known: dataclasses.replace(
+                known, ailments=health.after_reset(known.ailments)))
 
     def replaced(self, address: model.PciAddress) -> bool:
         """Forget all of a GPU: an operator says that it is well.

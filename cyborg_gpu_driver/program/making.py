@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-from collections.abc import Callable
 
 from oslo_log import log as logging
 from oslo_utils import excutils
@@ -31,6 +30,7 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import plan
@@ -70,20 +70,18 @@ class Maker:
     :param tools: what changes it.
     :param records: the journal.
     :param history: the audit log.
-    :param destroyed: called with a GPU's address and the placement of an
-        instance that was destroyed. It must not raise.
+    :param keeper: forgets the health of instances that were destroyed.
     """
 
     def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
                  records: journal.Journal, history: audit.Audit,
-                 destroyed: Callable[[model.PciAddress, model.Placement],
-                                     None]):
+                 keeper: health.HealthKeeper):
         self._host = host
         self._tools = tools
         self._journal = records
         self._shared = shared.SharedInstances(tools, records)
         self._audit = history
-        self._destroyed = destroyed
+        self._health = keeper
 
     def is_made(self, address: model.PciAddress,
                 asked: request.Request) -> bool:
@@ -180,7 +178,7 @@ class Maker:
         """
         instance = self._shared.remove(entry, self._host.refresh_gpu)
         if instance is not None:
-            self._destroyed(entry.gpu, instance.placement)
+            self._health.instance_gone(entry.gpu, instance.placement)
         self._journal.remove(entry.handle)
         self._audit.record(
             entry.gpu, 'undone' if entry.phase is journal.Phase.BINDING

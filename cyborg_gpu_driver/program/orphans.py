@@ -106,17 +106,22 @@ class Keeper:
 
     :param machine: one whose privileged changes are made in this process
         (:func:`cyborg_gpu_driver.program.privileged.run_here`).
+    :param host_reader: reads the machine.
+    :param tools: what changes it.
+    :param records: the journal.
     :param state_path: ``[gpu] state_path``.
     """
 
-    def __init__(self, machine: platform.Platform, state_path: str,
+    def __init__(self, machine: platform.Platform,
+                 host_reader: reader.HostReader, tools: hardware.Hardware,
+                 records: journal.Journal, state_path: str,
                  settings: policies.Settings):
         self._machine = machine
-        self._reader = reader.HostReader(machine)
-        self._tools = hardware.Hardware(machine)
+        self._reader = host_reader
+        self._tools = tools
+        self._journal = records
         self._state_path = state_path
         self._settings = settings
-        self._binds = journal.Journal(state_path)
         self._store = store.of(state_path)
 
     def found(self) -> tuple[Found, ...]:
@@ -210,7 +215,7 @@ class Keeper:
     def _owner(self, gpu, vgpu):
         if self._settings.ignores(gpu):
             return 'ignored'
-        for entry in self._binds.entries(gpu.address):
+        for entry in self._journal.entries(gpu.address):
             if (entry.handle == vgpu.uuid if vgpu.uuid
                     else entry.vfio and entry.function == vgpu.function):
                 return f'{entry.handle} ({entry.phase.value})'

@@ -36,10 +36,12 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import blockers
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import whole
 from cyborg_gpu_driver.record import store
 
@@ -169,25 +171,21 @@ class Preparer:
 
     :param taker: takes the steps.
     :param state_path: ``[gpu] state_path``: locks and journals.
-    :param claims: why a GPU may have servers that leave no trace on this
-        machine; empty if it has none.
+    :param keeper: knows which GPUs are sick.
+    :param cloud: knows which GPUs have servers.
     :param clock: seconds that only grow.
-    :param unfit: why a GPU must not be given to a server now; empty if it
-        is well.
     """
 
     def __init__(self, machine: platform.Platform, taker: StepTaker,
                  state_path: str, settings: policies.Settings,
-                 claims: Callable[[model.PciAddress], str],
-                 clock: Callable[[], float] = time.monotonic,
-                 unfit: Callable[[model.PciAddress], str]
-                 = lambda address: ''):
+                 keeper: health.HealthKeeper, cloud: services.Services,
+                 clock: Callable[[], float] = time.monotonic):
         self._machine = machine
         self._taker = taker
         self._state_path = state_path
         self._settings = settings
-        self._claims = claims
-        self._unfit = unfit
+        self._health = keeper
+        self._cloud = cloud
         self._binds = journal.Journal(state_path)
         self._store = store.of(state_path)
         self._patience = patience.Patience(LOG, clock)
@@ -232,10 +230,10 @@ class Preparer:
         """Why the steps cannot be taken now, for people; or ``''``."""
         if gpu.problems:
             return '; '.join(gpu.problems)
-        unfit = self._unfit(gpu.address)
-        if readiness.Step.BIND_VFIO in steps and unfit:
-            return (f'it is sick ({unfit}); it stays with its driver, which '
-                    'tells when it is well')
+        sick = self._health.sick(gpu.address)
+        if readiness.Step.BIND_VFIO in steps and sick:
+            return (f'it is sick ({"; ".join(sick.reasons)}); it stays with '
+                    'its driver, which tells when it is well')
         try:
             if readiness.HARMLESS.issuperset(steps):
                 found = whole.blockers_of(self._machine, gpu, steps)
@@ -248,7 +246,8 @@ class Preparer:
                     found = ('a change of its layout did not come to its '
                              'end',)
                 if not found:
-                    found = tuple(filter(None, [self._claims(gpu.address)]))
+                    found = tuple(filter(None, [
+                        self._cloud.claimed(gpu.address)]))
         except Exception as error:
             return f'it is not known whether it is idle: {error}'
         return 'in use: ' + ', '.join(found) if found else ''

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -41,12 +40,10 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
-
-Requests = Callable[[], reconcile.Claims | None]
-"""Asks for Cyborg's accelerator requests now; None if they are not known."""
 
 
 class Rebuilder:
@@ -56,18 +53,18 @@ class Rebuilder:
     :param host: what is known of it.
     :param records: the journal.
     :param state_path: ``[gpu] state_path``: locks, and what others made.
-    :param requests: as :data:`Requests`.
+    :param cloud: knows Cyborg's accelerator requests.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: journal.Journal, state_path: str,
-                 requests: Requests):
+                 cloud: services.Services):
         self._machine = machine
         self._host = host
         self._journal = records
         self._state_path = state_path
         self._store = store.of(state_path)
-        self._requests = requests
+        self._cloud = cloud
 
     def rebuild(self) -> list[model.PciAddress]:
         """Find what is bound on the GPUs whose claims are lost.
@@ -78,7 +75,7 @@ class Rebuilder:
         :returns: those GPUs.
         :raises JournalError: if nothing can be written.
         """
-        claims = self._requests()
+        claims = self._cloud.requests()
         found, again, left = [], [], 0
         for gpu in self._host.host().gpus:
             with locks.gpu(self._state_path, gpu.address):

@@ -23,9 +23,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
 
 from oslo_log import log as logging
 
@@ -34,28 +31,19 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import differences
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import repair
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
-
-Looked = Mapping[model.PciAddress, Sequence[partition_offers.Offer]]
-"""The offers of each GPU."""
-Usages = Callable[[Looked], Mapping[
-    model.PciAddress, tuple[reconcile.Usage, ...]] | None]
-"""Asks Placement; None if it could not be asked."""
-Earlier = Callable[[model.Host], Iterable[reconcile.Earlier]]
-"""Asks Placement for what servers have through Cyborg's own driver."""
 
 _GRACE = 300.0
 _SLICED = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
@@ -69,12 +57,10 @@ class Reconciler:
     :param records: the journal.
     :param settings: the operator's policies.
     :param state_path: ``[gpu] state_path``.
-    :param recover: finishes binds and unbinds that are under way.
-    :param publish: see :class:`cyborg_gpu_driver.program.repair.Means`.
-    :param usages: as :data:`Usages`; without it Placement is left out.
-    :param earlier: what servers have through Cyborg's own driver.
-    :param requests: asks for Cyborg's accelerator requests; None, now or
-        as its answer, leaves them out.
+    :param keeper: knows who uses a vGPU.
+    :param rebuilder: makes a lost journal again.
+    :param repairer: repairs differences.
+    :param cloud: what it does not know is left out.
     :param grace: seconds that something has to last which may be but a
         bind or unbind under way.
     :param clock: seconds that only grow.
@@ -82,30 +68,22 @@ class Reconciler:
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: journal.Journal, settings: policies.Settings,
-                 state_path: str, recover: Callable[[], None],
-                 publish: Callable[[model.PciAddress], None],
-                 usages: Usages = lambda looked: None,
-                 earlier: Earlier = lambda host: (),
-                 requests: rebuild.Requests = lambda: None,
-                 grace: float = _GRACE,
+                 state_path: str, keeper: orphans.Keeper,
+                 rebuilder: rebuild.Rebuilder, repairer: repair.Repairer,
+                 cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
         self._host = host
         self._journal = records
         self._settings = settings
         self._state_path = state_path
-        self._usages = usages
-        self._earlier = earlier
-        self._requests = requests
+        self._keeper = keeper
+        self._rebuilder = rebuilder
+        self._repairer = repairer
+        self._cloud = cloud
         self._grace = grace
         self._clock = clock
         self._store = store.of(state_path)
-        self._keeper = orphans.Keeper(machine, state_path, settings)
-        self._rebuilder = rebuild.Rebuilder(machine, host, records,
-                                            state_path, requests)
-        self._repairer = repair.Repairer(repair.Means(
-            host, hardware.Hardware(machine), records, self._keeper,
-            self._rebuilder, state_path, requests, recover, publish))
         self._since: dict[tuple, float] = {}
         self._said: dict[tuple, str] = {}
         self._unrepaired: dict[tuple, str] = {}
@@ -120,7 +98,7 @@ class Reconciler:
         """
         try:
             if lost:
-                self.rebuild()
+                self._rebuilder.rebuild()
             found = self._due(self.find())
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
@@ -152,11 +130,11 @@ class Reconciler:
         broken = self._broken(host)
         gpus = [gpu for gpu in host.gpus if gpu.address not in broken]
         marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
-        claims = self._requests()
-        usages = self._usages({gpu.address: self._host.offers(gpu)
-                               for gpu in gpus}) or {}
+        claims = self._cloud.requests()
+        usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
+                                     for gpu in gpus}) or {}
         found = [*broken.values(), *differences.absent(before, host),
-                 *differences.earlier(self._earlier(host))]
+                 *differences.earlier(self._cloud.earlier(host))]
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
                     locks.gpu(self._state_path, gpu.address):
@@ -180,14 +158,6 @@ class Reconciler:
                 found[gpu.address] = differences.unreadable(gpu.address,
                                                             str(error))
         return found
-
-    def rebuild(self) -> None:
-        """See :meth:`.rebuild.Rebuilder.rebuild`."""
-        self._rebuilder.rebuild()
-
-    def repair(self, difference: reconcile.Difference) -> str:
-        """See :meth:`.repair.Repairer.repair`."""
-        return self._repairer.repair(difference)
 
     def _facts(self, gpu, entries, claims, usages):
         record = dataclasses.replace(self._store.read(gpu.address),

@@ -20,48 +20,48 @@ since.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import rebuild
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import shared
 
 
-@dataclasses.dataclass(frozen=True)
-class Means:
-    """What repairs are made with.
+class Repairer:
+    """Carries out repairs on one machine.
 
-    :param recover: finishes what an entry says is under way; never raises
-        (:meth:`cyborg_gpu_driver.program.binder.Binder.recover`).
-    :param publish: called with a GPU's address, without its lock: writes
-        what can still be made on it to Placement.
+    :param host: what is known of the machine.
+    :param tools: what changes it.
+    :param records: the journal.
+    :param keeper: knows who uses a vGPU.
+    :param rebuilder: writes the entries of requests that have none.
+    :param binds: finishes what is under way.
+    :param state_path: where the locks are.
+    :param cloud: knows the accelerator requests, and publishes.
     """
 
-    host: live.LiveHost
-    tools: hardware.Hardware
-    records: journal.Journal
-    keeper: orphans.Keeper
-    rebuilder: rebuild.Rebuilder
-    state_path: str
-    requests: rebuild.Requests
-    recover: Callable[[], None]
-    publish: Callable[[model.PciAddress], None]
-
-
-class Repairer:
-    """Carries out repairs on one machine."""
-
-    def __init__(self, means: Means):
-        self._means = means
-        self._shared = shared.SharedInstances(means.tools, means.records)
+    def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
+                 records: journal.Journal, keeper: orphans.Keeper,
+                 rebuilder: rebuild.Rebuilder, binds: binder.Binder,
+                 state_path: str, cloud: services.Services):
+        self._host = host
+        self._tools = tools
+        self._journal = records
+        self._keeper = keeper
+        self._rebuilder = rebuilder
+        self._binder = binds
+        self._state_path = state_path
+        self._cloud = cloud
+        self._shared = shared.SharedInstances(tools, records)
         self._ways = {
             reconcile.Kind.NO_REQUEST: self._return,
             reconcile.Kind.VGPU_GONE: self._make_again,
@@ -90,7 +90,7 @@ class Repairer:
         entry (``repeats``), or finds one that is to be removed.
         """
         entry = self._entry(difference)
-        claims = self._means.requests()
+        claims = self._cloud.requests()
         if claims is None:
             raise _kept('Cyborg could not be asked again')
         if claims.of(entry.handle) is not None:
@@ -100,25 +100,25 @@ class Repairer:
                         + ', '.join(claims.unsettled))
         with self._locked(difference):
             self._check_unchanged(entry)
-            user = users(self._means.keeper, entry.gpu, (entry,)).get(
+            user = users(self._keeper, entry.gpu, (entry,)).get(
                 differences.vgpu_name(entry))
             if user:
                 raise _kept(user)
-            self._means.records.give_back(entry.handle)
+            self._journal.give_back(entry.handle)
         self._finish(difference)
         return f'returned {entry.profile} of handle {entry.handle}'
 
     def _finish(self, difference):
-        self._means.recover()
-        if self._means.records.get(difference.subject) is not None:
+        self._binder.recover()
+        if self._journal.get(difference.subject) is not None:
             raise _kept('it cannot be removed yet; the log says why')
         return f'removed what handle {difference.subject} had left'
 
     def _make_again(self, difference):
         """Make a handle's instance and vGPU again, where they were."""
-        tools, done = self._means.tools, []
+        tools, done = self._tools, []
         entry = self._entry(difference)
-        claims = self._means.requests()
+        claims = self._cloud.requests()
         if claims is None or claims.of(entry.handle) is None:
             raise _kept('no accelerator request has it')
         with self._locked(difference):
@@ -132,9 +132,9 @@ class Repairer:
             below = None
             if tools.vgpu_type(entry) is None:
                 entry, below = self._shared.settle(tools.make_vgpu(entry))
-                self._means.records.put(entry)
+                self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')
-            self._means.host.record(entry.gpu, made=(cut, model.Vgpu(
+            self._host.record(entry.gpu, made=(cut, model.Vgpu(
                 entry.function, entry.mdev_type,
                 None if entry.vfio else entry.handle, below)))
         return (f'made {" and ".join(done) or "nothing"} again for handle '
@@ -142,8 +142,8 @@ class Repairer:
 
     def _cut(self, entry):
         """Cut the instance of an entry, and of those that share it."""
-        tools, records = self._means.tools, self._means.records
-        gpu = self._means.host.gpu(entry.gpu)
+        tools, records = self._tools, self._journal
+        gpu = self._host.gpu(entry.gpu)
         profile = gpu.mig.profile_by_id(entry.profile_id) if gpu.mig else None
         if profile is None:
             raise _kept('the GPU has no such profile now')
@@ -159,32 +159,32 @@ class Repairer:
 
     def _record(self, difference):
         """Write the entry of a request whose vGPU is there."""
-        claims = self._means.requests()
+        claims = self._cloud.requests()
         claim = claims and claims.of(difference.subject)
         if claim is None:
             raise _kept('no accelerator request has it any more')
         with self._locked(difference):
-            if self._means.records.get(claim.handle) is None:
-                self._means.rebuilder.adopt(
-                    self._means.host.gpu(difference.gpu), claim)
-        self._means.publish(difference.gpu)
+            if self._journal.get(claim.handle) is None:
+                self._rebuilder.adopt(
+                    self._host.gpu(difference.gpu), claim)
+        self._cloud.publish(difference.gpu)
         return f'recorded handle {claim.handle} as bound'
 
     def _publish(self, difference):
-        self._means.publish(difference.gpu)
+        self._cloud.publish(difference.gpu)
         return 'wrote reserved'
 
     def _locked(self, difference):
-        return locks.gpu(self._means.state_path, difference.gpu)
+        return locks.gpu(self._state_path, difference.gpu)
 
     def _entry(self, difference):
-        entry = self._means.records.get(difference.subject)
+        entry = self._journal.get(difference.subject)
         if entry is None or entry.phase is not journal.Phase.BOUND:
             raise _kept('it is not bound any more')
         return entry
 
     def _check_unchanged(self, entry):
-        if self._means.records.get(entry.handle) != entry:
+        if self._journal.get(entry.handle) != entry:
             raise _kept('it has been bound or unbound meanwhile')
 
 

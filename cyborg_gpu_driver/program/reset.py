@@ -37,6 +37,7 @@ from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import holders
 from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.program import privileged_gpu
@@ -126,13 +127,15 @@ def _check_answers(machine, address):
 class Resetter:
     """Resets GPUs of one machine that nobody uses.
 
-    :param on_reset: called with the address of a GPU that was reset.
+    :param keeper: forgets what a reset cures.
     """
 
     def __init__(self, machine: platform.Platform,
-                 on_reset: Callable[[model.PciAddress], None] | None = None):
+                 keeper: health.HealthKeeper):
         self._machine = machine
-        self._on_reset = on_reset or (lambda address: None)
+        self._health = keeper
+        self.done: set[model.PciAddress] = set()
+        """GPUs that were reset; for the caller to clear."""
 
     def can_reset(self, address: model.PciAddress) -> bool:
         """Whether the kernel knows a way to reset the GPU."""
@@ -162,7 +165,8 @@ class Resetter:
         began = time.monotonic()
         method = once(self._machine, address)
         seconds = round(time.monotonic() - began, 3)
-        self._on_reset(address)
+        self._health.reset_done(address)
+        self.done.add(address)
         after = self._traces(address)
         reason = cleaning.remains(before, after)
         if reason:

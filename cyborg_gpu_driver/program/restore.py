@@ -42,6 +42,7 @@ from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import shared
 from cyborg_gpu_driver.program import steps
 from cyborg_gpu_driver.program import way_back
@@ -58,20 +59,18 @@ class Restorer:
     :param applier: undoes what was under way.
     :param state_path: ``[gpu] state_path``: locks and journals.
     :param settings: the operator's policies; none of them by default.
-    :param claims: why a GPU may have servers that leave no trace on this
-        machine; empty if it has none.
+    :param cloud: knows which GPUs have servers.
     """
 
     def __init__(self, machine: platform.Platform, applier: apply.Applier,
                  state_path: str,
                  settings: policies.Settings | None = None,
-                 claims: Callable[[model.PciAddress], str] = (
-                     lambda address: '')):
+                 cloud: services.Services | None = None):
         self._machine = machine
         self._applier = applier
         self._state_path = state_path
         self._settings = settings or policies.Settings()
-        self._claims = claims
+        self._cloud = cloud or services.Services()
         self._binds = journal.Journal(state_path)
         self._tools = hardware.Hardware(machine)
         self._shared = shared.SharedInstances(self._tools, self._binds)
@@ -148,7 +147,8 @@ class Restorer:
         if found and needed:
             raise exception.ChangeRefused(
                 gpu=gpu.address, reason='in the way: ' + ', '.join(found))
-        reason = ', '.join(found) or not needed and self._claims(gpu.address)
+        reason = ', '.join(found) or (
+            not needed and self._cloud.claimed(gpu.address))
         if reason:
             # Only the policy asks for more, and the agent sees to that as
             # soon as the GPU is idle.

@@ -42,6 +42,7 @@ from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import base as functional
@@ -230,7 +231,8 @@ class KillCase(base.BaseTestCase):
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
             machine, prepare.StepTaker(machine, host_reader),
-            self.state_path, running._settings, lambda _: '').prepare(
+            self.state_path, running._settings, running._health,
+            services.Services()).prepare(
                 host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)
 

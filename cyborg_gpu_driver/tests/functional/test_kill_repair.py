@@ -20,7 +20,6 @@ import testscenarios
 
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
@@ -53,11 +52,13 @@ class RepairCase(kill_case.KillCase):
         """
         def work(running):
             running.report()
+            there = running._node
+            there.requests = lambda: claims
+            there.publish = lambda address: None
             reconcile.Reconciler(
-                privileged.machine(), running._host, running._journal,
-                running._settings, self.state_path, running._binder.recover,
-                lambda address: None, requests=lambda: claims,
-                grace=0).look()
+                there.platform, there.live, there.journal, there.settings,
+                there.state_path, there.vgpus, there.rebuilder,
+                there.repairer, there, grace=0).look()
 
         return self.process(work, number)
 

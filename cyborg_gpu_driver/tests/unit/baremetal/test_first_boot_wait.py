@@ -17,13 +17,15 @@ import json
 
 import fixtures
 import pynvml
+from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
@@ -41,12 +43,20 @@ class WaitTest(base.BaseTestCase):
         self.addCleanup(self.hardware.uninstall)
         privileged.run_here(machine)
         self.now, self.said, self.happens = 0.0, [], {}
-        self.boot = first_boot.FirstBoot(
-            machine, apply.Applier(machine, directory), lambda gpu: False,
-            self.said.append, lambda: self.now, self.sleep)
+        self.conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(self.conf)
+        self.conf([], project='cyborg', default_config_files=[])
+        self.conf.set_override('state_path', directory, 'gpu')
+        self.boot = self.start()
         text = json.dumps({'meta': {layout_sources.KEY: 'all-1g.10gb'}})
         self.found, = layout_sources.in_documents(
             {'meta_data.json': text}.get, 'drive')
+
+    def start(self):
+        server = node.Node(self.conf)
+        server.platform = privileged.machine()
+        return first_boot.FirstBoot(server, self.said.append,
+                                    lambda: self.now, self.sleep)
 
     def sleep(self, seconds):
         self.now += seconds
@@ -115,9 +125,8 @@ class WaitTest(base.BaseTestCase):
         self.assertTrue(self.boot.has_gpus())
         self.hardware.unload_library()
         self.hardware.faults.fail_read('*/vendor', errno.EIO, times=None)
-        blind = first_boot.FirstBoot(
-            privileged.machine(), None, None, self.said.append)
-        error = self.assertRaises(exception.HostUnusable, blind.has_gpus)
+        error = self.assertRaises(exception.HostUnusable,
+                                  self.start().has_gpus)
         self.assertIn('PCI function ', str(error))
 
     def test_mig_that_cannot_be_read_is_no_wrong_layout(self):

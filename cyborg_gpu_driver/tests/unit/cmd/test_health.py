@@ -21,6 +21,7 @@ import fixtures
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.cmd import base
@@ -64,7 +65,7 @@ class TestHealth(base.CommandCase):
     def test_sick_by_what_the_agent_knows_until_it_is_cleared(self):
         agent = health.HealthKeeper(
             platform.open_platform(self.machine), self.state_path,
-            clock=lambda: 86400.0)
+            services.Services(), clock=lambda: 86400.0)
         self.addCleanup(self.machine.uninstall)
         agent.event(health_facts.Event(model.PciAddress.parse(_GPU), 119))
         row = self.show(1)[0]
@@ -82,7 +83,8 @@ class TestHealth(base.CommandCase):
         address = model.PciAddress.parse(_GPU)
         instance = machine.nvml.create_gpu_instance(
             machine.nvml.device(address), 14, model.Placement(2, 2))
-        health.HealthKeeper(machine, self.state_path).event(
+        health.HealthKeeper(
+            machine, self.state_path, services.Services()).event(
             health_facts.Event(address, 94, instance.instance_id))
         rows = self.show(1)
         self.assertEqual([(None, 'ok', {}), ('2:2', 'transient', {'94': 1})],

@@ -28,9 +28,11 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
 
@@ -58,6 +60,8 @@ class BinderCase(base.BaseTestCase):
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.address = model.PciAddress.parse(self.gpu)
         self.published = []
+        self.cloud = services.Services()
+        self.cloud.publish = self.published.append
         self.restart()
 
     def restart(self):
@@ -73,7 +77,8 @@ class BinderCase(base.BaseTestCase):
             self.journal)
         self.binder = binder.Binder(
             self.live, hardware.Hardware(platform_), self.journal,
-            self.state_path, self.published.append, limits=self.limits)
+            self.state_path, self.cloud, health.HealthKeeper(
+                platform_, self.state_path, self.cloud), self.limits)
         self.live.refresh()
 
     def handle(self, profile, number=0):

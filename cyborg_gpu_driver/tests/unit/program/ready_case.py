@@ -24,9 +24,11 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import fixed
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
@@ -71,9 +73,12 @@ class ReadyCase(base.BaseTestCase):
 
     def start(self):
         taker = prepare.StepTaker(self.platform, self.reader)
+        cloud = services.Services()
+        cloud.claimed = lambda _: self.servers
         self.preparer = prepare.Preparer(
             self.platform, taker, self.state_path, self.settings,
-            lambda _: self.servers, lambda: self.now)
+            health.HealthKeeper(self.platform, self.state_path, cloud),
+            cloud, lambda: self.now)
         self.fixed = fixed.FixedVgpus(
             self.platform, taker, self.state_path, self.settings,
             lambda: self.now)

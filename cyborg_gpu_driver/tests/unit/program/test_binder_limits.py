@@ -46,8 +46,7 @@ class LimitCase(binder_case.BinderCase):
 
     def setUp(self):
         self.now = 0.0
-        self.limits = binder.Limits(lambda: self.seconds, 0.1,
-                                    lambda: self.now)
+        self.limits = binder.Limits(0.1, lambda: self.now)
         super().setUp()
         self.asked = self.handle('3g.20gb')
 
@@ -77,10 +76,9 @@ class LimitCase(binder_case.BinderCase):
 class LateBindTest(LimitCase):
 
     def test_a_lock_is_waited_for_until_the_deadline_only(self):
-        self.seconds = 0.1
         with self.hold():
             error = self.assertRaises(
-                exception.BindRefused, self.binder.bind, *self.asked)
+                exception.BindRefused, self.binder.bind, *self.asked, 0.1)
         self.assertIn('the test', str(error))
         self.assertEqual(_NOTHING, self.truth())
         self.assertEqual([], self.phases())
@@ -249,14 +247,14 @@ class PublishTest(binder_case.BinderCase):
             self.published.append(self.creatable()['7g.40gb'])
 
     def test_placement_is_told_without_the_lock(self):
-        self.binder._publish = self.publish
+        self.cloud.publish = self.publish
         asked = self.handle('1g.5gb')
         self.binder.bind(*asked)
         self.binder.unbind(*asked)
         self.assertEqual([0, 1], self.published)
 
     def test_what_a_refused_bind_has_learnt_is_told(self):
-        self.binder._publish = self.publish
+        self.cloud.publish = self.publish
         self.stranger(19, 0, 1)
         self.assertRaises(exception.BindRefused, self.binder.bind,
                           *self.handle('7g.40gb'))

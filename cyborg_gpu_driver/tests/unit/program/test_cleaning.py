@@ -30,9 +30,12 @@ from cyborg_gpu_driver.partition import cleaning as states
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program import reset
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
@@ -96,7 +99,6 @@ class CleaningCase(base.BaseTestCase):
         self.addCleanup(self.machine.uninstall)
         self.ledger = Ledger()
         self.now = 1000.0
-        self.healed = []
         self.enabled = True
         self.use(platform.open_platform(self.machine))
         # The first report comes before Cyborg has made the provider.
@@ -117,10 +119,13 @@ class CleaningCase(base.BaseTestCase):
             reader.HostReader(self.platform), policies.Settings(
                 policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
             journal.Journal(self.state_path))
+        self.health = health.HealthKeeper(self.platform, self.state_path,
+                                          services.Services())
+        self.resetter = reset.Resetter(self.platform, self.health)
         self.cleaner = cleaning.Cleaner(
-            self.platform, self.state_path, self.ledger,
-            audit.Audit(self.state_path), self.enabled, self.healed.append,
-            lambda: self.now, self.closes_used)
+            self.resetter, self.state_path, self.ledger,
+            audit.Audit(self.state_path), self.enabled, lambda: self.now,
+            self.closes_used)
 
     def look(self):
         """One report: whether the GPU is withheld after it."""
@@ -154,7 +159,7 @@ class CleaningCase(base.BaseTestCase):
 
     def state(self):
         """As it is on the disk."""
-        from_disk = cleaning.Cleaner(self.platform, self.state_path, None,
+        from_disk = cleaning.Cleaner(self.resetter, self.state_path, None,
                                      None)
         return from_disk._known(self.address).state
 
@@ -177,7 +182,7 @@ class TenantsTest(CleaningCase):
         self.assertTrue(self.withheld())
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
-        self.assertEqual([self.address], self.healed)
+        self.assertEqual({self.address}, self.resetter.done)
         for _ in range(3):
             self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
@@ -456,9 +461,7 @@ class CrashTest(CleaningCase):
             raise Crash
 
         self.use_up()
-        self.cleaner = cleaning.Cleaner(
-            self.platform, self.state_path, self.ledger,
-            audit.Audit(self.state_path), on_reset=crash)
+        self.health.reset_done = crash
         self.assertRaises(Crash, self.look)
         self.assertEqual(1, self.resets())
         self.assertIs(_STATE.CLEANING, self.state())

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health as keeper
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.host import base
 
@@ -42,6 +43,8 @@ class KeeperCase(base.SimulatedTestCase):
         self.path = store.Store(self.state_path).path(self.first)
         self.now = 1000.0
         self.changed = []
+        self.cloud = services.Services()
+        self.cloud.publish_soon = self.changed.append
         self.name = str(self.first)
         self.second = self.addresses[1]
         self.keeper = self.start()
@@ -50,7 +53,7 @@ class KeeperCase(base.SimulatedTestCase):
         """A keeper, as a new process has one."""
         return keeper.HealthKeeper(**{
             'machine': self.platform, 'state_path': self.state_path,
-            'on_change': self.changed.append, 'clean_checks': _NEEDED,
+            'cloud': self.cloud, 'clean_checks': _NEEDED,
             'clock': lambda: self.now, **changes})
 
     def check(self, times=1):
@@ -122,8 +125,8 @@ class EventsTest(KeeperCase):
         self.assertFalse(self.keeper.sick_instances(self.first))
 
     def test_it_is_written_before_it_is_told(self):
-        self.keeper = self.start(on_change=lambda address: (
-            self.changed.append(self.start().sick(address))))
+        self.cloud.publish_soon = lambda address: (
+            self.changed.append(self.start().sick(address)))
         self.event(79)
         self.assertTrue(self.changed[0].sick)
 

@@ -24,6 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import privileged
@@ -56,8 +57,10 @@ class OrphanCase(base.BaseTestCase):
         self.keeper = self.keep()
 
     def keep(self, **settings):
-        return orphans.Keeper(self.platform, self.state_path,
-                              policies.Settings(**settings))
+        return orphans.Keeper(
+            self.platform, reader.HostReader(self.platform),
+            hardware.Hardware(self.platform), self.binds, self.state_path,
+            policies.Settings(**settings))
 
     def snapshot(self):
         return reader.HostReader(self.platform).snapshot().gpu(self.address)

@@ -203,7 +203,8 @@ class RebuilderTest(binder_case.BinderCase):
         self.assertTrue(self.journal.check())
         self.rebuilder = rebuild.Rebuilder(
             simulated.open_platform(self.machine), self.live, self.journal,
-            self.state_path, lambda: self.claims)
+            self.state_path, self.cloud)
+        self.cloud.requests = lambda: self.claims
         self.addCleanup(self.machine.uninstall)
 
     def test_all_is_found_and_can_be_unbound(self):

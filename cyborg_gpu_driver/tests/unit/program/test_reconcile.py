@@ -19,11 +19,16 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.program import repair
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
@@ -43,18 +48,29 @@ class ReconcileCase(binder_case.BinderCase):
         self.asked = self.unsettled = ()
         self.known = True
         self.usages = {}
+        self.cloud.requests = self.requests
+        self.cloud.usages = lambda looked: self.usages
         self.build()
 
     def build(self):
         platform_ = simulated.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         self.sysfs = platform_.sysfs
+        settings = policies.Settings(policies=(self.policy,),
+                                     vfio_handles=True)
+        tools = hardware.Hardware(platform_)
+        keeper = orphans.Keeper(
+            platform_, reader.HostReader(platform_), tools, self.journal,
+            self.state_path, settings)
+        rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
+                                      self.state_path, self.cloud)
+        self.repairer = repair.Repairer(
+            self.live, tools, self.journal, keeper, rebuilder, self.binder,
+            self.state_path, self.cloud)
         self.reconciler = reconcile.Reconciler(
-            platform_, self.live, self.journal,
-            policies.Settings(policies=(self.policy,), vfio_handles=True),
-            self.state_path, self.binder.recover, self.published.append,
-            usages=lambda looked: self.usages, requests=self.requests,
-            grace=self.grace, clock=lambda: self.now)
+            platform_, self.live, self.journal, settings, self.state_path,
+            keeper, rebuilder, self.repairer, self.cloud, self.grace,
+            clock=lambda: self.now)
 
     def requests(self):
         if not self.known:
@@ -112,7 +128,7 @@ class FindTest(ReconcileCase):
                                entry.handle)
             return words.Claims()
 
-        self.reconciler._requests = requests
+        self.cloud.requests = requests
         self.assertEqual([], self.kinds())
 
     def test_usages_of_placement(self):
@@ -232,7 +248,7 @@ class NameTest(ReconcileCase):
         self.assertNotIn('1 differences', said)
 
     def test_it_never_raises(self):
-        self.reconciler._requests = lambda: 1 / 0
+        self.cloud.requests = lambda: 1 / 0
         self.assertIn('division by zero', self.look())
         self.assertEqual('', self.look())
 
@@ -240,11 +256,11 @@ class NameTest(ReconcileCase):
 class RepairTest(ReconcileCase):
 
     def repair(self, kind):
-        return self.reconciler.repair(self.difference(kind))
+        return self.repairer.repair(self.difference(kind))
 
     def refused(self, difference):
         return str(self.assertRaises(
-            exception.StepFailed, self.reconciler.repair, difference))
+            exception.StepFailed, self.repairer.repair, difference))
 
     def test_what_cyborg_forgot(self):
         kept = self.bind('1g.5gb', 0)

@@ -47,7 +47,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.binder.bind(*self.handle('1g.5gb'))
         lost = self.difference(K.NO_REQUEST)
         self.machine.reset_calls()
-        self.reconciler.repair(lost)
+        self.repairer.repair(lost)
         self.assertEqual(1, self.asked_of_cyborg)
         self.assertEqual(([], []), self.truth())
 
@@ -59,7 +59,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         # Cyborg gives it to the next server after it was asked.
         self.meanwhile = lambda: self.binder.bind(*asked)
         error = self.assertRaises(exception.StepFailed,
-                                  self.reconciler.repair, lost)
+                                  self.repairer.repair, lost)
         self.assertIn('meanwhile', str(error))
         self.assertEqual(before, self.truth())
         self.assert_quiet()
@@ -82,7 +82,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.binder.bind(*self.handle('1g.5gb'))
         self.patch(locks.gpu, '__defaults__', (0.0, ''))
         with locks.gpu(self.state_path, self.address):
-            self.reconciler._requests = words.Claims
+            self.cloud.requests = words.Claims
             self.assertEqual((), self.reconciler.find())
         self.assertEqual([K.NO_REQUEST], [
             item.kind for item in self.reconciler.find()])

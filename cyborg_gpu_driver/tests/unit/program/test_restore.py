@@ -23,6 +23,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
@@ -43,6 +44,7 @@ class RestoreCase(binder_case.BinderCase):
     def setUp(self):
         super().setUp()
         self.claims = ''
+        self.cloud.claimed = lambda _: self.claims
         self.make_ready()
         self.restart()
 
@@ -54,7 +56,8 @@ class RestoreCase(binder_case.BinderCase):
         machine = privileged.machine()
         outcome = prepare.Preparer(
             machine, prepare.StepTaker(machine, reader.HostReader(machine)),
-            self.state_path, self.settings(), lambda _: '').prepare(
+            self.state_path, self.settings(), health.HealthKeeper(
+                machine, self.state_path, self.cloud), self.cloud).prepare(
                 self.live.gpu(self.address))
         self.assertEqual('', outcome.reason)
 
@@ -84,7 +87,7 @@ class RestoreCase(binder_case.BinderCase):
         done = []
         status = restore.Restorer(
             machine, apply.Applier(machine, self.state_path),
-            self.state_path, self.settings(), lambda _: self.claims
+            self.state_path, self.settings(), self.cloud
         ).restore(self.live.refresh().gpu(self.address), saved, done.append)
         self.assertEqual(bool(done), status is apply.Status.CHANGED)
         self.live.refresh()

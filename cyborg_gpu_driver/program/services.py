@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the cloud's services say of a host, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import reconcile
+
+
+class Services:
+    """Cyborg and Placement, as the parts of one host know them.
+
+    Here nobody asks them: nothing is known, and nothing is written. The
+    agent and the doctor ask.
+    """
+
+    def requests(self) -> reconcile.Claims | None:
+        """Cyborg's accelerator requests for this host.
+
+        :returns: None if they are not known.
+        """
+        return None
+
+    def usages(self, looked: Mapping[model.PciAddress,
+                                     Sequence[offers.Offer]]
+               ) -> Mapping[model.PciAddress,
+                            tuple[reconcile.Usage, ...]] | None:
+        """What Placement has of the providers of GPUs.
+
+        :param looked: the offers of each GPU.
+        :returns: None if it is not known.
+        """
+        return None
+
+    def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
+        """What servers have through Cyborg's own driver."""
+        return ()
+
+    def claimed(self, address: model.PciAddress) -> str:
+        """Why a GPU may have servers that leave no trace on this host.
+
+        :returns: empty if it has none.
+        """
+        return ''
+
+    def publish(self, address: model.PciAddress) -> None:
+        """Write to Placement what can still be made on a GPU.
+
+        The caller does not hold the GPU's lock. Never raises.
+        """
+
+    def publish_soon(self, address: model.PciAddress) -> None:
+        """The same, without waiting: for the thread of events."""
