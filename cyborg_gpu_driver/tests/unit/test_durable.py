@@ -14,6 +14,7 @@
 
 import json
 import os
+import stat
 import tempfile
 import unittest
 
@@ -36,6 +37,37 @@ class DurableTest(base.BaseTestCase):
         content = {'a': [1, None, 'ä']}
         durable.write(self.path, 'thing', 1, content)
         self.assertEqual(content, durable.read(self.path, 'thing', 1))
+
+    def test_it_is_on_the_disk_when_it_has_been_written(self):
+        # Else a power cut may leave an empty file, or the old one.
+        durable.write(self.path, 'thing', 1, 'old')
+        done, sync, replace = [], os.fsync, os.replace
+
+        def synced(descriptor):
+            done.append(('sync', os.readlink(
+                f'/proc/self/fd/{descriptor}')))
+            sync(descriptor)
+
+        def replaced(new, path):
+            done.append(('replace', new))
+            replace(new, path)
+
+        self.useFixture(fixtures.MonkeyPatch('os.fsync', synced))
+        self.useFixture(fixtures.MonkeyPatch('os.replace', replaced))
+        durable.write(self.path, 'thing', 1, 'new')
+        _, new = done[0]
+        self.assertEqual(
+            [('sync', new), ('replace', new),
+             ('sync', os.path.dirname(self.path))], done)
+
+    def test_the_group_may_look(self):
+        durable.write(self.path, 'thing', 1, 1)
+        lock = os.path.join(self.directory, 'lock')
+        durable.make_file(lock)
+        self.assertEqual(
+            [0o750, 0o640],
+            [stat.S_IMODE(os.stat(path).st_mode)
+             for path in (os.path.dirname(self.path), lock)])
 
     def test_no_file_is_no_content(self):
         self.assertIsNone(durable.read(self.path, 'thing', 1))
