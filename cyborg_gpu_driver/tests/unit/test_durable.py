@@ -104,6 +104,14 @@ class DurableTest(base.BaseTestCase):
         self.assertEqual(['file.json'],
                          os.listdir(os.path.dirname(self.path)))
 
+    def test_one_that_cannot_be_replaced_leaves_nothing_else(self):
+        os.makedirs(self.path)
+        error = self.assertRaises(exception.JournalError, durable.write,
+                                  self.path, 'thing', 1, 1)
+        self.assertIn(self.path, str(error))
+        self.assertEqual(['file.json'],
+                         os.listdir(os.path.dirname(self.path)))
+
     def test_a_directory_that_cannot_be_is_named(self):
         with open(os.path.join(self.directory, 'below'), 'w'):
             pass

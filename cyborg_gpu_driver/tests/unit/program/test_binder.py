@@ -144,6 +144,35 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((foreign, []), self.truth())
         self.assertEqual((), self.journal.entries())
 
+    def test_an_instance_with_a_strangers_guest_is_not_exchanged(self):
+        for start in (0, 1):
+            self.stranger(19, start, 1)
+        self.live.refresh()
+        # Their vGPUs lie on the stranger's instances, and his on theirs.
+        handles = [self.handle('1g.5gb', number) for number in (0, 1)]
+        for handle in handles:
+            self.binder.bind(*handle)
+        function, type_id, guest = self.handle('1g.5gb', 2)
+        privileged_vgpu.create_mdev(function, type_id, guest)
+        self.machine.start_guest(guest)
+        with self.machine.operation():
+            (taken,) = [vgpu.instance for vgpu
+                        in self.machine.gpu(self.gpu).state.vgpus
+                        if vgpu.uuid == guest]
+        (entry,) = [entry for entry in self.journal.entries()
+                    if entry.instance_id == taken]
+        (asked,) = [item for item in handles if item[2] == entry.handle]
+        before, _ = self.truth()
+        self.assertRaises(exception.NvmlError, self.binder.unbind, *asked)
+        self.assertEqual(before, self.truth()[0])
+        self.machine.stop_guest(guest)
+        privileged_vgpu.remove_mdev(guest)
+        self.binder.recover()
+        self.assertEqual([handle[2] for handle in handles
+                          if handle is not asked],
+                         [entry.handle for entry in self.journal.entries()])
+        self.assertEqual(len(before) - 1, len(self.truth()[0]))
+
     def test_what_a_dead_bind_has_cut_is_not_exchanged(self):
         # As above; a third bind has ended right after it cut its instance.
         self.stranger(9, 4, 4)
