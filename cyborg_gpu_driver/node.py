@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 from oslo_config import cfg
 
@@ -226,7 +228,7 @@ class Node(services.Services):
     def withdrawal(self) -> withdrawal.Withdrawal:
         """Compares a report with the last one."""
         return withdrawal.Withdrawal(
-            self.state_path, None if self.tree is None else self.keeper)
+            self.state_path, self._keeper)
 
     @functools.cached_property
     def disabled(self) -> disabled.Disabled:
@@ -237,9 +239,13 @@ class Node(services.Services):
     def cleaner(self) -> cleaning.Cleaner:
         """Cleans whole GPUs that were given back."""
         return cleaning.Cleaner(
-            self.resetter, self.state_path, self.keeper,
+            self.resetter, self.state_path, self._keeper,
             audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
             closes_used=_takes_over_capacity())
+
+    @property
+    def _keeper(self) -> reserved.ReservedKeeper | None:
+        return None if self.tree is None else self.keeper
 
     @functools.cached_property
     def _taker(self):
@@ -298,14 +304,27 @@ class Node(services.Services):
         Nothing else computes ``reserved``: what the agent writes, a repair
         writes too. Providers that are :attr:`draining` are left out.
         """
-        offers = self.live.offers(self.live.gpu(address))
-        withheld = (self.health.sick(address) is not None
-                    and not self.cleaner.stays_open(offers)
-                    or self.cleaner.withholds(offers))
-        return tuple(item for item in capacity.inventories(
-            offers, journal.owned(self.journal.entries(address)),
-            self.hostname, withheld, address in self.disabled)
+        return tuple(
+            item for item in self.promised(
+                address, self.live.offers(self.live.gpu(address)),
+                journal.owned(self.journal.entries(address)),
+                self.health.sick(address) is not None)
             if item.provider not in self.draining)
+
+    def promised(self, address: model.PciAddress,
+                 offers: Collection[offer.Offer],
+                 owned: Mapping[str, int], sick: bool
+                 ) -> tuple[reserved.Inventory, ...]:
+        """What Placement should have of a GPU that is known to be so.
+
+        :param offers: what it offers.
+        :param owned: how many of each profile are bound through Cyborg.
+        :param sick: whether nothing new is put on it.
+        """
+        withheld = (sick and not self.cleaner.stays_open(offers)
+                    or self.cleaner.withholds(offers))
+        return capacity.inventories(offers, owned, self.hostname, withheld,
+                                    address in self.disabled)
 
 
 def _takes_over_capacity():

@@ -19,7 +19,6 @@ from cliff import lister
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import offer
-from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import view
 
@@ -64,8 +63,8 @@ def _rows(machine, address, sent):
     if gpu is None:
         return
     verdict = machine.verdicts.get(address)
-    reserved = {item.provider: item.reserved for item in capacity.inventories(
-        machine.offers(gpu), machine.owned(gpu), machine.hostname,
+    reserved = {item.provider: item.reserved for item in machine.promised(
+        address, machine.offers(gpu), machine.owned(gpu),
         verdict is not None and verdict.sick)}
     for item in machine.offers(gpu):
         found = machine.reported(item)

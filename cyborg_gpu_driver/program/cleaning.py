@@ -74,7 +74,8 @@ class Cleaner:
 
     :param resetter: resets GPUs.
     :param state_path: ``[gpu] state_path``.
-    :param tenancy: asks Placement.
+    :param tenancy: asks Placement; None where :meth:`Cleaner.look` is not
+        called.
     :param record: what was done.
     :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
         remembered or withheld.
@@ -87,7 +88,8 @@ class Cleaner:
     """
 
     def __init__(self, resetter: reset.Resetter, state_path: str,
-                 tenancy: Tenancy, record: audit.Audit, enabled: bool = True,
+                 tenancy: Tenancy | None, record: audit.Audit,
+                 enabled: bool = True,
                  clock: Callable[[], float] = time.monotonic,
                  closes_used: bool = True):
         self._resetter = resetter

@@ -20,6 +20,9 @@ import os
 import fixtures
 import yaml
 
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -196,6 +199,26 @@ class ReportShowTest(base.CommandCase):
         modes = [row['mode'] for row in self.rows('--config-file', path,
                                                   'gpu', 'list')]
         self.assertEqual(['off', 'vgpu', 'off', 'off'], modes)
+
+    def test_what_is_withheld_is_reserved(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            f'[gpu]\nsimulate = mixed\nstate_path = {directory}\n', directory)
+        command = '--config-file', path, 'report', 'show'
+        rows = [row for row in self.rows(*command) if row['total']]
+        self.assertEqual({0}, {row['reserved'] for row in rows})
+        disabled, *_, whole = rows
+        self.assertEqual('PGPU', whole['attributes']['rc'])
+        records = store.of(directory)
+        records.put(model.PciAddress.parse(disabled['address']),
+                    disabled=True)
+        records.put(model.PciAddress.parse(whole['address']),
+                    tenancy=cleaning.Known(cleaning.State.STUCK, ('server',),
+                                           reason='it cannot be reset'))
+        for row in self.rows(*command):
+            withheld = row['address'] in (disabled['address'],
+                                          whole['address'])
+            self.assertEqual(row['total'] if withheld else 0, row['reserved'])
 
     def test_looking_writes_nothing(self):
         directory = self.useFixture(fixtures.TempDir()).path
