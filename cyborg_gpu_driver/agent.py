@@ -49,15 +49,11 @@ LOG = logging.getLogger(__name__)
 
 
 class _Node(node.Node):
-    """The node of an agent, which asks and tells the cloud's services.
-
-    :param placement: makes a client of Placement.
-    """
+    """The node of an agent, which asks and tells the cloud's services."""
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
-                 hostname: str, placement: Callable[[], Any],
+                 hostname: str, tree: provider_tree.ProviderTree,
                  mdev_problem: str):
-        tree = provider_tree.ProviderTree(placement)
         super().__init__(conf, settings, hostname, tree, mdev_problem)
         self.publisher = publishing.Publisher(self._write)
         self.gpus_of_others = earlier.Earlier(tree, hostname)
@@ -102,7 +98,9 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
-        self._node = _Node(conf, settings, hostname, placement, mdev_problem)
+        self._node = _Node(
+            conf, settings, hostname, provider_tree.ProviderTree(placement),
+            mdev_problem)
         if self._node.platform.is_root():
             self._node.act_here()
         self._conf = conf
@@ -154,7 +152,7 @@ class Agent:
         host = self._make_ready(host)
         verdicts = self._examine(host)
         decided = self._node.withdrawal.decide(
-            host, self._build, self._settings.ignores,
+            host, self._build, self._node.ignored(host),
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
              if verdict.sick} | self._node.disabled.known,
@@ -247,7 +245,8 @@ class Agent:
             item.provider for item in decided.draining)
         try:
             draining = (*decided.draining,
-                        *self._earlier.draining(self._ignored()))
+                        *self._earlier.draining(
+                            self._node.ignored(self._host.host())))
             providers = (*decided.providers,
                          *(item.provider for item in draining))
             if not providers:
@@ -260,10 +259,6 @@ class Agent:
         else:
             if complete:
                 self._publisher.recovered()
-
-    def _ignored(self):
-        return {gpu.address for gpu in self._host.host().gpus
-                if self._node.ignores(gpu)}
 
     def _say_empty(self, host):
         if not host.gpus:

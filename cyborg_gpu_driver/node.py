@@ -259,6 +259,11 @@ class Node(services.Services):
         """Whether ``[gpu] ignored_devices`` names the GPU."""
         return self.settings.ignores(gpu)
 
+    def ignored(self, host: model.Host) -> frozenset[model.PciAddress]:
+        """The GPUs of a snapshot that the operator excluded."""
+        return frozenset(gpu.address for gpu in host.gpus
+                         if self.ignores(gpu))
+
     def claimed(self, address: model.PciAddress) -> str:
         """Why a GPU may have servers that leave no trace on this host.
 
@@ -291,9 +296,11 @@ class Node(services.Services):
         :raises JournalError: if the record of the last report cannot be
             read.
         """
+        host = self.live.host()
         sent = self.withdrawal.preview(
-            self.live.host(), withdrawal.remembered(self.state_path),
-            lambda gpu: self.device(gpu, self.servable(gpu)), self.ignores,
+            host, withdrawal.remembered(self.state_path),
+            lambda gpu: self.device(gpu, self.servable(gpu)),
+            self.ignored(host),
             {entry.gpu for entry in self.journal.entries()})
         return frozenset(uuid for item in sent.values() for uuid in item.left)
 

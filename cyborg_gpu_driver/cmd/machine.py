@@ -136,7 +136,7 @@ class Machine(node.Node):
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.entries(gpu)}
         found = self.withdrawal.preview(
-            self.host, self._reported, make, self.settings.ignores, claimed)
+            self.host, self._reported, make, self.ignored(self.host), claimed)
         return {address: _marked(sent, self.verdicts, is_bound)
                 for address, sent in found.items()}
 

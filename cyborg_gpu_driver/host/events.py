@@ -73,16 +73,13 @@ class Watcher:
     :param nvml: the process's session: it is to notice first that NVML has
         come back, because its handles are dead then.
     :param callback: called in the thread with each event.
-    :param session: makes the thread's session; one like ``nvml`` if None.
     """
 
-    def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback,
-                 session: Callable[[], nvml_module.NvmlSession] | None = None):
+    def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback):
         self._callback = callback
-        self._set = EventSet(nvml, (session or nvml.another)())
-        self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._set.on_taken = self._wake.set
+        self._set = EventSet(nvml, nvml.another(), self._wake)
+        self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wanted: frozenset[model.PciAddress] = frozenset()
         self._look = False
@@ -175,10 +172,16 @@ class Watcher:
 
 
 class EventSet:
-    """GPUs that one thread waits on, through a session of its own."""
+    """GPUs that one thread waits on, through a session of its own.
+
+    :param shared: the process's session.
+    :param nvml: the thread's session.
+    :param wake: set when the set was freed for another process.
+    """
 
     def __init__(self, shared: nvml_module.NvmlSession,
-                 nvml: nvml_module.NvmlSession):
+                 nvml: nvml_module.NvmlSession,
+                 wake: threading.Event | None = None):
         self._shared = shared
         self._nvml = nvml
         self._handle = None
@@ -188,8 +191,7 @@ class EventSet:
         self.members: dict[int, model.PciAddress] = {}
         """GPUs that are waited on, by what their handles point to."""
         self._was_taken = False
-        self.on_taken: Callable[[], object] = lambda: None
-        """Called when the set was freed for another process."""
+        self._wake = wake or threading.Event()
         nvml.before_closing = self._give_up
 
     def was_taken(self) -> bool:
@@ -271,7 +273,7 @@ class EventSet:
         if handle is not None:
             self.members.clear()
             self._was_taken = True
-            self.on_taken()
+            self._wake.set()
             with contextlib.suppress(exception.NvmlError):
                 call('nvmlEventSetFree', handle)
 

@@ -117,7 +117,7 @@ class Withdrawal:
 
     def decide(self, host: model.Host,
                make: Callable[[model.Gpu], values.ReportedDevice | None],
-               ignored: Callable[[model.Gpu], bool],
+               ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
                sick: Collection[model.PciAddress] = (),
                earlier: Collection[reconcile.Earlier] | None = ()
@@ -125,7 +125,7 @@ class Withdrawal:
         """Make the report of ``host``.
 
         :param make: builds one GPU's device.
-        :param ignored: whether the operator excluded a GPU.
+        :param ignored: GPUs that the operator excluded.
         :param claimed: GPUs with entries in the journal.
         :param sick: GPUs on which nothing more may be promised, also where
             they cannot be read any more.
@@ -172,7 +172,7 @@ class Withdrawal:
     def preview(self, host: model.Host,
                 known: Mapping[model.PciAddress, gpu_record.Reported],
                 make: Callable[[model.Gpu], values.ReportedDevice | None],
-                ignored: Callable[[model.Gpu], bool],
+                ignored: Collection[model.PciAddress],
                 claimed: Collection[model.PciAddress]
                 ) -> dict[model.PciAddress, Sent]:
         """What the next report would send of each GPU; changes nothing.
@@ -203,7 +203,7 @@ class Withdrawal:
                  library_missing):
         """What is to be reported of one GPU, and what keeps it from that."""
         device, reason, waiting, left = None, '', '', ()
-        if gpu is not None and not ignored(gpu):
+        if gpu is not None and gpu.address not in ignored:
             reason = memory.untrusted(gpu, before, library_missing)
             if not reason:
                 gpu = memory.complete(gpu, before)

@@ -64,7 +64,7 @@ class ReportTest(base.FuzzCase):
             keeper.held()
             for gpus in ((_HIDDEN,), (), (_GPU,)):
                 decided = keeper.decide(
-                    model.Host(gpus=gpus), _device, lambda gpu: False, (),
+                    model.Host(gpus=gpus), _device, (), (),
                     (_ADDRESS,))
                 for inventory in decided.draining:
                     self.assertIs(int, type(inventory.total))

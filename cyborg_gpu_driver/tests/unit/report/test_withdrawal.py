@@ -65,7 +65,7 @@ class WithdrawalTest(base.BaseTestCase):
                library_missing=False, earlier=()):
         decision = self.withdrawal.decide(
             model.Host(gpus=gpus, library_missing=library_missing), make,
-            lambda gpu: gpu.address in ignored, set(claimed), earlier=earlier)
+            ignored, set(claimed), earlier=earlier)
         return decision, {device.address: device
                           for device in decision.devices}
 
