@@ -165,12 +165,14 @@ def check_packages() -> None:
 
     :raises MinicloudError: naming what is to be installed.
     """
-    missing = [module.PACKAGE for module in (mariadb, rabbitmq)
+    missing = [name for name, module in (('MariaDB', mariadb),
+                                         ('RabbitMQ', rabbitmq))
                if not module.is_installed()]
     if missing:
         raise error.MinicloudError(
             f'not installed: {", ".join(missing)}. On Debian, as root: '
-            f'apt-get install --no-install-recommends {" ".join(missing)}')
+            'apt-get install --no-install-recommends '
+            '$(tools/system-packages minicloud)')
 
 
 @contextlib.contextmanager

@@ -27,7 +27,6 @@ DATABASES = {'keystone': ('keystone',), 'placement': ('placement',),
              'cyborg': ('cyborg',), 'glance': ('glance',),
              'ironic': ('ironic',)}
 """Each user with what is his."""
-PACKAGE = 'mariadb-server'
 _SERVER = '/usr/sbin/mariadbd'
 _INSTALL = '/usr/bin/mariadb-install-db'
 

@@ -20,7 +20,6 @@ from minicloud_lib import probes
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 
-PACKAGE = 'rabbitmq-server'
 # What lies behind /usr/sbin/rabbitmq-server, which insists on the system's
 # user and directories.
 _SERVER = '/usr/lib/rabbitmq/bin/rabbitmq-server'

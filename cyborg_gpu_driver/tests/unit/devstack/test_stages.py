@@ -42,7 +42,7 @@ class PhasesTest(case.PluginTest):
         self.assertEqual([
             ('phase', 'stack', 'pre-install'),
             ('phase', 'stack', 'install'),
-            ('setup_develop', str(case.ROOT)),
+            ('setup_develop', '-bindep', str(case.ROOT)),
             ('phase', 'stack', 'post-config'),
             ('iniset', CONF, 'keystone_authtoken', 'service_token_roles',
              'service'),
@@ -130,7 +130,7 @@ class PhasesTest(case.PluginTest):
     def test_a_compute_node_makes_nothing_in_the_cloud(self):
         record = self.stack(settings=case.SIMULATED,
                             services='n-cpu,cyborg-agent')
-        self.assertIn(('setup_develop', str(case.ROOT)), record)
+        self.assertIn(('setup_develop', '-bindep', str(case.ROOT)), record)
         self.assertEqual([], after(record, 'extra'))
         self.assertNotIn('keystone_authtoken', self.configuration())
 

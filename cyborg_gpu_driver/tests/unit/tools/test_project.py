@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What describes the project to packagers and to CI fits together."""
+
+import configparser
+import pathlib
+import shutil
+import subprocess
+
+import fixtures
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+ROOT = documents.ROOT
+
+
+class SystemPackagesTest(base.BaseTestCase):
+
+    def run_script(self, *arguments, text=None):
+        root = ROOT
+        if text is not None:
+            root = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+            (root / 'tools').mkdir()
+            shutil.copy(ROOT / 'tools' / 'system-packages', root / 'tools')
+            (root / 'bindep.txt').write_text(text, encoding='utf-8')
+        return subprocess.run(
+            [root / 'tools' / 'system-packages', *arguments],
+            capture_output=True, text=True, check=False)
+
+    def packages(self, *arguments, text=None):
+        done = self.run_script(*arguments, text=text)
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+        return done.stdout.split()
+
+    def test_a_profile_adds_its_packages(self):
+        plain = self.packages()
+        self.assertIn('python3-venv', plain)
+        more = self.packages('minicloud')
+        self.assertEqual(plain, more[:len(plain)])
+        self.assertEqual(['mariadb-server', 'rabbitmq-server'],
+                         more[len(plain):])
+
+    def test_selectors(self):
+        text = ('# a comment\n\na\nb [platform:dpkg]\nc [platform:rpm]\n'
+                'd [one two] # why\ne [platform:dpkg two]\n'
+                'f [platform:rpm two]\n')
+        self.assertEqual(['a', 'b'], self.packages(text=text))
+        self.assertEqual(['a', 'b', 'd', 'e'],
+                         self.packages('two', text=text))
+        self.assertEqual(['a', 'b', 'd'], self.packages('one', text=text))
+
+    def test_what_it_does_not_read_is_refused(self):
+        for line in ('a >=1', 'a [!platform:rpm]', 'a [(x y)]', 'a b'):
+            done = self.run_script(text=f'x\n{line}\n')
+            self.assertEqual((2, ''), (done.returncode, done.stdout), line)
+            self.assertIn('bindep.txt:2: ', done.stderr)
+
+    def test_no_script_has_a_list_of_its_own(self):
+        # The others are names of programs, too.
+        names = [name for name in self.packages('minicloud')
+                 if '-' in name and name != 'rabbitmq-server']
+        self.assertIn('mariadb-server', names)
+        for path in (ROOT / '.ci' / 'run', *ROOT.glob('tools/*'),
+                     *ROOT.glob('devstack/**/*')):
+            if path.is_file():
+                text = path.read_text(encoding='utf-8')
+                for name in names:
+                    self.assertNotIn(f' {name}', text, path)
+
+
+class ZuulTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        documents_of = yaml.safe_load(
+            (ROOT / '.zuul.yaml').read_text(encoding='utf-8'))
+        self.jobs = {item['job']['name']: item['job']
+                     for item in documents_of if 'job' in item}
+        (self.project,) = (item['project'] for item in documents_of
+                           if 'project' in item)
+
+    def test_every_job_runs_an_environment_of_tox(self):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read(ROOT / 'tox.ini')
+        known = {section.partition(':')[2] for section in parser}
+        known |= {f'cyborg-{path.stem}'
+                  for path in (ROOT / 'releases').glob('*.txt')}
+        for name, job in self.jobs.items():
+            if not job.get('abstract'):
+                wanted = job['vars']['tox_envlist'].split(',')
+                self.assertLessEqual(set(wanted), known, name)
+
+    def test_every_job_is_run(self):
+        run = {name for pipeline in ('check', 'gate', 'periodic')
+               for name in self.project[pipeline]['jobs']}
+        parents = {job['parent'] for job in self.jobs.values()}
+        self.assertEqual(set(self.jobs), run | (parents & set(self.jobs)))
+        self.assertLessEqual(run, set(self.jobs))
+
+    def test_profiles_are_those_of_bindep(self):
+        text = (ROOT / 'bindep.txt').read_text(encoding='utf-8')
+        for job in self.jobs.values():
+            profile = job.get('vars', {}).get('bindep_profile')
+            if profile:
+                self.assertIn(f' [{profile}]\n', text)
