@@ -163,7 +163,10 @@ class Agent:
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         self._enforce(decided)
-        return sickness.marked(decided.devices, verdicts, self._is_used)
+        return sickness.marked(decided.devices, verdicts, {
+            device.address
+            for device in sickness.sick(decided.devices, verdicts)
+            if self._is_used(device)})
 
     def stop(self) -> None:
         """End what goes on between two reports, and close NVML."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,7 @@ class Layouter:
         """
         host = self._ramdisk.snapshot()
         entry = layouts.entry_of(value, host.gpus, files)
-        wanted = check(host, entry, self._ramdisk.ignores)
+        wanted = check(host, entry, self._ramdisk.ignored(host))
         gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
         with self._mounted() as image:
             there = image.find_program(_PLACES) is not None
@@ -125,10 +126,10 @@ class Layouter:
 
 
 def check(host: model.Host, entry: layout_file.Entry,
-          ignores: Callable[[model.Gpu], bool]) -> Wanted:
+          ignored: Collection[model.PciAddress]) -> Wanted:
     """What a layout wants of the GPUs that it speaks of.
 
-    :param ignores: whether a GPU is left alone.
+    :param ignored: GPUs that are left alone.
     :raises LayoutError: if it does not suit them.
     :raises StepFailed: if it speaks of none, if NVML cannot reach one of
         them, or if that it suits them cannot be told without NVML.
@@ -136,7 +137,7 @@ def check(host: model.Host, entry: layout_file.Entry,
     gpus = choice.gpus(host)
     if host.nvml_problem is None:
         chosen = [index for index in entry.chosen(gpus)
-                  if not ignores(gpus[index])]
+                  if gpus[index].address not in ignored]
         unreachable = [reason for index in chosen
                        if (reason := choice.obstacle(host, gpus[index]))]
         if unreachable:

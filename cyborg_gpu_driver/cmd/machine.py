@@ -130,14 +130,11 @@ class Machine(node.Node):
         def make(gpu):
             return self.device(gpu, self.offers(gpu))
 
-        def is_bound(device):
-            return device.address in claimed
-
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.entries(gpu)}
         found = self.withdrawal.preview(
             self.host, self._reported, make, self.ignored(self.host), claimed)
-        return {address: _marked(sent, self.verdicts, is_bound)
+        return {address: _marked(sent, self.verdicts, claimed)
                 for address, sent in found.items()}
 
     @property
@@ -213,11 +210,11 @@ class Machine(node.Node):
                     say(complaint)
 
 
-def _marked(sent, verdicts, is_bound):
+def _marked(sent, verdicts, claimed):
     """What is sent of a GPU, told as sick if it is."""
     if sent.device is None:
         return sent
-    (device,) = sickness.marked((sent.device,), verdicts, is_bound)
+    (device,) = sickness.marked((sent.device,), verdicts, claimed)
     if device.stub and not sent.device.stub:
         return withdrawal.Sent(device, 'sick and in use: ' + '; '.join(
             verdicts[device.address].reasons))

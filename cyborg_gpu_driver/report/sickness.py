@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
@@ -24,9 +24,16 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report import values
 
 
+def sick(devices: Iterable[values.ReportedDevice],
+         verdicts: Mapping[model.PciAddress, health.Verdict]
+         ) -> tuple[values.ReportedDevice, ...]:
+    """The devices that are sick; stubs are left out."""
+    return tuple(device for device in devices if _is_sick(device, verdicts))
+
+
 def marked(devices: Iterable[values.ReportedDevice],
            verdicts: Mapping[model.PciAddress, health.Verdict],
-           in_use: Callable[[values.ReportedDevice], bool]
+           used: Collection[model.PciAddress]
            ) -> tuple[values.ReportedDevice, ...]:
     """The devices, with those that are sick told as such.
 
@@ -34,16 +41,20 @@ def marked(devices: Iterable[values.ReportedDevice],
     gets a trait that names the reason. That nothing more is promised on
     either is the business of ``reserved``.
 
-    :param in_use: whether servers use a device; asked of sick ones only.
+    :param used: the sick GPUs that servers use.
     """
-    return tuple(_marked(device, verdicts.get(device.address), in_use)
-                 for device in devices)
+    return tuple(
+        _marked(device, verdicts[device.address], used)
+        if _is_sick(device, verdicts) else device for device in devices)
 
 
-def _marked(device, verdict, in_use):
-    if device.stub or verdict is None or not verdict.sick:
-        return device
-    if in_use(device):
+def _is_sick(device, verdicts):
+    verdict = verdicts.get(device.address)
+    return not device.stub and verdict is not None and verdict.sick
+
+
+def _marked(device, verdict, used):
+    if device.address in used:
         return dataclasses.replace(device, stub=True)
     return dataclasses.replace(device, deployables=tuple(
         dataclasses.replace(deployable, traits=tuple(sorted(
