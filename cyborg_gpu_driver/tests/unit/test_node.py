@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Placement should have of a host's GPUs, as its node says."""
+
+import fixtures
+import pynvml
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import health_facts
+
+
+class InventoriesTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        conf.set_override('simulate', 'a30x4', group='gpu')
+        conf.set_override('state_path',
+                          self.useFixture(fixtures.TempDir()).path,
+                          group='gpu')
+        self.node = node.Node(conf, hostname='host1')
+        self.gpu, self.other, *_ = (
+            gpu.address for gpu in self.node.live.host().gpus)
+        self.addCleanup(pynvml.nvmlLib.machine.uninstall)
+
+    def test_all_is_free(self):
+        found = self.node.inventories(self.gpu)
+        self.assertIn(4, [item.total for item in found])
+        self.assertEqual({0}, {item.reserved for item in found})
+
+    def test_what_drains_is_left_out(self):
+        first, *others = self.node.inventories(self.gpu)
+        self.node.draining = frozenset({first.provider})
+        self.assertEqual(tuple(others), self.node.inventories(self.gpu))
+
+    def test_all_of_a_sick_gpu_is_reserved(self):
+        self.node.health.event(health_facts.Event(self.gpu, 79))
+        self.assert_reserved(self.gpu)
+
+    def test_all_of_a_disabled_gpu_is_reserved(self):
+        self.node.disabled.update(frozenset({self.gpu}))
+        self.assert_reserved(self.gpu)
+
+    def assert_reserved(self, address):
+        for gpu in (self.gpu, self.other):
+            for item in self.node.inventories(gpu):
+                self.assertEqual(item.total if gpu == address else 0,
+                                 item.reserved)
+
+    def test_without_a_cloud_nothing_is_asked(self):
+        self.assertIsNone(self.node.requests())
+        self.assertIsNone(self.node.usages({}))
+        self.assertEqual('', self.node.claimed(self.gpu))
+        self.assertEqual((), self.node.reconciler.find())
+        error = self.assertRaises(exception.HostUnusable, getattr,
+                                  self.node, 'keeper')
+        self.assertIn('Placement', str(error))
