@@ -134,10 +134,16 @@ def blockers_of(machine: platform.Platform, gpu: model.Gpu,
                 steps: Collection[readiness.Step]) -> tuple[str, ...]:
     """What keeps a GPU from being handed over, for people.
 
-    Who has its device node open is found out as it is bound.
+    A vGPU does, running or not: the driver takes the vGPUs on the GPU itself
+    with it (mdev_unregister_parent in drivers/vfio/mdev/mdev_core.c of the
+    kernel), and the server that has one cannot start again. Who has its
+    device node open is found out as it is bound.
 
     :raises NvmlError, UsageUnknown: if it cannot be found out.
     """
-    if readiness.Step.BIND_VFIO not in steps or not gpu.visible_to_nvml:
-        return ()
+    found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
+                  for vgpu in gpu.vgpus)
+    if (found or readiness.Step.BIND_VFIO not in steps
+            or not gpu.visible_to_nvml):
+        return found
     return blockers.of_running(machine, gpu)

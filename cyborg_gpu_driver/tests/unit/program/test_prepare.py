@@ -157,6 +157,16 @@ class InUseTest(ready_case.ReadyCase):
     def types(self):
         return {kind.name: kind for kind in self.gpu().vgpu_types}
 
+    def test_mdev_on_the_gpu_itself(self):
+        """A server that is shut off has it."""
+        self.use('t4x4')
+        self.platform.sysfs.write(
+            _UUID, 'class', 'mdev_bus', str(self.address),
+            'mdev_supported_types', 'nvidia-231', 'create')
+        self.govern('passthrough')
+        self.waits(_UUID)
+        self.assertEqual('nvidia', self.gpu().driver)
+
     def test_journal_entry(self):
         self.govern('mig')
         self.binds.put(journal.Entry(
