@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 
 from cyborg_gpu_driver.host import model
 
@@ -135,8 +136,11 @@ class Claims:
 
     def of(self, handle: str) -> Claim | None:
         """The request that has a handle; None if none has."""
-        return next((claim for claim in self.bound
-                     if claim.handle == handle), None)
+        return self._by_handle.get(handle)
+
+    @functools.cached_property
+    def _by_handle(self) -> dict[str, Claim]:
+        return {claim.handle: claim for claim in self.bound}
 
 
 @dataclasses.dataclass(frozen=True)

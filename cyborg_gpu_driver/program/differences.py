@@ -156,10 +156,10 @@ def _of_entry(facts, entry):
             'GPU', 'each report of the agent tries again; a virtual machine '
             'that still runs on it has to end', True)
         return
-    if entry in unrequested(facts):
+    claimed = facts.claims is not None
+    if claimed and facts.claims.of(entry.handle) is None:
         yield _no_request(facts, entry, handle)
         return
-    claimed = facts.claims is not None
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
     vgpu = there.get(vgpu_name(entry))
     lost, free = _instance(facts, entry)

@@ -12,6 +12,8 @@
 
 """What the parts of an agent do for each other."""
 
+import os
+import threading
 import uuid
 
 import fixtures
@@ -50,6 +52,22 @@ class AgentTest(base.BaseTestCase):
         deployable = self.devices[0].deployables[0]
         handle = deployable.handles[0]
         return str(handle.address), handle.asked_type, str(uuid.uuid4())
+
+    def test_nothing_is_left_of_many_binds(self):
+        found = []
+        for rounds in (2, 8):
+            for _ in range(rounds):
+                asked = self.handle()
+                self.agent.bind(*asked)
+                self.agent.unbind(*asked)
+            found.append((len(os.listdir('/proc/self/fd')), sorted(
+                os.path.join(directory, name) for directory, _, names
+                in os.walk(self.state_path) for name in names)))
+        self.assertEqual(*found)
+        self.assertFalse([
+            thread.name for thread in threading.enumerate()
+            if 'handle' in thread.name])
+        self.assertEqual((), journal.Journal(self.state_path).entries())
 
     def test_what_an_instance_had_goes_with_it(self):
         # The next instance may get its place and its id.

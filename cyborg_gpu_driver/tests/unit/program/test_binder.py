@@ -306,6 +306,19 @@ class BindTest(binder_case.BinderCase):
         self.assertIn('did not make', str(error))
         self.assertEqual(before, self.truth())
 
+    def test_an_mdev_of_that_name_on_another_gpu(self):
+        handle = self.handle('1g.5gb')
+        other = model.PciAddress.parse('0000:0f:00.0')
+        pynvml.nvmlDeviceCreateGpuInstance(
+            pynvml.nvmlDeviceGetHandleByPciBusId(str(other)), 19)
+        privileged_vgpu.create_mdev(
+            str(self.live.gpu(other).vfs[0].address), *handle[1:])
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('an mdev with that UUID exists', str(error))
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
     def test_without_a_journal_the_mdev_goes_and_the_instance_stays(self):
         handle = self.handle('1g.5gb')
         self.binder.bind(*handle)

@@ -247,6 +247,39 @@ class FailingUnbindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
 
+class UnexpectedErrorTest(binder_case.BinderCase):
+    """Errors that are none of ours, as where the daemon has ended."""
+
+    def setUp(self):
+        super().setUp()
+        self.machine.faults.delay('nvmlGpuInstanceDestroy', 1,
+                                  sleep=self.end)
+        self.asked = self.handle('2g.10gb')
+
+    def end(self, _seconds):
+        raise OSError('Premature eof waiting for privileged process')
+
+    def assert_returned(self):
+        self.machine.faults.clear()
+        self.binder.recover()
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_report_goes_on(self):
+        self.binder.bind(*self.asked)
+        self.journal.give_back(self.asked[2])
+        self.binder.recover()
+        self.assertEqual([(14, 4)], self.truth()[0])
+        self.assert_returned()
+
+    def test_a_bind_fails_with_its_own_error(self):
+        self.machine.faults.fail_write('*/create', errno.EIO)
+        self.assertRaises(exception.SysfsError, self.binder.bind,
+                          *self.asked)
+        self.assertEqual([(14, 4)], self.truth()[0])
+        self.assert_returned()
+
+
 class CrashTest(binder_case.BinderCase):
     """A process that ends in the middle is finished by the next."""
 

@@ -95,6 +95,21 @@ class LateBindTest(LimitCase):
         self.assertIn('bind_timeout', str(errors[0]))
         self.assertEqual(_NOTHING, self.truth())
 
+    def test_one_that_is_late_is_not_tried_again(self):
+        def take(seconds):
+            if not self.now:
+                self.expire(seconds)
+                self.stranger(19, 4, 1)
+
+        self.machine.faults.delay(_CREATE, 1, sleep=take)
+        self.machine.reset_calls()
+        self.assertRaises(exception.BindAbandoned, self.binder.bind,
+                          *self.asked)
+        # Ours and the stranger's, who was quicker.
+        self.assertEqual(2, self.machine.calls[_CREATE])
+        self.assertEqual(([(19, 4)], []), self.truth())
+        self.assertEqual([], self.phases())
+
     def test_one_that_is_late_at_the_end_is_rolled_back(self):
         self.machine.faults.delay(_CREATE, 1, sleep=self.expire)
         error = self.assertRaises(exception.BindAbandoned, self.binder.bind,

@@ -87,6 +87,24 @@ class CompareTest(base.BaseTestCase):
     def test_where_all_agree(self):
         self.assertEqual([], self.compare())
 
+    def test_many_requests_are_gone_through_a_few_times(self):
+        class Counted(tuple):
+            times = 0
+
+            def __iter__(self):
+                Counted.times += 1
+                return super().__iter__()
+
+        handles = [str(uuid.UUID(int=number)) for number in range(1, 65)]
+        self.assertEqual(64, len(differences.compare(dataclasses.replace(
+            _QUIET, usages=(), record=gpu_record.GpuRecord(claims=tuple(
+                dataclasses.replace(_ENTRY, handle=handle)
+                for handle in handles)), gpu=_gpu(()),
+            claims=reconcile.Claims(Counted(
+                dataclasses.replace(_CLAIM, handle=handle)
+                for handle in handles))))))
+        self.assertLess(Counted.times, 10)
+
     def test_what_is_not_known_is_no_difference(self):
         self.assertEqual([], self.compare(claims=None, usages=()))
         self.assertEqual([], self.compare(

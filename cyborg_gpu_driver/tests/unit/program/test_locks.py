@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import fcntl
 import logging
 import os
 import subprocess
@@ -117,6 +118,28 @@ class LockTest(base.BaseTestCase):
         self.assertEqual(
             ['unbind of handle 2 waits for GPU 0000:07:00.0, which a reset '
              '(in this process) holds'], said.lines)
+
+    def test_who_may_only_read_keeps_nobody_out(self):
+        for hold in (self.gpu, self.all_records):
+            with hold():
+                pass
+        names = []
+        for directory, _, files in os.walk(self.state_path):
+            names += [directory, *(os.path.join(directory, name)
+                                   for name in files)]
+        self.assertLess(3, len(names))
+        for name in names:
+            descriptor = os.open(name, os.O_RDONLY)
+            self.addCleanup(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+        for hold in (self.gpu, self.all_records):
+            with hold():
+                pass
+
+    def all_records(self):
+        return locks.migration(self.state_path)
 
     def test_a_record_is_waited_for_too(self):
         self.useFixture(fixtures.MonkeyPatch(
