@@ -23,6 +23,7 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.tests.unit.tools import documents
+from cyborg_gpu_driver.tests.unit.tools import test_checks
 
 ROOT = documents.ROOT
 
@@ -116,3 +117,49 @@ class ZuulTest(base.BaseTestCase):
             profile = job.get('vars', {}).get('bindep_profile')
             if profile:
                 self.assertIn(f' [{profile}]\n', text)
+
+
+class PackageTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.check = test_checks.script('check-package')
+        # What a right build has.
+        package = ROOT / 'cyborg_gpu_driver'
+        self.wheel = [
+            str(path.relative_to(ROOT)) for path in package.rglob('*')
+            if path.is_file() and path.suffix != '.pyc'
+            and path.relative_to(package).parts[0] not in (
+                'demo', 'hardware_check', 'tests')]
+        self.data = sorted(self.check.data_files())
+        self.wheel += [f'x-1.data/data/{name}' for name in self.data]
+        self.sdist = list(self.check.SOURCE_ONLY)
+
+    def faults(self):
+        return list(self.check.faults(self.wheel, self.sdist, self.data))
+
+    def test_what_is_right_has_no_fault(self):
+        self.assertEqual([], self.faults())
+
+    def test_tests_in_the_wheel_are_a_fault(self):
+        self.wheel.append('cyborg_gpu_driver/tests/__init__.py')
+        (fault,) = self.faults()
+        self.assertIn('tests/__init__.py is for a clone', fault)
+
+    def test_what_is_missing_is_a_fault(self):
+        self.wheel.remove('cyborg_gpu_driver/driver.py')
+        self.wheel.remove('x-1.data/data/share/man/man1/cyborg-gpu.1')
+        self.sdist.remove('bindep.txt')
+        self.assertEqual(
+            ['wheel: cyborg_gpu_driver/driver.py is missing',
+             'wheel: share/man/man1/cyborg-gpu.1 of data_files is missing',
+             'source distribution: bindep.txt is missing'], self.faults())
+
+    def test_the_metadata_name_every_python_that_is_supported(self):
+        parser = configparser.ConfigParser()
+        parser.read(ROOT / 'setup.cfg')
+        metadata = parser['metadata']
+        self.assertEqual('>=3.10', metadata['python_requires'])
+        for minor in range(10, 15):
+            self.assertIn(f'\nProgramming Language :: Python :: 3.{minor}\n',
+                          metadata['classifier'] + '\n')
