@@ -159,6 +159,7 @@ class CheckTest(base.BaseTestCase):
                 ('x' * 100, f"'{'x' * 60}'... (100 characters)"),
                 ([1] * 100, 'found a list;'), ({'a': 1}, 'found a mapping;'),
                 (1 << 99, 'found a number beyond all bounds'),
+                (1 << 24, 'found 16777216;'),
                 (1 << 30, 'found 1073741824 (0x40000000)'),
                 (b'a' * 100, 'found a bytes;')):
             self.assertIn(said, self.said({'name': 'a', 'ram': value}))

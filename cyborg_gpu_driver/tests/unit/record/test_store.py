@@ -279,6 +279,17 @@ class OwnedTest(base.BaseTestCase):
             record.owned_instances)
 
 
+class ChangeTest(base.BaseTestCase):
+
+    def test_where_a_change_was(self):
+        for at, text in ((0, 'step 1 of 2 (one)'), (1, 'step 2 of 2 (two)'),
+                         (2, '(the check at the end)')):
+            self.assertIn(text, str(dataclasses.replace(
+                CHANGE, steps=('one', 'two'), at=at)))
+        self.assertIn('no room', str(dataclasses.replace(
+            CHANGE, problem='no room')))
+
+
 class EarlierReleaseTest(StoreCase):
     """Files of earlier releases, taken over by whoever comes first."""
 
