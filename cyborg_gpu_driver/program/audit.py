@@ -102,7 +102,7 @@ class Audit:
         else:
             self._say('')
 
-    def _say(self, problem):
+    def _say(self, problem: str) -> None:
         if problem and problem != self._problem:
             LOG.error('The audit record cannot be written: %s. What happens '
                       'to GPUs is not recorded meanwhile.', problem)
@@ -149,7 +149,7 @@ def of_entry(entry: journal.Entry) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(path) -> Iterator[int]:
+def _alone(path: str) -> Iterator[int]:
     """A descriptor of the file that no other process or thread writes.
 
     Whoever held it before may have rotated it away.
@@ -170,7 +170,7 @@ def _alone(path) -> Iterator[int]:
             os.close(descriptor)
 
 
-def _is_at(descriptor, path):
+def _is_at(descriptor: int, path: str) -> bool:
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def _is_at(descriptor, path):
     return os.path.samestat(os.fstat(descriptor), there)
 
 
-def _append(descriptor, line):
+def _append(descriptor: int, line: bytes) -> None:
     """Append a line after a whole one.
 
     What a crash has left of a line must not swallow the next.
@@ -191,17 +191,17 @@ def _append(descriptor, line):
     os.fsync(descriptor)
 
 
-def _rotate(path):
+def _rotate(path: str) -> None:
     for number in reversed(range(_FILES - 1)):
         with contextlib.suppress(FileNotFoundError):
             os.replace(_numbered(path, number), _numbered(path, number + 1))
 
 
-def _numbered(path, number):
+def _numbered(path: str, number: int) -> str:
     return f'{path}.{number}' if number else path
 
 
-def _parse(line):
+def _parse(line: bytes) -> Record | None:
     """The record of a line; None if it is none."""
     try:
         found = json.loads(line)

@@ -18,9 +18,12 @@ cannot do without it is refused before its first step.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
@@ -119,7 +122,7 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
         words for function in gpu.vfs for words in _held(function.address))
 
 
-def _held(function):
+def _held(function: model.PciAddress) -> tuple[str, ...]:
     """Who has the VFIO device of a function open, for people."""
     return tuple(
         f'{function} is held by process {pid} '
@@ -127,7 +130,9 @@ def _held(function):
         for pid in privileged_vgpu.vfio_holders(str(function)))
 
 
-def _add_unplaced(gpu, found, placed):
+def _add_unplaced(gpu: model.Gpu,
+                  found: Mapping[model.Placement, list[str]],
+                  placed: Container[str]) -> None:
     """Mdevs of which nobody tells the instance they are on.
 
     The driver puts an mdev on any instance of its profile that has room, so
@@ -135,16 +140,17 @@ def _add_unplaced(gpu, found, placed):
     """
     profiles = {vgpu_type.mdev_type_id: vgpu_type.gi_profile_id
                 for vgpu_type in gpu.vgpu_types}
+    instances = gpu.mig.instances if gpu.mig else ()
     for mdev in gpu.all_mdevs:
         profile_id = profiles.get(mdev.type_id)
         if mdev.uuid in placed or profile_id is None:
             continue
-        for instance in gpu.mig.instances:
+        for instance in instances:
             if (instance.profile_id == profile_id
                     and not found[instance.placement]):
                 found[instance.placement].append(
                     f'mdev {mdev.uuid} may be on it')
 
 
-def _process(process):
+def _process(process: nvml_process.Process) -> str:
     return f'process {process.pid} ({open_files.process_name(process.pid)})'

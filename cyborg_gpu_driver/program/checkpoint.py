@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
@@ -95,7 +96,7 @@ def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
         for item in sorted(gpus, key=lambda item: item.gpu)])
 
 
-def _layout(item):
+def _layout(item: Any) -> gpu_record.SavedLayout:
     if 'layout' in item:
         return codec.decode(gpu_record.SavedLayout, item)
     return migrate.saved_layout(item)

@@ -43,13 +43,13 @@ def run(seconds: float, *command: str) -> None:
                            'killed') from error
 
 
-def _kill(process):
+def _kill(process: processutils.subprocess.Popen) -> None:
     """Kill what has not ended, without waiting for it."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def words(error: Failed) -> str:
+def words(error: processutils.ProcessExecutionError) -> str:
     """What a program said that failed."""
     return f'{error.stdout or ""}{error.stderr or ""}'.strip()

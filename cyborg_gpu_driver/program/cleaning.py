@@ -125,7 +125,7 @@ class Cleaner:
         return not self._closes_used and any(
             known.state is _State.USED for known in self._of(found))
 
-    def _of(self, found):
+    def _of(self, found: Iterable[offers.Offer]) -> list[cleaning.Known]:
         """What is known of the GPU, if it is offered whole."""
         if not self._enabled:
             return []
@@ -140,7 +140,7 @@ class Cleaner:
 
         :param wholes: GPUs that are reported as they are in the machine.
         """
-        if not self._enabled:
+        if not self._enabled or self._tenancy is None:
             return
         for whole in wholes:
             try:
@@ -150,9 +150,10 @@ class Cleaner:
                 self._say_away(exception.steady(error))
                 return
             self._say_away('')
-            self._follow(whole, seen)
+            self._follow(self._tenancy, whole, seen)
 
-    def _follow(self, whole, seen):
+    def _follow(self, tenancy: Tenancy, whole: Whole,
+                seen: cleaning.Seen | None) -> None:
         address = whole.gpu.address
         before = self._known(address)
         known = cleaning.following(before, seen)
@@ -160,15 +161,18 @@ class Cleaner:
         self._tell(address, before, known, cleaning.doubt(before, seen))
         self._keep(address, known)
         if known.state is _State.DIRTY and seen is not None:
-            self._clean(whole, known, seen)
+            self._clean(tenancy, whole, known, seen)
         elif known.state is _State.FREE:
             self._warn_of_no_reset(address)
 
-    def _tell(self, address, before, known, doubt):
+    def _tell(self, address: model.PciAddress,
+              before: cleaning.Known | None, known: cleaning.Known,
+              doubt: str) -> None:
         """Record what has changed of a GPU since the last look."""
         was = before and before.state
         if known.state is _State.USED and (
-                was is not _State.USED or before.tenants != known.tenants):
+                before is None or was is not _State.USED
+                or before.tenants != known.tenants):
             self._said.pop(address, None)
             for tenant in known.tenants:
                 self._audit.record(address, 'given', tenant, {
@@ -184,7 +188,8 @@ class Cleaner:
                 'generation': known.generation,
                 'seen': was.value if was else 'never'})
 
-    def _clean(self, whole, known, seen):
+    def _clean(self, tenancy: Tenancy, whole: Whole, known: cleaning.Known,
+               seen: cleaning.Seen) -> None:
         """Reset a GPU that nobody has; what becomes of it is kept."""
         address = whole.gpu.address
         if self._clock() < self._failed.get(address, 0.0):
@@ -192,8 +197,8 @@ class Cleaner:
                 known, state=_State.STUCK))
             return
         try:
-            closed = self._tenancy.close(whole.provider,
-                                         whole.resource_class, seen)
+            closed = tenancy.close(whole.provider, whole.resource_class,
+                                   seen)
             with locks.gpu(self._state_path, address):
                 known = self._clean_closed(whole, known, closed)
         except exception.GpuInUse as error:
@@ -211,7 +216,8 @@ class Cleaner:
             self._keep(address, known)
             LOG.info('GPU %s was reset and is offered again', address)
 
-    def _clean_closed(self, whole, known, closed):
+    def _clean_closed(self, whole: Whole, known: cleaning.Known,
+                      closed: cleaning.Seen | None) -> cleaning.Known:
         gpu = whole.gpu
         if closed is None:
             raise exception.GpuInUse(
@@ -223,7 +229,7 @@ class Cleaner:
         return cleaning.Known(_State.FREE, generation=closed.generation,
                               ours=closed.ours)
 
-    def _warn_of_no_reset(self, address):
+    def _warn_of_no_reset(self, address: model.PciAddress) -> None:
         if ((address, 'reset') in self._said
                 or self._resetter.can_reset(address)):
             return
@@ -232,7 +238,8 @@ class Cleaner:
                     'not be offered again, unless [gpu] clean_whole_gpus is '
                     'false', address)
 
-    def _put_off(self, address, known, state, reason):
+    def _put_off(self, address: model.PciAddress, known: cleaning.Known,
+                 state: cleaning.State, reason: str) -> None:
         """Keep a GPU withheld; why is said once."""
         self._keep(address, dataclasses.replace(known, state=state,
                                                 reason=reason))
@@ -245,13 +252,13 @@ class Cleaner:
                     'it is reset: %(reason)s',
                     {'gpu': address, 'reason': reason})
 
-    def _say_away(self, reason):
+    def _say_away(self, reason: str) -> None:
         if reason != self._said.get('Placement', '') and reason:
             LOG.warning('Placement does not tell who has the whole GPUs of '
                         'this host: %s. Each report asks again.', reason)
         self._said['Placement'] = reason
 
-    def _known(self, address):
+    def _known(self, address: model.PciAddress) -> cleaning.Known | None:
         """What is remembered; nothing if the record cannot be used.
 
         A GPU that has had a provider is reset then.
@@ -262,12 +269,13 @@ class Cleaner:
                 known, ours=0)
         return self._memory[address]
 
-    def _keep(self, address, known):
+    def _keep(self, address: model.PciAddress, known: cleaning.Known
+              ) -> None:
         # What an older record makes of it is a reset too many.
         self._memory[address] = known
         self._store.observe(address, tenancy=known)
 
 
-def _who(known):
+def _who(known: cleaning.Known) -> str:
     return ', '.join(known.tenants)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import model
@@ -136,7 +137,7 @@ def claimed_vgpu(gpu: model.Gpu, claim: reconcile.Claim) -> model.Vgpu | None:
                  and vgpu.type_id == claim.type_id), None)
 
 
-def _layout(facts):
+def _layout(facts: Facts) -> Iterator[reconcile.Difference]:
     if facts.record.change is not None:
         yield _difference(
             reconcile.Kind.LAYOUT_CHANGE, facts.gpu.address,
@@ -146,7 +147,8 @@ def _layout(facts):
             'run "cyborg-gpu layout restore", which undoes it')
 
 
-def _of_entry(facts, entry):
+def _of_entry(facts: Facts, entry: journal.Entry
+              ) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
     handle = f'handle {entry.handle} ({entry.profile})'
     if entry.phase is not journal.Phase.BOUND:
@@ -156,14 +158,14 @@ def _of_entry(facts, entry):
             'GPU', 'each report of the agent tries again; a virtual machine '
             'that still runs on it has to end', True)
         return
-    claimed = facts.claims is not None
-    if claimed and facts.claims.of(entry.handle) is None:
-        yield _no_request(facts, entry, handle)
+    claims = facts.claims
+    if claims is not None and claims.of(entry.handle) is None:
+        yield _no_request(facts, claims, entry, handle)
         return
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
     vgpu = there.get(vgpu_name(entry))
     lost, free = _instance(facts, entry)
-    again = claimed and (not lost or free)
+    again = claims is not None and (not lost or free)
     if vgpu is None:
         yield _difference(
             kind.VGPU_GONE, address, entry.handle,
@@ -184,9 +186,10 @@ def _of_entry(facts, entry):
             _REPAIR if again else _RESTORE, again)
 
 
-def _no_request(facts, entry, handle):
+def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
+                handle: str) -> reconcile.Difference:
     user = facts.users.get(vgpu_name(entry), '')
-    unsettled = facts.claims.unsettled
+    unsettled = claims.unsettled
     reason = (f'in use: {user}' if user else
               'Cyborg binds or unbinds something now ('
               + ', '.join(unsettled) + ')' if unsettled else '')
@@ -201,7 +204,7 @@ def _no_request(facts, entry, handle):
         not reason)
 
 
-def _instance(facts, entry):
+def _instance(facts: Facts, entry: journal.Entry) -> tuple[str, bool]:
     """What is wrong with an entry's instance; whether its place is free."""
     if entry.placement is None or not facts.gpu.visible_to_nvml:
         return '', True
@@ -215,11 +218,11 @@ def _instance(facts, entry):
             + ('' if free else ' and another is in its place'), free)
 
 
-def _instances(gpu):
+def _instances(gpu: model.Gpu) -> tuple[model.GpuInstance, ...]:
     return gpu.mig.instances if gpu.mig else ()
 
 
-def _claims(facts):
+def _claims(facts: Facts) -> list[reconcile.Claim]:
     """Requests for vGPUs of this GPU that the journal does not know."""
     if facts.claims is None:
         return []
@@ -229,7 +232,7 @@ def _claims(facts):
             if claim.function in functions and claim.handle not in known]
 
 
-def _not_recorded(facts):
+def _not_recorded(facts: Facts) -> Iterator[reconcile.Difference]:
     for claim in _claims(facts):
         there = claimed_vgpu(facts.gpu, claim) is not None
         yield _difference(
@@ -240,7 +243,7 @@ def _not_recorded(facts):
             _REPAIR if there else _PASSING, there)
 
 
-def _foreign_vgpus(facts):
+def _foreign_vgpus(facts: Facts) -> Iterator[reconcile.Difference]:
     known = {vgpu_name(entry) for entry in facts.entries}
     known |= {str(function) for function in facts.record.fixed.types}
     found = [claimed_vgpu(facts.gpu, claim) for claim in _claims(facts)]
@@ -255,13 +258,14 @@ def _foreign_vgpus(facts):
                 'removes it')
 
 
-def _foreign_instances(facts):
-    if facts.in_use is None:
+def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
+    mig = facts.gpu.mig
+    if facts.in_use is None or mig is None:
         return
     for instance in unexplained(facts):
         if instance.placement in facts.in_use:
             continue
-        profile = facts.gpu.mig.profile_by_id(instance.profile_id)
+        profile = mig.profile_by_id(instance.profile_id)
         name = profile.name if profile else f'profile {instance.profile_id}'
         yield _difference(
             reconcile.Kind.FOREIGN_INSTANCE, facts.gpu.address,
@@ -272,7 +276,7 @@ def _foreign_instances(facts):
             'checkpoint" says that it is meant to stay')
 
 
-def _of_placement(facts):
+def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
     lost, unrecorded = unrequested(facts), _claims(facts)
     for usage in facts.usages:
@@ -302,5 +306,7 @@ def _of_placement(facts):
                 "the agent's next report writes it", True)
 
 
-def _difference(kind, gpu, subject, text, remedy, safe=False):
+def _difference(kind: reconcile.Kind, gpu: model.PciAddress, subject: str,
+                text: str, remedy: str, safe: bool = False
+                ) -> reconcile.Difference:
     return reconcile.Difference(kind, gpu, subject, text, remedy, safe)

@@ -44,23 +44,23 @@ class StateReader:
         if gpu.mig is None:
             return gpu
         try:
-            return self._read(gpu)
+            return self._read(gpu, gpu.mig)
         except exception.NvmlError as error:
             if error.symbol in ('NO_PERMISSION', 'NOT_SUPPORTED'):
                 raise
             self._nvml.forget(gpu.address)
-        return self._read(gpu)
+        return self._read(gpu, gpu.mig)
 
     @gate.series
-    def _read(self, gpu):
+    def _read(self, gpu: model.Gpu, known: model.Mig) -> model.Gpu:
         device = self._nvml.device(gpu.address)
         enabled, pending = self._nvml.mig_mode(device)
-        found = ()
+        found: tuple[model.GpuInstance, ...] = ()
         if enabled:
             found = tuple(
                 dataclasses.replace(instance, compute=self._compute.instances(
                     gpu.address, instance))
                 for instance in mig.instances(self._nvml, device,
-                                              gpu.mig.profiles))
+                                              known.profiles))
         return dataclasses.replace(gpu, mig=dataclasses.replace(
-            gpu.mig, enabled=enabled, pending=pending, instances=found))
+            known, enabled=enabled, pending=pending, instances=found))

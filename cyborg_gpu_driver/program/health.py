@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -98,8 +99,8 @@ class HealthKeeper:
         now = self._clock()
 
         for gpu in host.gpus:
-            self._change(gpu.address, lambda known, gpu=gpu: (
-                self._checked(known, gpu, facts[gpu.address], now)))
+            self._change(gpu.address, functools.partial(
+                self._checked, gpu=gpu, facts=facts[gpu.address], now=now))
         return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
     def event(self, event: health_facts.Event) -> None:
@@ -180,14 +181,15 @@ class HealthKeeper:
                 facts[gpu.address], ailments))
         return found
 
-    def _ask_all(self, host):
+    def _ask_all(self, host: model.Host
+                 ) -> dict[model.PciAddress, health_facts.Facts]:
         """What every GPU answers; they are asked side by side."""
         return dict(zip(
             (gpu.address for gpu in host.gpus),
             deadline.each(lambda gpu: self._ask(gpu, host), host.gpus),
             strict=True))
 
-    def _ask(self, gpu, host):
+    def _ask(self, gpu: model.Gpu, host: model.Host) -> health_facts.Facts:
         if gpu.physfn is not None:
             return _NOTHING
         if gpu.in_pci_sysfs and (gpu.released or gpu.driver != drivers.NVIDIA):
@@ -196,7 +198,7 @@ class HealthKeeper:
             return _NOTHING
         return self._reader.read(gpu.address)
 
-    def _ask_pci(self, gpu):
+    def _ask_pci(self, gpu: model.Gpu) -> health_facts.Facts:
         """What the PCI bus says of a GPU that NVML must not be asked about.
 
         Against its record, where that is of this board and start.
@@ -211,7 +213,8 @@ class HealthKeeper:
         return health_facts.Facts(
             by_pci=True, pci=pci_health.wrong(before, seen))
 
-    def _of_boot(self, known):
+    def _of_boot(self, known: gpu_record.Sickness | None
+                 ) -> gpu_record.Sickness:
         """What is left after a restart of the machine, if there was one."""
         boot = self._boot_id()
         if known is None:
@@ -222,31 +225,37 @@ class HealthKeeper:
             known, boot=boot, ailments=health.after_reset(known.ailments))
 
     @staticmethod
-    def _of_board(record, gpu):
+    def _of_board(record: gpu_record.Sickness, gpu: model.Gpu
+                  ) -> gpu_record.Sickness:
         """The record of the board that is there now."""
         if record.uuid and gpu.uuid and record.uuid != gpu.uuid:
             record = dataclasses.replace(record, ailments=())
         return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
 
-    def _ailments(self, address):
+    def _ailments(self, address: model.PciAddress
+                  ) -> tuple[health.Ailment, ...]:
         """What a GPU has, by what is known now."""
         return self._of_boot(self._store.peek(address).sickness).ailments
 
-    def _verdict(self, address):
+    def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._ailments(address))
 
-    def _checked(self, known, gpu, facts, now):
+    def _checked(self, known: gpu_record.Sickness, gpu: model.Gpu,
+                 facts: health_facts.Facts, now: float
+                 ) -> gpu_record.Sickness:
         known = self._of_board(known, gpu)
         return dataclasses.replace(known, ailments=health.checked(
             known.ailments, facts, self._needed, now, _live(gpu)))
 
-    def _change(self, address, change):
+    def _change(self, address: model.PciAddress,
+                change: Callable[[gpu_record.Sickness], gpu_record.Sickness]
+                ) -> tuple[tuple[health.Ailment, ...], ...]:
         """Change what is known of a GPU, and log what is new of it.
 
         :param change: of what is known; returns what is known then.
         :returns: the ailments before and after.
         """
-        def changed(record):
+        def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
             known = change(self._of_boot(record.sickness))
             return dataclasses.replace(
                 record, sickness=known if known.ailments else None)
@@ -258,7 +267,7 @@ class HealthKeeper:
         return before, after
 
 
-def _live(gpu):
+def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
     """Ids and placements of a GPU's instances; None if not known."""
     if gpu.mig is None:
         return None
@@ -266,16 +275,19 @@ def _live(gpu):
             for item in gpu.mig.instances}
 
 
-def _verdicts(ailments):
+def _verdicts(ailments: tuple[health.Ailment, ...]
+              ) -> dict[model.Placement | None, health.Verdict]:
     """How a GPU is (None) and its sick instances, by placement."""
     return {place: health.judge(ailments, place)
             for place in (None, *sorted(health.sick_places(ailments)))}
 
 
-def _tell(address, before, after):
+def _tell(address: model.PciAddress, before: tuple[health.Ailment, ...],
+          after: tuple[health.Ailment, ...]) -> None:
     """Log what got sick, sicker or well."""
     old, new = _verdicts(before), _verdicts(after)
-    for place in (None, *sorted({*old, *new} - {None})):
+    for place in (None, *sorted(
+            place for place in {*old, *new} if place is not None)):
         was = old.get(place, health.WELL)
         now = new.get(place, health.WELL)
         if was.state is now.state:

@@ -47,7 +47,7 @@ def describe(found: Iterable[tuple[int, str]]) -> str:
     return ', '.join(_one(pid, name) for pid, name in sorted(found))
 
 
-def _one(pid, name):
+def _one(pid: int, name: str) -> str:
     what = f'process {pid} ({name})' if pid else f'kernel module {name}'
     remedy = _REMEDIES.get(name)
     return f'{what}: {remedy}' if remedy else what

@@ -147,13 +147,14 @@ class Journal:
         """What was lost of all GPUs of this machine is found again."""
         self._store.settle()
 
-    def _set(self, draft, claims):
+    def _set(self, draft: store.Draft, claims: Iterable[Entry]) -> None:
         by_handle = {entry.handle: entry for entry in claims}
         draft.record = dataclasses.replace(
             draft.record,
             claims=self._as_given_back(tuple(by_handle.values())))
 
-    def _as_given_back(self, entries):
+    def _as_given_back(self, entries: tuple[Entry, ...]
+                       ) -> tuple[Entry, ...]:
         if not self._given_back:
             return entries
         return tuple(

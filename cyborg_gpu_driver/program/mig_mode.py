@@ -18,6 +18,8 @@ the mode is read again each time (nvmlDeviceGetMigMode).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
@@ -67,7 +69,8 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
         raise _blocked(gpu, enable, str(error), ()) from error
 
 
-def _switch(machine, gpu, enable, may_reset):
+def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
+            may_reset: bool) -> bool:
     """As :func:`switch`; the caller has NVML alone."""
     if may_reset and gpu.architecture not in _CHANGES_AT_ONCE:
         machine.nvml.reset()
@@ -109,12 +112,12 @@ def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
 
 
 @gate.series
-def _read(machine, gpu):
+def _read(machine: platform.Platform, gpu: model.Gpu) -> tuple[bool, bool]:
     nvml = machine.nvml
     return nvml.mig_mode(nvml.device(gpu.address))
 
 
-def _set(machine, gpu, enable):
+def _set(machine: platform.Platform, gpu: model.Gpu, enable: bool) -> str:
     try:
         return privileged.set_mig_mode(str(gpu.address), enable)
     except exception.NvmlError as error:
@@ -127,7 +130,8 @@ def _set(machine, gpu, enable):
         machine.nvml.forget(gpu.address)
 
 
-def _blocked(gpu, enable, reason, found):
+def _blocked(gpu: model.Gpu, enable: bool, reason: str,
+             found: Iterable[str]) -> exception.ModeBlocked:
     if found:
         reason += '; in the way: ' + ', '.join(found)
     return exception.ModeBlocked(

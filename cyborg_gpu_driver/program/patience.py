@@ -64,7 +64,7 @@ class Patience:
         self._say(address, outcome.reason)
         return outcome
 
-    def _say(self, address, reason):
+    def _say(self, address: model.PciAddress, reason: str) -> None:
         if reason == self._said.get(address, ''):
             return
         self._said[address] = reason

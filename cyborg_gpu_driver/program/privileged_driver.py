@@ -148,7 +148,7 @@ def refuse_held(gpu: model.PciAddress) -> None:
             gpu=gpu, reason='open in ' + holders_module.describe(found))
 
 
-def _check_idle(gpu):
+def _check_idle(gpu: model.PciAddress) -> None:
     """See to it that the GPU can be taken from its driver at once."""
     refuse_held(gpu)
     functions = _read(gpu, 'sriov_numvfs') or '0'
@@ -158,14 +158,14 @@ def _check_idle(gpu):
             f'(sriov-manage -d {gpu} removes them)')
 
 
-def _check_loaded(gpu, driver):
+def _check_loaded(gpu: model.PciAddress, driver: str) -> None:
     if not privileged.machine().sysfs.exists(*_DRIVERS, driver):
         raise exception.DriverError(
             address=gpu, reason=f'the kernel has no driver {driver}: run '
             f'modprobe {driver}', state='nothing was changed')
 
 
-def _others(gpu, driver):
+def _others(gpu: model.PciAddress, driver: str) -> list[str]:
     """The other functions that have to go with the GPU.
 
     :raises DriverError: if something else is in its IOMMU group, which a
@@ -197,7 +197,7 @@ def _others(gpu, driver):
             if not (_read(name, 'class') or '').startswith(_BRIDGE)]
 
 
-def _follow(other, driver):
+def _follow(other: str, driver: str) -> None:
     """Let a function of the same board go where the GPU has gone."""
     now = _driver(other)
     _override(other, driver)
@@ -211,7 +211,7 @@ def _follow(other, driver):
                                          'drivers_probe')
 
 
-def _override(function, driver):
+def _override(function: model.PciAddress | str, driver: str | None) -> None:
     """Say which driver may have a function; the kernel asks at each bind."""
     now = _read(function, 'driver_override') or _NONE
     wanted = drivers.VFIO_PCI if driver == drivers.VFIO_PCI else _NONE
@@ -221,7 +221,7 @@ def _override(function, driver):
             *pci.DEVICES, str(function), 'driver_override')
 
 
-def _unbind(function, driver):
+def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
     """Take a function from its driver, if it has one.
 
     :raises DriverStuck: if the driver does not return in time.
@@ -243,7 +243,7 @@ def _unbind(function, driver):
             "again; see the kernel's log") from error
 
 
-def _bind(function, driver):
+def _bind(function: model.PciAddress | str, driver: str | None) -> None:
     """Give a function without a driver to one.
 
     :raises DriverError, SysfsError: if it does not take it.
@@ -265,7 +265,7 @@ def _bind(function, driver):
             state=f'its driver is {_driver(function) or "none"}')
 
 
-def _taken_back(gpu, former):
+def _taken_back(gpu: model.PciAddress, former: str | None) -> str:
     """Give a GPU back to the driver that it had; how it is now, in words."""
     try:
         if _driver(gpu) != former:
@@ -278,20 +278,21 @@ def _taken_back(gpu, former):
     return f'its driver is {former or "none"}, as before'
 
 
-def _driver(function):
-    return pci.PciBus(privileged.machine().sysfs).driver(function)
+def _driver(function: model.PciAddress | str) -> str | None:
+    return privileged.machine().sysfs.link_name(*pci.DEVICES, str(function),
+                                                'driver')
 
 
-def _read(function, name):
+def _read(function: model.PciAddress | str, name: str) -> str | None:
     return privileged.machine().sysfs.read_optional(
         *pci.DEVICES, str(function), name)
 
 
-def _exists(function, name):
+def _exists(function: model.PciAddress | str, name: str) -> bool:
     return privileged.machine().sysfs.exists(*pci.DEVICES, str(function),
                                              name)
 
 
-def _board(name):
+def _board(name: model.PciAddress | str) -> str:
     """What the functions of one board share: domain, bus and device."""
     return str(name).rpartition('.')[0]

@@ -22,6 +22,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml as nvml_session
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_vgpu
 from cyborg_gpu_driver.program import nvidia_smi
@@ -131,7 +132,7 @@ def fabric_manager_runs() -> bool:
     return device_node.fabric_manager_runs(privileged.machine())
 
 
-def _manage(address, enable):
+def _manage(address: str, enable: bool) -> None:
     parsed = privileged_driver.nvidia_gpu(address)
     machine = privileged.machine()
     # The lock that sriov-manage needs is refused while NVML is open.
@@ -145,7 +146,8 @@ def _manage(address, enable):
     sriov.manage(str(parsed), enable, machine.sriov_manage)
 
 
-def _has_instances(nvml, address):
+def _has_instances(nvml: nvml_session.NvmlSession, address: model.PciAddress
+                   ) -> bool:
     """Whether a GPU has a GPU instance, whoever cut it.
 
     Profiles are found by index, up to the INVALID_ARGUMENT at their end.

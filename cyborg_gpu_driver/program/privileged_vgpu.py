@@ -104,7 +104,7 @@ def vfio_holders(function: str) -> tuple[int, ...]:
                               privileged.nvidia_function(function))
 
 
-def _nvidia_mdev(uuid):
+def _nvidia_mdev(uuid: str) -> str:
     """A UUID that no mdev has, or one below a function of NVIDIA's.
 
     :raises InvalidValue, UnknownGpu: if it is something else.
@@ -121,5 +121,5 @@ def _nvidia_mdev(uuid):
     return handle
 
 
-def _write(value, *place):
+def _write(value: str, *place: str) -> None:
     privileged.machine().sysfs.write(value, *place)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from oslo_log import log as logging
@@ -75,7 +76,7 @@ def refuse_held(address: model.PciAddress) -> None:
             gpu=address, reason='open in ' + holders.describe(found))
 
 
-def _reset(machine, address):
+def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
     driver = pci.PciBus(machine.sysfs).driver(address)
     switches = pci.PciBus(machine.sysfs).nvswitches()
     LOG.info('Resetting GPU %s', address)
@@ -94,7 +95,7 @@ def _reset(machine, address):
                                        'reset_method') or 'sysfs'
 
 
-def _check_fabric(switches):
+def _check_fabric(switches: Iterable[str]) -> None:
     """See to it that the fabric manager runs where a reset needs it.
 
     It does on NVSwitch systems of Ampere, and on those of Hopper and later
@@ -110,7 +111,8 @@ def _check_fabric(switches):
             'nvidia-fabricmanager')
 
 
-def _check_answers(machine, address):
+def _check_answers(machine: platform.Platform, address: model.PciAddress
+                   ) -> None:
     """See that a GPU that NVIDIA's driver has works after its reset."""
     if pci.PciBus(machine.sysfs).driver(address) != drivers.NVIDIA:
         return
@@ -179,7 +181,7 @@ class Resetter:
                 'before': dataclasses.asdict(before),
                 'after': dataclasses.asdict(after)}
 
-    def _open(self, gpu, begin):
+    def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
         """Let NVML see a GPU that this library took from nvidia.
 
         One that the operator bound to vfio-pci stays there: the nvidia
@@ -191,14 +193,14 @@ class Resetter:
         elif gpu.released:
             whole.reopen(self._machine, gpu)
 
-    def _check_possible(self, address):
+    def _check_possible(self, address: model.PciAddress) -> None:
         if not self.can_reset(address):
             raise exception.StepFailed(
                 reason='the kernel has no way to reset it (no file "reset" '
                 'in sysfs); [gpu] clean_whole_gpus = false offers it all '
                 'the same')
 
-    def _check_idle(self, address):
+    def _check_idle(self, address: model.PciAddress) -> cleaning.Traces:
         """The traces of a GPU that nobody uses."""
         traces = self._traces(address)
         if traces.processes:
@@ -208,7 +210,7 @@ class Resetter:
         return traces
 
     @gate.series
-    def _traces(self, address):
+    def _traces(self, address: model.PciAddress) -> cleaning.Traces:
         """What a GPU shows of who used it.
 
         :raises StepFailed: if its driver is none that tells who uses it.

@@ -63,7 +63,7 @@ class Turn:
                 f'it is not done after {self._seconds:g} s ([gpu] '
                 'bind_timeout), and Cyborg may not wait for it any more')
 
-    def _abandoned(self, reason):
+    def _abandoned(self, reason: str) -> exception.BindAbandoned:
         return exception.BindAbandoned(
             handle=self.asked.handle, asked_type=self.asked.mdev_type,
             address=self.asked.function, reason=reason)
