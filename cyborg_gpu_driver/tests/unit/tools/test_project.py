@@ -15,6 +15,7 @@
 
 import configparser
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -26,6 +27,18 @@ from cyborg_gpu_driver.tests.unit.tools import documents
 from cyborg_gpu_driver.tests.unit.tools import test_checks
 
 ROOT = documents.ROOT
+
+
+class PathsTest(base.BaseTestCase):
+
+    def test_every_file_that_a_page_names_exists(self):
+        found = 0
+        for page in documents.pages():
+            for name in re.findall(r'``(cyborg_gpu_driver/[\w/.-]+)``',
+                                   documents.text(page)):
+                self.assertTrue((ROOT / name).exists(), f'{page}: {name}')
+                found += 1
+        self.assertGreater(found, 5)
 
 
 class SystemPackagesTest(base.BaseTestCase):
