@@ -21,6 +21,8 @@ import itertools
 import json
 import os
 import tempfile
+from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -138,7 +140,8 @@ def keep_aside(path: str) -> str:
     return _aside(path, 'unusable', os.link, 'cannot be kept aside')
 
 
-def _aside(path, suffix, act, refusal):
+def _aside(path: str, suffix: str, act: Callable[[str, str], None],
+           refusal: str) -> str:
     kept = _unused(f'{path}.{suffix}')
     try:
         act(path, kept)
@@ -148,14 +151,14 @@ def _aside(path, suffix, act, refusal):
     return kept
 
 
-def _unused(path):
+def _unused(path: str) -> str:
     return next(name for name in (
         f'{path}-{number}' for number in itertools.count(1))
         if not os.path.exists(name))
 
 
 @contextlib.contextmanager
-def _named(path):
+def _named(path: str) -> Iterator[None]:
     """Let errors name a file, and not what it is called while it is made.
 
     The same trouble has the same text each time.
@@ -166,7 +169,7 @@ def _named(path):
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _replace(path, text):
+def _replace(path: str, text: str) -> None:
     directory, name = os.path.split(path)
     descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
                                        suffix=_NEW)
@@ -182,7 +185,7 @@ def _replace(path, text):
         raise
 
 
-def _make_directory(path, above, name):
+def _make_directory(path: str, above: str, name: str) -> None:
     new = tempfile.mkdtemp(dir=above, prefix=f'.{name}.', suffix=_NEW)
     try:
         descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY
@@ -200,7 +203,7 @@ def _make_directory(path, above, name):
             raise
 
 
-def _make_file(path, directory, name):
+def _make_file(path: str, directory: str, name: str) -> None:
     descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
                                        suffix=_NEW)
     try:
@@ -215,7 +218,7 @@ def _make_file(path, directory, name):
         os.unlink(new)
 
 
-def _hand_over(descriptor, directory):
+def _hand_over(descriptor: int, directory: str) -> None:
     """Give what root has just made to whom its directory belongs.
 
     By its descriptor: whom the directory belongs to may put a link in the
@@ -226,7 +229,7 @@ def _hand_over(descriptor, directory):
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
-def _text(content):
+def _text(content: Any) -> str:
     """JSON with one line an item, for people to read and to compare.
 
     json.dumps, unlike json.dump, is not pure Python.
@@ -241,11 +244,11 @@ def _text(content):
     return json.dumps(content)
 
 
-def _checksum(text):
+def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sync_directory(directory):
+def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

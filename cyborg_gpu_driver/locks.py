@@ -87,12 +87,14 @@ def migration(state_path: str) -> contextlib.AbstractContextManager:
     return _record(state_path, 'migration')
 
 
-def _record(state_path, name):
+def _record(state_path: str, name: str
+            ) -> contextlib.AbstractContextManager:
     return _lock(state_path, name, f'the record "{name}"', _RECORD_SECONDS)
 
 
 @contextlib.contextmanager
-def _lock(state_path, name, what, seconds, purpose='') -> Iterator[None]:
+def _lock(state_path: str, name: str, what: str, seconds: float,
+          purpose: str = '') -> Iterator[None]:
     directory = os.path.join(state_path, 'locks')
     name = f'cyborg-gpu-{name}'
     path = os.path.join(directory, name)
@@ -138,7 +140,7 @@ class _Wait:
         self._purpose = purpose
         self._path = path
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (f'{self._purpose} waits for {self.what}, which '
                 f'{self.holder()} holds')
 
@@ -174,7 +176,7 @@ def _owner(path: str) -> int | None:
     return None
 
 
-def _prepare(directory, name):
+def _prepare(directory: str, name: str) -> None:
     """Make the lock's file so that cyborg-agent can lock it too."""
     path = os.path.join(directory, name)
     try:

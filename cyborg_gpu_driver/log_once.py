@@ -26,7 +26,7 @@ class LogOnce:
     back.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._last: dict[Hashable, str] = {}
 
     def is_new(self, reason: str, about: Hashable = None) -> bool:

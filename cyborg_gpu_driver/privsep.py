@@ -72,7 +72,7 @@ def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     inner = gpu_context.entrypoint(function)
 
     @functools.wraps(function)
-    def call(*arguments, **named):
+    def call(*arguments: Any, **named: Any) -> Any:
         try:
             return inner(*arguments, **named)
         except _FAILURES as error:

@@ -65,7 +65,8 @@ def of_placement(tree: provider_tree.ProviderTree, hostname: str,
     return ''
 
 
-def _providers(tree, hostname, address):
+def _providers(tree: provider_tree.ProviderTree, hostname: str,
+               address: model.PciAddress) -> list[str]:
     """UUIDs of the GPU's providers, by this or another policy."""
     name = urllib.parse.quote(hostname, safe='')
     (root,) = tree.get(f'/resource_providers?name={name}'

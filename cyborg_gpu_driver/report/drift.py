@@ -98,7 +98,9 @@ class Drift:
                         if inventory.provider in self._seen}
         return found
 
-    def _of_parts(self, offers, inventories):
+    def _of_parts(self, offers: Iterable[partition_offers.Offer],
+                  inventories: Iterable[reserved.Inventory]
+                  ) -> list[tuple[partition_offers.Offer, reserved.Inventory]]:
         """Offers of parts of a GPU, and their inventories."""
         parts = {names.provider_uuid(names.provider_name(
             self._hostname, offer)): offer for offer in offers
@@ -107,18 +109,19 @@ class Drift:
                 for inventory in inventories
                 if inventory.provider in parts]
 
-    def _usage(self, offer, inventory):
+    def _usage(self, offer: partition_offers.Offer,
+               inventory: reserved.Inventory) -> reconcile.Usage:
         seen = self._seen[inventory.provider]
         found = seen.reserved
         if (self._history and self._wanted.get(inventory.provider)
                 != inventory.reserved):
             found = inventory.reserved
         return reconcile.Usage(
-            inventory.provider, offer.profile, offer.vgpu_type_id,
+            inventory.provider, offer.profile, offer.vgpu_type_id or '',
             seen.used, found, inventory.reserved,
             names.provider_name(self._hostname, offer))
 
-    def _read(self, inventories):
+    def _read(self, inventories: Sequence[reserved.Inventory]) -> None:
         generations = self._tree.generations(
             [inventory.provider for inventory in inventories])
         seen = {}
@@ -134,7 +137,8 @@ class Drift:
                 seen[provider] = known
         self._seen = seen
 
-    def _look(self, inventory, generation):
+    def _look(self, inventory: reserved.Inventory, generation: int
+              ) -> _Seen | None:
         url = f'/resource_providers/{inventory.provider}'
         there = self._tree.get(f'{url}/inventories/{inventory.resource_class}')
         usages = self._tree.get(f'{url}/usages')

@@ -72,12 +72,14 @@ def remember(gpu: model.Gpu, device: values.ReportedDevice,
         and that Placement still has. As long as there are any, the GPU has
         the mode that it had.
     """
-    leftover = leaving(before, left).providers if before else {}
     mode = (device.deployables[0].mode if device.deployables
-            else policy.Mode.OFF)
+            else policy.Mode.OFF).value
+    leftover = leaving(before, left).providers if before else {}
+    if before and leftover:
+        mode = before.mode
     return gpu_record.Reported(
         device_id=gpu.device_id,
-        mode=before.mode if leftover else mode.value,
+        mode=mode,
         facts=gpu_record.ReportedFacts(**{
             name: getattr(gpu, name) for name in _FACTS}),
         providers={**leftover, **{

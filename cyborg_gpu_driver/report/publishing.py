@@ -111,7 +111,8 @@ class Publisher:
         """A report has written all; binds wait for Placement again."""
         self._unwritten = None
 
-    def _ask(self, address, generations=None):
+    def _ask(self, address: model.PciAddress,
+             generations: Mapping[str, int] | None = None) -> _Writing:
         with self._mutex:
             writing = self._asked.setdefault(address, _Writing())
             writing.generations = generations or writing.generations
@@ -122,7 +123,7 @@ class Publisher:
                          name=f'what is left of GPU {address}').start()
         return writing
 
-    def _run(self, address):
+    def _run(self, address: model.PciAddress) -> None:
         while (writing := self._next(address)) is not None:
             try:
                 self._write(address, writing.generations)
@@ -132,7 +133,7 @@ class Publisher:
             finally:
                 writing.ended.set()
 
-    def _next(self, address):
+    def _next(self, address: model.PciAddress) -> _Writing | None:
         with self._mutex:
             writing = self._asked.pop(address, None)
             if writing is None:
@@ -143,7 +144,7 @@ class Publisher:
 class _Writing:
     """One writing of a GPU's state."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.generations: Mapping[str, int] | None = None

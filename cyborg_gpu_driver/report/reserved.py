@@ -26,6 +26,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -104,7 +105,7 @@ class ReservedKeeper:
         :raises PlacementRefused: if Placement refused one.
         :raises Exception: what the client raises.
         """
-        def put(inventory):
+        def put(inventory: Inventory) -> None:
             generation = generations.get(inventory.provider)
             if generation is None:
                 # Cyborg has yet to make it, after the first report of it.
@@ -159,7 +160,8 @@ class ReservedKeeper:
         return cleaning.Seen(seen.tenants, self._written[provider][1],
                              seen.ours + 1)
 
-    def _each(self, inventories, put):
+    def _each(self, inventories: Iterable[Inventory],
+              put: Callable[[Inventory], object]) -> None:
         """Write each; the first error is raised after the last.
 
         Where Placement is silent none answers, and each costs its timeout.
@@ -176,10 +178,10 @@ class ReservedKeeper:
         if failure is not None:
             raise failure
 
-    def _reserved(self, inventory):
+    def _reserved(self, inventory: Inventory) -> int | None:
         return self._written.get(inventory.provider, (None, None))[0]
 
-    def _put(self, inventory, reporting):
+    def _put(self, inventory: Inventory, reporting: bool) -> None:
         """Read one and write it if it differs.
 
         An absent provider or inventory is left absent.
@@ -221,7 +223,8 @@ class ReservedKeeper:
             f'{inventory.resource_class} on provider {inventory.provider}',
             code=response.status_code, text=response.text)
 
-    def _leaves_closed(self, inventory, body, reporting):
+    def _leaves_closed(self, inventory: Inventory, body: Mapping[str, Any],
+                       reporting: bool) -> bool:
         """Whether a provider is left as somebody else has closed it.
 
         Where it was closed before, only its generation tells.
@@ -243,7 +246,8 @@ class ReservedKeeper:
         self._written.pop(provider, None)
         return True
 
-    def _store(self, provider, url, body, reserved):
+    def _store(self, provider: str, url: str, body: Mapping[str, Any],
+               reserved: int) -> Any:
         """Write an inventory that was just read; the answer."""
         response = self._tree.client.put(
             url, dict(body, reserved=reserved), version=provider_tree.VERSION)

@@ -48,12 +48,14 @@ def marked(devices: Iterable[values.ReportedDevice],
         if _is_sick(device, verdicts) else device for device in devices)
 
 
-def _is_sick(device, verdicts):
+def _is_sick(device: values.ReportedDevice,
+             verdicts: Mapping[model.PciAddress, health.Verdict]) -> bool:
     verdict = verdicts.get(device.address)
     return not device.stub and verdict is not None and verdict.sick
 
 
-def _marked(device, verdict, used):
+def _marked(device: values.ReportedDevice, verdict: health.Verdict,
+            used: Collection[model.PciAddress]) -> values.ReportedDevice:
     if device.address in used:
         return dataclasses.replace(device, stub=True)
     return dataclasses.replace(device, deployables=tuple(

@@ -58,8 +58,9 @@ class Decision:
     @property
     def providers(self) -> tuple[str, ...]:
         """UUIDs of all providers of which ``reserved`` is to be written."""
-        return (*(deployable.provider_uuid for address in self.trusted
-                  for deployable in self.offered[address].deployables),
+        return (*(deployable.provider_uuid
+                  for device in self.offered.values() if device
+                  for deployable in device.deployables),
                 *(item.provider for item in self.draining))
 
 
@@ -112,7 +113,8 @@ class Withdrawal:
         self._state_path = state_path
         self._keeper = keeper
         self._store = store.of(state_path)
-        self._memory: dict | None = None
+        self._memory: dict[model.PciAddress,
+                           gpu_record.Reported] | None = None
         self._said: dict[model.PciAddress, str] = {}
 
     def decide(self, host: model.Host,
@@ -159,10 +161,10 @@ class Withdrawal:
             if reason:
                 if before is not None:
                     kept[address] = before
-            elif device is not None:
+            elif device is not None and look.gpu is not None:
                 kept[address] = memory.remember(look.gpu, device, before,
                                                 left)
-            elif left:
+            elif left and before is not None:
                 kept[address] = memory.leaving(before, left)
         devices += [build.stub_device(item.function)
                     for item in earlier or () if item.function != item.gpu]
@@ -193,16 +195,21 @@ class Withdrawal:
         :param present: GPUs that there are, which get stubs too.
         """
         try:
-            known = self._known()
+            known = [*self._known()]
         except exception.JournalUnreadable:
-            known = ()
+            known = []
         return tuple(build.stub_device(address)
                      for address in sorted({*known, *present}))
 
-    def _look_at(self, gpu, before, make, ignored, claimed,
-                 library_missing):
+    def _look_at(self, gpu: model.Gpu | None,
+                 before: gpu_record.Reported | None,
+                 make: Callable[[model.Gpu], values.ReportedDevice | None],
+                 ignored: Collection[model.PciAddress], claimed: bool,
+                 library_missing: bool) -> _Look:
         """What is to be reported of one GPU, and what keeps it from that."""
-        device, reason, waiting, left = None, '', '', ()
+        device: values.ReportedDevice | None = None
+        reason = waiting = ''
+        left: list[str] = []
         if gpu is not None and gpu.address not in ignored:
             reason = memory.untrusted(gpu, before, library_missing)
             if not reason:
@@ -210,12 +217,14 @@ class Withdrawal:
                 device = make(gpu)
         if device is not None and device.busy and self._is_news(device,
                                                                 before):
-            device, waiting = None, device.busy
+            waiting, device = device.busy, None
         if not reason and before is not None:
             reason, left = self._withdrawn(before, device, claimed)
         return _Look(gpu, device, reason, waiting, tuple(left))
 
-    def _withdrawn(self, before, device, claimed):
+    def _withdrawn(self, before: gpu_record.Reported,
+                   device: values.ReportedDevice | None, claimed: bool
+                   ) -> tuple[str, list[str]]:
         """Why nothing may be withdrawn, and which providers are to go.
 
         Nothing more may be promised of those.
@@ -245,25 +254,28 @@ class Withdrawal:
                       {'uuid': provider, 'error': error})
             return True
 
-    def _is_news(self, device, before):
+    def _is_news(self, device: values.ReportedDevice,
+                 before: gpu_record.Reported | None) -> bool:
         """Whether Cyborg does not have all that is to be reported."""
         known = before.providers if before is not None else {}
         return any(deployable.provider_uuid not in known
                    or self.held_by(deployable.provider_uuid) is None
                    for deployable in device.deployables)
 
-    def _known(self):
+    def _known(self) -> dict[model.PciAddress, gpu_record.Reported]:
         if self._memory is None:
             self._store.check()
             self._memory = remembered(self._state_path)
         return self._memory
 
-    def _keep(self, kept):
+    def _keep(self, kept: dict[model.PciAddress, gpu_record.Reported]
+              ) -> None:
         self._memory = kept
         for address in {*kept, *remembered(self._state_path)}:
             self._store.observe(address, reported=kept.get(address))
 
-    def _say(self, address, reason, message):
+    def _say(self, address: model.PciAddress, reason: str, message: str
+             ) -> None:
         """Log a change of reason, in either direction, once."""
         if reason == self._said.get(address, ''):
             return
@@ -285,7 +297,8 @@ def remembered(state_path: str
             if record.reported is not None}
 
 
-def _not_ours(address, before, earlier):
+def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
+              earlier: Collection[reconcile.Earlier] | None) -> _Look | None:
     """What to do with a GPU that is not ours to report; None if it is.
 
     Before Placement has answered, that is a GPU that was never reported.
@@ -300,7 +313,8 @@ def _not_ours(address, before, earlier):
     return _Look(None, None, reason, '') if reason else None
 
 
-def _drained(before, dropped):
+def _drained(before: gpu_record.Reported, dropped: Iterable[str]
+             ) -> list[reserved.Inventory]:
     return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
                                before.providers[uuid].total,
                                before.providers[uuid].total)

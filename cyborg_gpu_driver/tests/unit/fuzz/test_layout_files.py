@@ -60,6 +60,28 @@ class LayoutFileTest(base.FuzzCase):
                 self.attempt(parse, text.replace(word, scalar), 'file')
             self.attempt(parse, scalar, 'file')
 
+    def test_what_is_too_much(self):
+        """A short text that means more than anybody can work on."""
+        head = ('version: v1\nmig-configs:\n  a:\n  - devices: all\n'
+                '    mig-enabled: true\n    mig-devices: ')
+        for devices in (
+                '{1g.5gb: 1000000000}', '{1g.5gb: ' + '9' * 5000 + '}',
+                '{1c.7g.40gb: 7, 2c.7g.40gb: 1, 3c.7g.40gb: 1}',
+                '{1c.3g.20gb: 3, 1c.4g.20gb: 4, 2c.3g.20gb: 1}',
+                '{1c.2g.10gb: 6, 2c.3g.20gb: 1, 1c.3g.20gb: 1}'):
+            checks.layouts(head + devices, self.gpus)
+        laughs = 'l0: &a [l, l, l, l, l, l, l, l, l]\n' + ''.join(
+            f'l{number}: &{chr(97 + number)} ['
+            + ', '.join([f'*{chr(96 + number)}'] * 9) + ']\n'
+            for number in range(1, 10))
+        for text in (laughs + 'version: v1\nmig-configs: *j\n',
+                     laughs + 'version: v1\nmig-configs: {a: *j}\n',
+                     'version: v1\nmig-configs: ' + '[' * 3000 + ']' * 3000,
+                     'version: v1\nmig-configs: ' + '{a: ' * 3000
+                     + '1' + '}' * 3000,
+                     head.replace('all', str([*range(5000)])) + '{}'):
+            checks.layouts(text, self.gpus)
+
     @base.examples(100)
     @hypothesis.given(base.damaged(yaml.safe_dump(_MIG).encode()))
     def test_any_bytes(self, data):

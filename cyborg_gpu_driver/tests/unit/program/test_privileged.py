@@ -172,6 +172,7 @@ class DaemonTest(base.BaseTestCase):
             exception.PrivilegedCallFailed, privileged_vgpu.create_mdev,
             _PARENT, 'nvidia-231', _UUID)
         self.assertIn('create_mdev', str(error))
+        self.assertIn('privsep helper command exited', str(error))
         self.assertIn('helper_command', str(error))
 
     def test_the_daemon_checks_for_itself(self):
