@@ -192,7 +192,7 @@ class Agent:
                     self._node.fixed.make):
             outcomes = [act(gpu) for gpu in host.gpus
                         if gpu.address not in kept]
-            if any(outcome.has_acted for outcome in outcomes):
+            if any(outcome.done for outcome in outcomes):
                 host = self._host.refresh()
         return host
 

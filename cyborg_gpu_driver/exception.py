@@ -233,6 +233,13 @@ class StepFailed(GpuDriverError):
     template = '{reason}'
 
 
+class VgpuNotCreatable(StepFailed):
+    """A driver creates no vGPU of a type on a virtual function now."""
+
+    template = ('the driver creates no {vgpu} on {function} now, only '
+                '{creatable}')
+
+
 class HostUnusable(GpuDriverError):
     """The GPUs of this machine cannot be worked on."""
 

@@ -38,11 +38,11 @@ from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import fixed
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import rebuild
@@ -51,6 +51,7 @@ from cyborg_gpu_driver.program import repair
 from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
@@ -148,14 +149,19 @@ class Node(services.Services):
             ignored_xids=self.conf.gpu.health_ignored_xids)
 
     @functools.cached_property
-    def hardware(self) -> hardware.Hardware:
-        """Makes and removes what handles stand for."""
-        return hardware.Hardware(self.platform)
+    def partitions(self) -> partitions.Partitions:
+        """Creates and destroys what claims stand for."""
+        return partitions.Partitions(self.platform, self.journal)
+
+    @functools.cached_property
+    def transactions(self) -> transaction.Transactions:
+        """Changes GPUs, or rolls back."""
+        return transaction.Transactions(self.platform, self.state_path)
 
     @functools.cached_property
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
-        return binder.Binder(self.live, self.hardware, self.journal,
+        return binder.Binder(self.live, self.partitions, self.journal,
                              self.state_path, self, self.health)
 
     @functools.cached_property
@@ -168,7 +174,7 @@ class Node(services.Services):
     def repairer(self) -> repair.Repairer:
         """Repairs what the reconciler finds."""
         return repair.Repairer(
-            self.live, self.hardware, self.journal, self.vgpus,
+            self.live, self.partitions, self.journal, self.vgpus,
             self.rebuilder, self.binder, self.state_path, self)
 
     @functools.cached_property
@@ -182,31 +188,31 @@ class Node(services.Services):
     @functools.cached_property
     def applier(self) -> apply.Applier:
         """Changes layouts."""
-        return apply.Applier(self.platform, self.state_path)
+        return apply.Applier(self.transactions)
 
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
         """Makes GPUs ready for their policies."""
-        return prepare.Preparer(self.platform, self._taker, self.state_path,
-                                self.settings, self.health, self)
+        return prepare.Preparer(self.reader, self.transactions, self.settings,
+                                self.health, self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
         """Makes and removes the fixed vGPUs of policies."""
-        return fixed.FixedVgpus(self.platform, self._taker, self.state_path,
+        return fixed.FixedVgpus(self.reader, self.transactions,
                                 self.settings)
 
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
         """Makes again after a reboot what was there before."""
-        return restore.Restorer(self.platform, self.applier, self.state_path,
+        return restore.Restorer(self.reader, self.transactions, self.fixed,
                                 self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.Keeper:
         """Knows whose the vGPUs are."""
-        return orphans.Keeper(self.platform, self.reader, self.hardware,
-                              self.journal, self.state_path, self.settings)
+        return orphans.Keeper(self.platform, self.reader, self.journal,
+                              self.state_path, self.settings)
 
     @functools.cached_property
     def resetter(self) -> reset.Resetter:
@@ -246,10 +252,6 @@ class Node(services.Services):
     @property
     def _keeper(self) -> reserved.ReservedKeeper | None:
         return None if self.tree is None else self.keeper
-
-    @functools.cached_property
-    def _taker(self):
-        return prepare.StepTaker(self.platform, self.reader)
 
     def act_here(self) -> None:
         """Make privileged changes in this process, and not in a daemon."""

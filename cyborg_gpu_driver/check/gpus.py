@@ -23,6 +23,7 @@ from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 
@@ -37,19 +38,19 @@ _WITHOUT_MDEV = (6, 8)
 _FIRST_FOR_IT = 550
 """The driver of vGPU software 17, the first for Linux 6.8."""
 _BY_HAND = {
-    readiness.Step.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
-    readiness.Step.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
-    readiness.Step.DISABLE_MIG: 'nvidia-smi -i {} -mig 0',
-    readiness.Step.ENABLE_FUNCTIONS: 'sriov-manage -e {}',
-    readiness.Step.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
-    readiness.Step.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
-    readiness.Step.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
+    action.Action.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
+    action.Action.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
+    action.Action.DISABLE_MIG: 'nvidia-smi -i {} -mig 0',
+    action.Action.ENABLE_FUNCTIONS: 'sriov-manage -e {}',
+    action.Action.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
+    action.Action.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
+    action.Action.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
     # driverctl(8): set-override writes driver_override and binds.
-    readiness.Step.BIND_NVIDIA: 'driverctl set-override {} nvidia',
-    readiness.Step.BIND_VFIO: 'driverctl set-override {} vfio-pci',
+    action.Action.BIND_NVIDIA: 'driverctl set-override {} nvidia',
+    action.Action.BIND_VFIO: 'driverctl set-override {} vfio-pci',
 }
 """What a person can do in place of a step; the others are ours alone."""
-_MIG_STEPS = {readiness.Step.ENABLE_MIG, readiness.Step.DISABLE_MIG}
+_MIG_STEPS = {action.Action.ENABLE_MIG, action.Action.DISABLE_MIG}
 
 
 def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -116,7 +117,8 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 'a GPU before another driver does', _BLACKLIST.format(name))
     for gpu, governing in facts.governed():
         if (_DISPLAY in loaded and gpu.architecture == 'ampere'
-                and _MIG_STEPS & set(_steps(facts, gpu, governing))):
+                and any(step.action in _MIG_STEPS for step in _steps(
+                    facts, gpu, governing))):
             yield result.warning(
                 gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be '
                 'reset, which changing its MIG mode takes',
@@ -214,15 +216,16 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def _to_do(facts, gpu, steps):
     details = 'not as its policy has it: ' + ', '.join(
-        step.value for step in steps)
+        map(str, steps))
     if facts.settings.prepare and (
             facts.settings.policies
-            or steps == [readiness.Step.BIND_VFIO]):
+            or [step.action for step in steps] == [
+                action.Action.BIND_VFIO]):
         return result.warning(
             gpu.address, details, 'cyborg-agent does it when the GPU is '
             f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
             'says what it waits for')
-    commands = ', '.join(_BY_HAND[step].format(gpu.address)
+    commands = ', '.join(_BY_HAND[step.action].format(gpu.address)
                          for step in steps)
     return result.failure(
         gpu.address, details, 'Name policies in [gpu] and set its prepare, '
@@ -236,4 +239,4 @@ def _steps(facts, gpu, governing):
     """
     return [step for step in readiness.steps(gpu, readiness.wants(
         gpu, governing, facts.settings.passthrough_driver))
-        if step in _BY_HAND]
+        if step.action in _BY_HAND]

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.cmd import workshop
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout
@@ -56,7 +57,7 @@ class ListInstance(lister.Lister):
                 self.failed |= not condition.is_away(gpu)
                 continue
             now = shop.current(gpu)
-            used = shop.applier.in_use(now)
+            used = shop.transactions.in_use(now)
             for item in now.mig.instances if now.mig else ():
                 profile = now.mig.profile_by_id(item.profile_id)
                 rows.append((
@@ -93,7 +94,8 @@ class CreateInstance(command.Command):
         made = []
 
         def decide(now):
-            planned = _creation(now, shop.applier.in_use(now), parsed_args)
+            planned = _creation(now, shop.transactions.in_use(now),
+                                parsed_args)
             made.extend(planned.create)
             return planned
 
@@ -115,7 +117,7 @@ class DestroyInstance(command.Command):
     def take_action(self, parsed_args):
         shop, gpu = _opened(self, parsed_args.gpu)
         shop.applier.transact(gpu, lambda now: _destruction(
-            now, shop.applier.in_use(now), parsed_args.start))
+            now, shop.transactions.in_use(now), parsed_args.start))
         cmd_machine.say(f'Destroyed the instance at unit '
                         f'{parsed_args.start} of GPU {gpu.address}')
 
@@ -160,8 +162,8 @@ def _creation(now, used, asked):
     wanted = layout.WantedInstance(profile, _compute(asked, profile))
     return _change(
         now, used, create=(change.Created(place, wanted),),
-        steps=(change.Step(change.Action.CREATE_INSTANCE, profile, place),
-               *(change.Step(change.Action.CREATE_COMPUTE, profile, place,
+        steps=(action.Step(action.Action.CREATE_INSTANCE, profile, place),
+               *(action.Step(action.Action.CREATE_COMPUTE, profile, place,
                              slices) for slices in wanted.compute)))
 
 
@@ -179,7 +181,7 @@ def _destruction(now, used, start):
                        + used[found.placement])
     return _change(
         now, used, destroy=(found,),
-        steps=(change.Step(change.Action.DESTROY_INSTANCE,
+        steps=(action.Step(action.Action.DESTROY_INSTANCE,
                            now.mig.profile_by_id(found.profile_id),
                            found.placement),))
 

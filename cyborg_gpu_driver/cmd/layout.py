@@ -210,7 +210,7 @@ def differences(shop: cmd_workshop.Workshop, parsed_args):
             found = layout_state.mode_differences(now, wanted)
         else:
             found = layout_state.differences(now, wanted,
-                                             shop.applier.in_use(now))
+                                             shop.transactions.in_use(now))
         record = shop.applier.unfinished(gpu.address)
         if record is not None:
             found = (*found, f'an earlier change did not end: {record}')

@@ -224,7 +224,8 @@ def _run_before(shop, found, mode_only, around):
     if any(layout_state.mode_differences(*pair) for pair in now):
         around.run(hooks.MODE)
     if not mode_only and any(
-            layout_state.differences(gpu, wanted, shop.applier.in_use(gpu))
+            layout_state.differences(
+                gpu, wanted, shop.transactions.in_use(gpu))
             for gpu, wanted in now):
         around.run(hooks.CONFIG)
 

@@ -71,7 +71,7 @@ def _unreadable(gpu):
 
 def _planned(shop, gpu):
     readied, made = shop.preparer.plan(gpu), shop.fixed.plan(gpu)
-    return _row(gpu, [*(step.value for step in readied.steps), *made.done],
+    return _row(gpu, [*readied.done, *made.done],
                 [readied.reason, made.reason], 'to be made ready')
 
 
@@ -79,8 +79,7 @@ def _prepared(shop, gpu):
     released = shop.fixed.release(gpu)
     readied = shop.preparer.prepare(_now(shop, gpu))
     made = shop.fixed.make(_now(shop, gpu))
-    return _row(gpu, [*released.done,
-                      *(step.value for step in readied.steps), *made.done],
+    return _row(gpu, [*released.done, *readied.done, *made.done],
                 [released.reason, readied.reason, made.reason],
                 'made ready')
 

@@ -35,6 +35,7 @@ class Workshop:
         self._node = node
         self.state_path = node.state_path
         self.applier = node.applier
+        self.transactions = node.transactions
         self.preparer = node.preparer
         self.fixed = node.fixed
         self.restorer = node.restorer
@@ -102,7 +103,7 @@ class Workshop:
 
         :raises ChangeRefused, NvmlError: if it cannot be read.
         """
-        return self.applier.read(gpu)
+        return self.transactions.read(gpu)
 
     def check_privileges(self) -> None:
         """Before anything is changed.

@@ -27,6 +27,7 @@ import dataclasses
 import threading
 from collections.abc import Mapping
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import functions
 from cyborg_gpu_driver.host import gate
@@ -95,6 +96,17 @@ class HostReader:
                                self._nvml.problem() is None)
         return dataclasses.replace(gpu, nvlink_peers=self._peers.get(
             address, gpu.nvlink_peers))
+
+    def complete_gpu(self, address: model.PciAddress) -> model.Gpu:
+        """As :meth:`gpu`, of which nothing is missing.
+
+        :raises UnknownGpu: if it is gone.
+        :raises StepFailed: if not all of it can be read.
+        """
+        gpu = self.gpu(address)
+        if gpu.problems:
+            raise exception.StepFailed(reason='; '.join(gpu.problems))
+        return gpu
 
     def owner(self, function: model.PciAddress) -> model.PciAddress | None:
         """The GPU that a function is, or is a virtual function of.

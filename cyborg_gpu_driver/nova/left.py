@@ -48,7 +48,7 @@ def assigned(gpu: model.Gpu, policy: policies_module.Policy,
     """
     return tuple(
         _assigned(gpu, policy, item)
-        for item in fixed.plan(gpu, policy, remembered).assignments)
+        for item in fixed.plan(gpu, policy, remembered).vgpus)
 
 
 def _assigned(gpu, policy, assignment):
@@ -56,7 +56,7 @@ def _assigned(gpu, policy, assignment):
     offer = offers.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=assignment.name, total=1,
-        vgpu_type_id=f'nvidia-{assignment.type_id}')
+        vgpu_type_id=assignment.type_id)
     return pci_config.Assigned(
         function=assignment.function, gpu=gpu.address,
         vendor_id=gpu.vendor_id, product_id=gpu.device_id,

@@ -20,71 +20,15 @@ the business of others.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec
-
-
-class Action(enum.Enum):
-    """What one step does: one NVML call that changes the GPU."""
-
-    ENABLE_MIG = 'enable-mig'
-    """nvmlDeviceSetMigMode(1)."""
-    DISABLE_MIG = 'disable-mig'
-    """nvmlDeviceSetMigMode(0)."""
-    DESTROY_COMPUTE = 'destroy-compute-instance'
-    DESTROY_INSTANCE = 'destroy-instance'
-    CREATE_INSTANCE = 'create-instance'
-    """nvmlDeviceCreateGpuInstanceWithPlacement."""
-    CREATE_COMPUTE = 'create-compute-instance'
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One step. It names a GPU instance by its placement, never by its id,
-    which is not known yet for one that a step before creates.
-    """
-
-    action: Action
-    profile: model.GpuInstanceProfile | None = None
-    """None for a change of mode, or where NVML lists no such profile."""
-    placement: model.Placement | None = None
-    """Of the GPU instance; None for a change of mode."""
-    slices: int | None = None
-    """Of the compute instance; None where the step is about none."""
-    start: int | None = None
-    """Where in its GPU instance the compute instance lies, in compute
-    slices; None leaves it to the driver."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON; what a step is not about is left out."""
-        values = {
-            'action': self.action.value,
-            'profile': self.profile and self.profile.name,
-            'start': self.placement and self.placement.start,
-            'size': self.placement and self.placement.size,
-            'compute_slices': self.slices, 'compute_start': self.start}
-        return {key: value for key, value in values.items()
-                if value is not None}
-
-    def __str__(self) -> str:
-        words = [self.action.value.replace('-', ' ', 1)
-                 .replace('compute-instance', 'compute instance')]
-        if self.slices is not None:
-            words.append(f'{self.slices}c')
-            if self.start is not None:
-                words.append(f'at slice {self.start}')
-            words.append('in')
-        if self.placement is not None:
-            name = self.profile.name if self.profile else 'unknown profile'
-            words.append(f'{name} at {self.placement}')
-        return ' '.join(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +60,7 @@ class Change:
     """By placement; so are ``destroy`` and ``create``."""
     destroy: tuple[model.GpuInstance, ...] = ()
     create: tuple[Created, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[action.Step, ...] = ()
     """In this order each is valid when its turn comes."""
 
     @property
@@ -155,7 +99,7 @@ class Change:
                 **self._instance(item.placement, item.wanted.profile.name),
                 'compute': list(item.wanted.compute)}
                 for item in self.create],
-            'steps': [step.to_dict() for step in self.steps]}
+            'steps': [item.to_dict() for item in self.steps]}
 
     def lines(self, pens: picture.Pens = picture.UNICODE
               ) -> tuple[str, ...]:
@@ -170,8 +114,8 @@ class Change:
         return (
             f'{self.gpu.address}: to be {self.wanted}',
             ' before', *picture.lines(self.gpu, before, pens),
-            *(f' {number:2}. {step}'
-              for number, step in enumerate(self.steps, start=1)),
+            *(f' {number:2}. {item}'
+              for number, item in enumerate(self.steps, start=1)),
             ' after', *picture.lines(self.gpu, after, pens, self.after()))
 
     def _name(self, instance: model.GpuInstance) -> str:

@@ -23,12 +23,13 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import compute_change
 from cyborg_gpu_driver.partition import geometry
 
-Step = change.Step
-Action = change.Action
+Step = action.Step
+Action = action.Action
 
 
 def steps(mig: model.Mig, keep: Iterable[change.Kept],

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import change_order
 from cyborg_gpu_driver.partition import change_search
@@ -65,7 +66,7 @@ def plan(gpu: model.Gpu, wanted: layout.Wanted,
                    for placement, choice in solution.create)
     steps = change_order.steps(mig, keep, destroy, create)
     if not (mig.enabled and mig.pending):
-        steps = (change.Step(change.Action.ENABLE_MIG), *steps)
+        steps = (action.Step(action.Action.ENABLE_MIG), *steps)
     return change.Change(gpu, wanted, keep, destroy, create, steps)
 
 
@@ -79,7 +80,7 @@ def _disable(gpu: model.Gpu, mig: model.Mig, wanted: layout.Wanted,
     destroy = tuple(sorted(mig.instances))
     steps = change_order.steps(mig, (), destroy, ())
     if mig.enabled or mig.pending:
-        steps = (*steps, change.Step(change.Action.DISABLE_MIG))
+        steps = (*steps, action.Step(action.Action.DISABLE_MIG))
     return change.Change(gpu, wanted, destroy=destroy, steps=steps)
 
 

@@ -40,23 +40,10 @@ _Given = dict[model.VirtualFunction, vgpu_types.Type]
 
 
 @dataclasses.dataclass(frozen=True)
-class Assignment:
-    """A virtual function and the vGPU that it is to carry."""
-
-    function: model.PciAddress
-    type_id: int
-    """For ``nvidia/current_vgpu_type``."""
-    name: str
-    """The type's name, L40S-12Q."""
-    placement_id: int | None = None
-    """Where on the framebuffer, on a GPU of mixed sizes."""
-
-
-@dataclasses.dataclass(frozen=True)
 class FixedPlan:
     """All fixed vGPUs of one GPU."""
 
-    assignments: tuple[Assignment, ...] = ()
+    vgpus: tuple[spec.VgpuSpec, ...] = ()
     """What is to be, whether it is there or not, by virtual function."""
     instances: tuple[spec.MigInstanceSpec, ...] = ()
     """The GPU instances that are missing."""
@@ -196,10 +183,10 @@ def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
 
 def _listed(given: _Given,
             places: Mapping[model.VirtualFunction, int] | None = None
-            ) -> tuple[Assignment, ...]:
+            ) -> tuple[spec.VgpuSpec, ...]:
     return tuple(
-        Assignment(function.address, entry.number, entry.name,
-                   (places or {}).get(function))
+        spec.VgpuSpec(function.address, entry.type_id, name=entry.name,
+                      placement_id=(places or {}).get(function))
         for function, entry in sorted(
             given.items(), key=lambda item: item[0].index))
 

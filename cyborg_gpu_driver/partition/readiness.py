@@ -22,29 +22,16 @@ cannot change while there are virtual functions ("In use by another client").
 from __future__ import annotations
 
 import dataclasses
-import enum
 
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy as policies
 
-
-class Step(enum.Enum):
-    """One step towards what a policy needs; the value is for people."""
-    BIND_NVIDIA = 'bind it to nvidia'
-    REOPEN = 'open it in NVML again'
-    DISABLE_FUNCTIONS = 'disable virtual functions'
-    ENABLE_MIG = 'turn MIG mode on'
-    DISABLE_MIG = 'turn MIG mode off'
-    ENABLE_FUNCTIONS = 'enable virtual functions'
-    MIXED_ON = 'turn mixed-size mode on'
-    MIXED_OFF = 'turn mixed-size mode off'
-    SCHEDULER = 'set the vGPU scheduler'
-    BIND_VFIO = 'bind it to vfio-pci'
-    RELEASE = 'close it in NVML'
+Action = action.Action
 
 
-HARMLESS = frozenset({Step.BIND_VFIO, Step.RELEASE})
+HARMLESS = frozenset({Action.BIND_VFIO, Action.RELEASE})
 """Steps that take nothing from a server that has the GPU and is shut off: it
 needs them to start again."""
 
@@ -112,37 +99,45 @@ def carved_up(gpu: model.Gpu) -> str:
     return ''
 
 
-def steps(gpu: model.Gpu, wanted: Wants) -> tuple[Step, ...]:
+def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
     """The steps from ``gpu`` as it is to what is wanted, in their order."""
-    found = []
+    return tuple(
+        action.Step(item, scheduler=wanted.scheduler
+                    if item is Action.SCHEDULER else None)
+        for item in actions(gpu, wanted))
+
+
+def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
+    """The actions of :func:`steps`."""
     if gpu.released and not wanted.released:
         # All else can be told only once NVML may be asked again.
-        return (Step.REOPEN,)
+        return (Action.REOPEN,)
     if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
-        return (Step.BIND_NVIDIA,)
+        return (Action.BIND_NVIDIA,)
+    found = []
     there = bool(gpu.vfs or gpu.sriov_numvfs)
     vfs = there if wanted.vfs is None else wanted.vfs
     sliced = gpu.mig is not None and gpu.mig.enabled
     switched = wanted.mig is not None and wanted.mig is not sliced
     if there and (switched or not vfs):
-        found.append(Step.DISABLE_FUNCTIONS)
+        found.append(Action.DISABLE_FUNCTIONS)
         there = False
     if switched:
-        found.append(Step.ENABLE_MIG if wanted.mig else Step.DISABLE_MIG)
+        found.append(Action.ENABLE_MIG if wanted.mig else Action.DISABLE_MIG)
     if vfs and not there:
-        found.append(Step.ENABLE_FUNCTIONS)
-    reset = Step.ENABLE_FUNCTIONS in found
+        found.append(Action.ENABLE_FUNCTIONS)
+    reset = Action.ENABLE_FUNCTIONS in found
     mixed = bool(gpu.mixed_sizes) and not reset
     if wanted.mixed is not None and wanted.mixed is not mixed:
-        found.append(Step.MIXED_ON if wanted.mixed else Step.MIXED_OFF)
+        found.append(Action.MIXED_ON if wanted.mixed else Action.MIXED_OFF)
     if wanted.scheduler is not None and (
             reset or not _schedules(gpu.scheduler, *wanted.scheduler)):
-        found.append(Step.SCHEDULER)
+        found.append(Action.SCHEDULER)
     if (wanted.driver == drivers.VFIO_PCI
             and not drivers.is_vfio(gpu.driver)):
-        found.append(Step.BIND_VFIO)
+        found.append(Action.BIND_VFIO)
     if wanted.released and not gpu.released:
-        found.append(Step.RELEASE)
+        found.append(Action.RELEASE)
     return tuple(found)
 
 

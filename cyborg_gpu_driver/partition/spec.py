@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Specifications of MIG instances: what records, plans and layouts hold.
+"""Specifications of MIG instances and vGPUs: for records, plans, layouts.
 
 A specification says what an instance is and where it lies. It never has an
 id or a UUID: the driver gives out new ones each time it creates an
@@ -21,8 +21,10 @@ GpuInstance`) comes from NVML alone.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import vgpu_name
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -59,6 +61,25 @@ class MigLayout:
     def bare(self) -> frozenset[MigInstanceSpec]:
         """The GPU instances without their compute instances."""
         return frozenset(item.bare for item in self.instances)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class VgpuSpec:
+    """A vGPU on a function of a GPU."""
+
+    function: model.PciAddress
+    """The GPU, or a virtual function of it."""
+    type_id: Annotated[str, vgpu_name.mdev_type]
+    """``nvidia-474``."""
+    uuid: Annotated[str, vgpu_name.handle] | None = None
+    """Of the mdev; None for a vGPU of NVIDIA's own VFIO driver."""
+    placement_id: int | None = None
+    """Where on the framebuffer, on a GPU of mixed sizes; None elsewhere."""
+    name: str = dataclasses.field(default='', compare=False)
+    """The type's name, L40S-12Q, for people; may be empty."""
+
+    def __str__(self) -> str:
+        return f'{self.name or self.type_id} on {self.function}'
 
 
 def of(instance: model.GpuInstance) -> MigInstanceSpec:

@@ -10,13 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A layout brought onto GPUs: planned, journalled, done, checked; or undone.
+"""Layouts applied to GPUs: planned, and each GPU changed as a whole.
 
-Each GPU is a transaction of its own, under the lock that binds take too.
-Whatever fails, the GPU goes back to exactly what it was: the same
-instances at the same placements (their ids and UUIDs are new where they had
-to be destroyed). Where the hardware refuses even that, the journal says how
-far it came, and the next apply or restore completes it.
+Each GPU is a transaction of its own (:mod:`.transaction`), under the lock
+that binds take too.
 """
 
 from __future__ import annotations
@@ -33,17 +30,13 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import change_plan
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import gpu_state
-from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import steps
-from cyborg_gpu_driver.program import undo
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -85,46 +78,18 @@ class Options:
 
 
 class Applier:
-    """Plans and makes changes of layout on one machine.
+    """Plans and makes changes of layout on one machine."""
 
-    :param machine: what is changed, through
-        :mod:`cyborg_gpu_driver.program.privileged`.
-    :param state_path: ``[gpu] state_path``: locks and journals.
-    """
-
-    def __init__(self, machine: platform.Platform, state_path: str):
-        self._machine = machine
-        self._state_path = state_path
-        self._binds = journal.Journal(state_path)
-        self._store = store.of(state_path)
-        self._reader = gpu_state.StateReader(machine)
-        self._undoer = undo.Undoer(machine, self._reader, self._store,
-                                   self.in_use)
-
-    def read(self, gpu: model.Gpu) -> model.Gpu:
-        """A GPU of a snapshot as it is now, with compute instances.
-
-        :raises ChangeRefused: if the snapshot could not tell whether it
-            has MIG: no MIG and MIG unread must not look alike.
-        :raises NvmlError: if it cannot be read.
-        """
-        if gpu.mig is None and gpu.problems:
-            raise exception.ChangeRefused(
-                gpu=gpu.address, reason='; '.join(gpu.problems))
-        return self._reader.read(gpu)
-
-    def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
-        """GPU instances in use and what uses them, by placement.
-
-        :raises NvmlError, SysfsError, JournalError: if it is not known.
-        """
-        return blockers.in_use(self._machine, gpu,
-                               self._binds.entries(gpu.address))
+    def __init__(self, transactions: transaction.Transactions):
+        self._transactions = transactions
+        self._machine = transactions.machine
+        self._state_path = transactions.state_path
+        self._store = store.of(transactions.state_path)
 
     def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
         """What a checkpoint remembers of a GPU.
 
-        :param gpu: as :meth:`read` gives it.
+        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
         :raises JournalError: if it is not known what is whose on it.
         """
         return checkpoint.saved(gpu, self._store.read(gpu.address))
@@ -133,7 +98,7 @@ class Applier:
              options: Options = Options()) -> change.Change:
         """What an apply would do to a GPU as it is now; changes nothing.
 
-        :param gpu: as :meth:`read` gives it.
+        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
         :raises LayoutUnreachable: naming what is in the way.
         :raises ModeBlocked: if its MIG mode cannot be changed now.
         :raises NvmlError, SysfsError, JournalError: if that is not known.
@@ -142,7 +107,7 @@ class Applier:
             wanted = layout.Wanted(wanted.enabled)
             if gpu.mig is None or _mode_of(gpu) == (wanted.enabled,) * 2:
                 return change.Change(gpu, wanted)
-        planned = change_plan.plan(gpu, wanted, self.in_use(gpu))
+        planned = change_plan.plan(gpu, wanted, self._transactions.in_use(gpu))
         if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
             found = blockers.of_mode(self._machine, gpu, wanted.enabled)
             if found:
@@ -152,7 +117,7 @@ class Applier:
         return planned
 
     def unfinished(self, gpu: model.PciAddress
-                   ) -> gpu_record.LayoutChange | None:
+                   ) -> gpu_record.Change | None:
         """The record of a change that did not come to its end.
 
         :raises JournalError: if it cannot be read.
@@ -187,13 +152,17 @@ class Applier:
         """
         with locks.gpu(self._state_path, gpu.address,
                        locks.COMMAND_SECONDS):
-            now = self.read(gpu)
-            earlier = self._store.read(gpu.address).change
+            now = self._transactions.read(gpu)
             planned = decide(now)
             status = Status.UNCHANGED
             if not planned.is_empty:
-                now, status = self._carry_out(planned, earlier, options)
-            elif earlier is not None:
+                now, pending = self._transactions.run(
+                    now, planned.steps, lambda gpu: _verify(gpu, planned),
+                    may_reset=options.may_reset)
+                status = Status.PENDING if pending else Status.CHANGED
+                LOG.info('GPU %(gpu)s: %(wanted)s', {
+                    'gpu': gpu.address, 'wanted': planned.wanted})
+            elif self._store.read(gpu.address).change is not None:
                 self._store.put(gpu.address, change=None)
             if status is not Status.PENDING:
                 self._remember(now, remember)
@@ -220,61 +189,6 @@ class Applier:
                 min(len(gpus), _AT_ONCE)) as pool:
             return tuple(pool.map(one, gpus))
 
-    def recover(self, gpu: model.Gpu) -> bool:
-        """Undo the change of a GPU that was under way when a process died.
-
-        :returns: whether there was one.
-        :raises ChangeFailed: if it cannot be undone now.
-        :raises JournalError: if its record cannot be got at.
-        """
-        with locks.gpu(self._state_path, gpu.address,
-                       locks.COMMAND_SECONDS):
-            self._store.check_gpu(gpu.address)
-            record = self._store.read(gpu.address).change
-            if record is None:
-                return False
-            problem = self._undoer.undo(gpu, record)
-            if problem:
-                raise exception.ChangeFailed(
-                    gpu=gpu.address, step='undoing an interrupted change',
-                    reason=problem, outcome=undo.STUCK)
-            return True
-
-    def _carry_out(self, planned, earlier, options):
-        gpu = planned.gpu
-        record = gpu_record.LayoutChange(
-            gpu=gpu.address,
-            before=earlier.before if earlier else spec.layout_of(gpu),
-            steps=tuple(map(str, planned.steps)),
-            touched=earlier.touched if earlier else ())
-        runner = steps.Runner(self._machine, gpu, options.may_reset)
-        now, doing = gpu, 'writing the journal'
-        try:
-            for number, step in enumerate(planned.steps):
-                record = _about_to(record, number, step)
-                doing = 'writing the journal'
-                self._store.put(gpu.address, change=record)
-                doing = str(step)
-                runner.take(step)
-                if runner.pending:
-                    break
-            else:
-                doing = 'the check at the end'
-                now = self._reader.read(gpu)
-                _verify(now, planned)
-            self._store.put(gpu.address, change=None)
-        except Exception as error:
-            LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; undoing',
-                        {'gpu': gpu.address, 'step': doing, 'error': error})
-            problem = self._undoer.undo(gpu, record)
-            raise exception.ChangeFailed(
-                gpu=gpu.address, step=doing, reason=error,
-                outcome=f'{undo.STUCK}: {problem}' if problem
-                else undo.UNDONE) from error
-        LOG.info('GPU %(gpu)s: %(wanted)s', {'gpu': gpu.address,
-                                             'wanted': planned.wanted})
-        return now, (Status.PENDING if runner.pending else Status.CHANGED)
-
     def _remember(self, now, anew):
         """Put the GPU into the checkpoint as it is now."""
         try:
@@ -298,16 +212,6 @@ def _verify(now, planned):
         raise exception.StepFailed(
             reason=f'it has {_listed(found - expected)} that was not asked '
                    f'for, and lacks {_listed(expected - found)}')
-
-
-def _about_to(record, number, step):
-    """The record before a step is taken."""
-    touched = set(record.touched)
-    if step.placement is not None and step.profile is not None:
-        touched.add(spec.MigInstanceSpec(step.placement,
-                                         step.profile.profile_id))
-    return dataclasses.replace(record, at=number,
-                               touched=tuple(sorted(touched)))
 
 
 def _expected(planned):

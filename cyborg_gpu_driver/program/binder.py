@@ -32,11 +32,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import making
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.program import services
@@ -58,7 +59,7 @@ class Binder:
     """Carries out binds and unbinds on one machine.
 
     :param host: what is known of the machine.
-    :param tools: what changes it.
+    :param parts: create and destroy what claims stand for.
     :param records: the journal.
     :param state_path: where the locks are.
     :param cloud: publishes what can still be made on a GPU when that may
@@ -67,18 +68,18 @@ class Binder:
     :param limits: how long each may take.
     """
 
-    def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
+    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  records: journal.Journal, state_path: str,
                  cloud: services.Services, keeper: health.HealthKeeper,
                  limits: Limits = Limits()):
         self._host = host
-        self._tools = tools
+        self._parts = parts
         self._journal = records
         self._state_path = state_path
         self._cloud = cloud
         self._limits = limits
         self._audit = audit.Audit(state_path)
-        self._maker = making.Maker(host, tools, records, self._audit,
+        self._maker = making.Maker(host, parts, records, self._audit,
                                    keeper)
         self._turns = turns.Turns(limits.clock)
         self._kept: dict[str, str] = {}
@@ -206,7 +207,7 @@ class Binder:
             for handle in defined:
                 # Cyborg does not wait for mdevctl.
                 threading.Thread(
-                    target=self._tools.undefine_mdev, args=(handle,),
+                    target=self._parts.undefine_mdev, args=(handle,),
                     daemon=True, name=f'mdevctl undefine {handle}').start()
 
     def _finish_others(self, address, handle, defined):
@@ -272,7 +273,7 @@ class Binder:
                     self._maker.remove_vgpu(current)
                     gone = True
             if gone:
-                self._tools.undefine_mdev(entry.handle)
+                self._parts.undefine_mdev(entry.handle)
         with self._unfinished(entry, seconds) as current:
             if current is not None:
                 self._maker.remove(current)
@@ -296,7 +297,8 @@ class Binder:
         on is not known, and an instance that we do not know is left alone.
         So is a vGPU of vendor VFIO, which does not tell whose it is.
         """
-        if self._tools.mdev_type(asked.handle) != asked.mdev_type:
+        if (executor.type_of(self._parts.machine, asked.mdev)
+                != asked.mdev_type):
             LOG.info('Handle %s has nothing on this machine that is known '
                      'to be its own', asked.handle)
             return
@@ -307,7 +309,7 @@ class Binder:
                 return
             self._maker.remove_unrecorded(address, asked)
         self._cloud.publish(address)
-        self._tools.undefine_mdev(asked.handle)
+        self._parts.undefine_mdev(asked.handle)
         LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
                     'journal knows nothing; a GPU instance that it may have '
                     'been on stays.',

@@ -28,28 +28,27 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import mdev
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
-from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import desired
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import prepare
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
-_UNREADY = frozenset(readiness.Step) - {readiness.Step.SCHEDULER}
-"""Steps before which no fixed vGPU can be there."""
+_READY = frozenset({action.Action.SCHEDULER})
+"""All that may be left to do on a GPU that can have its fixed vGPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,30 +61,25 @@ class Made:
     reason: str = ''
     """Why not all is as the policy says; empty if it is."""
 
-    @property
-    def has_acted(self) -> bool:
-        """Whether the GPU has changed."""
-        return bool(self.done)
-
-
 class FixedVgpus:
     """Makes and removes fixed vGPUs.
 
-    :param taker: reads GPUs.
-    :param state_path: ``[gpu] state_path``: locks and records.
+    :param host_reader: reads GPUs.
+    :param transactions: makes the changes.
     :param clock: seconds that only grow.
     """
 
-    def __init__(self, machine: platform.Platform, taker: prepare.StepTaker,
-                 state_path: str, settings: policies.Settings,
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 settings: policies.Settings,
                  clock: Callable[[], float] = time.monotonic):
-        self._machine = machine
-        self._taker = taker
-        self._state_path = state_path
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._transactions = transactions
+        self._state_path = transactions.state_path
         self._settings = settings
-        self._tree = mdev.MdevTree(machine.sysfs)
-        self._store = store.of(state_path)
-        self._binds = journal.Journal(state_path)
+        self._store = store.of(self._state_path)
+        self._binds = journal.Journal(self._state_path)
         self._making = patience.Patience(LOG, clock)
         self._releasing = patience.Patience(LOG, clock)
 
@@ -98,16 +92,14 @@ class FixedVgpus:
             return Made(gpu.address)
         try:
             record = self._store.read(gpu.address).fixed
-            words = [f'remove {record.types[function]} from {function}'
-                     for function in self._unwanted(gpu, record)]
+            steps = _removal(self._unwanted(gpu, record), record)
             governing = self._ready_policy(gpu)
             if governing is not None:
-                words += [f'make {item.name} on {item.function}'
-                          for item in _missing(gpu, fixed.plan(
-                              gpu, governing, record.types))]
+                steps += _creation(gpu, fixed.plan(gpu, governing,
+                                                   record.types))
         except exception.GpuDriverError as error:
             return Made(gpu.address, reason=str(error))
-        return Made(gpu.address, tuple(words))
+        return Made(gpu.address, tuple(map(str, steps)))
 
     def release(self, gpu: model.Gpu) -> Made:
         """Remove what is ours, not wanted any more and not in use.
@@ -149,22 +141,30 @@ class FixedVgpus:
                         or self._is_left_over(gpu, record))):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
-            now = self._taker.read(gpu.address)
+            now = self._reader.complete_gpu(gpu.address)
             record = self._store.read(gpu.address).fixed
-            unwanted = self._unwanted(now, record)
-            done, kept = [], []
-            for function in unwanted:
-                try:
-                    vfio.check_idle(self._machine, now, function)
-                    privileged_vgpu.set_vgpu_type(str(function), 0)
-                    done.append(f'remove {record.types[function]} from '
-                                f'{function}')
-                except exception.GpuDriverError as error:
-                    kept.append(str(error))
-            record = self._without(self._taker.read(gpu.address), record,
-                                   done)
-            self._store.put(gpu.address, fixed=record)
-            return Made(gpu.address, tuple(done), '; '.join(kept))
+            taken, blocked = self._transactions.take_idle(
+                now, _removal(self._unwanted(now, record), record))
+            now = self._transactions.read(
+                self._reader.complete_gpu(gpu.address))
+            record = self._still_ours(now, record)
+            steps = [
+                action.Step(action.Action.DESTROY_INSTANCE,
+                            now.mig.profile_by_id(instance.profile_id),
+                            instance.placement)
+                for instance in (now.mig.instances if now.mig else ())
+                if spec.of(instance) in record.instances]
+            used = self._transactions.in_use(now) if steps else {}
+            # One below vGPUs that stay is as it should be.
+            gone, refused = self._transactions.take_idle(now, [
+                step for step in steps if step.placement not in used])
+            places = {step.placement for step in gone}
+            self._store.put(gpu.address, fixed=dataclasses.replace(
+                record, instances=frozenset(
+                    item for item in record.instances
+                    if item.placement not in places)))
+            return Made(gpu.address, tuple(map(str, (*taken, *gone))),
+                        '; '.join((*blocked, *refused)))
 
     def _unwanted(self, gpu, record):
         """Functions that carry what is ours and is to go."""
@@ -193,15 +193,15 @@ class FixedVgpus:
     def _in_the_way(self, gpu, ours):
         """Whether nothing but what is ours keeps a GPU from changing."""
         wants = prepare.wants(self._settings, gpu)
-        if _UNREADY.isdisjoint(readiness.steps(gpu, wants)):
+        if _READY.issuperset(readiness.actions(gpu, wants)):
             return False
         return not (
             any(vgpu.function not in ours for vgpu in gpu.vgpus)
             or self._binds.entries(gpu.address)
             or blockers.of_running(self._machine, gpu))
 
-    def _without(self, gpu, record, done):
-        """The record of what is still ours; unused instances go.
+    def _still_ours(self, gpu, record):
+        """The record of what is still ours.
 
         What a policy still wants stays remembered while it is away.
         """
@@ -212,23 +212,11 @@ class FixedVgpus:
                  in record.types.items()
                  if carried.get(function) == type_id or (
                      wanted and function not in carried)}
-        instances = set(record.instances)
+        instances = record.instances
         if not wanted:
             instances &= set(map(
                 spec.of, gpu.mig.instances if gpu.mig else ()))
-        used = blockers.in_use(self._machine, gpu,
-                               self._binds.entries(gpu.address))
-        for instance in gpu.mig.instances if gpu.mig else ():
-            if (spec.of(instance) in instances
-                    and instance.placement not in used):
-                # A guest may have left some.
-                privileged.destroy_compute_instances(str(gpu.address),
-                                                     instance.instance_id)
-                privileged.destroy_gpu_instance(str(gpu.address),
-                                                instance.instance_id)
-                instances.discard(spec.of(instance))
-                done.append(f'destroy GPU instance at {instance.placement}')
-        return gpu_record.FixedVgpus(types, frozenset(instances))
+        return gpu_record.FixedVgpus(types, instances)
 
     # What is wanted
 
@@ -236,7 +224,7 @@ class FixedVgpus:
         """The policy to make vGPUs by; None if there is nothing to make."""
         if (not self._settings.prepare
                 or gpu.framework is not model.Framework.VENDOR_VFIO
-                or not _UNREADY.isdisjoint(readiness.steps(
+                or not _READY.issuperset(readiness.actions(
                     gpu, prepare.wants(self._settings, gpu)))):
             return None
         return self._policy(gpu)
@@ -245,11 +233,15 @@ class FixedVgpus:
         governing = self._ready_policy(gpu)
         if governing is None:
             return Made(gpu.address)
-        record = self._store.read(gpu.address).fixed
-        if not _missing(gpu, fixed.plan(gpu, governing, record.types)):
+        record = self._store.read(gpu.address)
+        if record.change is not None:
+            self._transactions.recover(gpu, locks.REPORT_SECONDS)
+        elif not _missing(gpu, fixed.plan(gpu, governing,
+                                          record.fixed.types)):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
-            now = self._taker.read(gpu.address)
+            now = self._transactions.read(
+                self._reader.complete_gpu(gpu.address))
             record = self._store.read(gpu.address).fixed
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
@@ -257,121 +249,51 @@ class FixedVgpus:
                 return Made(gpu.address)
             self._store.put(gpu.address, fixed=gpu_record.FixedVgpus(
                 {**record.types, **{
-                    item.function: f'nvidia-{item.type_id}'
-                    for item in missing}},
+                    item.function: item.type_id for item in missing}},
                 record.instances | frozenset(planned.instances)))
-            done = _Undoable()
+            steps = _creation(now, planned)
             try:
-                self._carry_out(now, planned.instances, missing, done)
-            except Exception as error:
-                left = done.undo()
-                if not left:
+                self._transactions.run(
+                    now, steps, lambda gpu: self._check(gpu, missing))
+            except exception.ChangeFailed:
+                if self._store.read(gpu.address).change is None:
                     self._store.put(gpu.address, fixed=record)
-                raise exception.ChangeFailed(
-                    gpu=gpu.address, step='making fixed vGPUs',
-                    reason=error, outcome='what was made is undone'
-                    if not left else 'not undone: ' + '; '.join(left)
-                ) from error
-            return Made(gpu.address, tuple(done.words))
+                raise
+            return Made(gpu.address, tuple(map(str, steps)))
 
-    def _carry_out(self, gpu, instances, missing, done):
-        """Instances, then types: one without an instance is EIO."""
-        for item in instances:
-            self._create(gpu.address, item, done)
-        for item in sorted(missing, key=lambda item: _size(gpu, item)):
-            self._make_one(item, gpu, done)
-
-    def _create(self, address, item, done):
-        place = where = item.placement
-
-        def back():
-            nvml = self._machine.nvml
-            with nvml.kept():
-                found = nvml.gpu_instances(nvml.device(address),
-                                           item.profile_id)
-            for live in found:
-                if live.placement == where:
-                    privileged.destroy_gpu_instance(str(address),
-                                                    live.instance_id)
-
-        done.add(f'create GPU instance at {place}', back)
-        try:
-            _, start, size = privileged.create_gpu_instance(
-                str(address), item.profile_id, place.start, place.size)
-        except exception.NvmlError as error:
-            if hardware.was_refused(error):
-                # What is there now is somebody else's.
-                done.forget_last()
-            raise
-        where = model.Placement(start, size)
-        if where != place:
-            raise exception.StepFailed(
-                reason=f'a GPU instance was asked for at {place}, the '
-                f'driver put it at {where}')
-
-    def _make_one(self, item, gpu, done):
-        function = str(item.function)
-        # What can be made changes with each vGPU of the GPU.
-        creatable = self._tree.creatable_types(item.function) or ()
-        if item.type_id not in creatable:
-            raise exception.StepFailed(
-                reason=f'the driver makes no {item.name} on {function} now, '
-                'only ' + (', '.join(map(str, creatable)) or 'nothing'))
-
-        def back():
-            if vfio.type_on(self._machine, item.function) is not None:
-                privileged_vgpu.set_vgpu_type(function, 0)
-
-        done.add(f'make {item.name} on {function}', back)
-        privileged_vgpu.set_vgpu_type(function, item.type_id)
-        if item.placement_id is not None:
-            privileged_vgpu.set_vgpu_placement(function, item.placement_id)
-        found = vfio.type_on(self._machine, item.function)
-        if found != f'nvidia-{item.type_id}':
-            raise exception.StepFailed(
-                reason=f'{function} was to carry {item.name} and carries '
-                f'{found}')
-        if (self._policy(gpu).mode is policy.Mode.MIG
-                and vfio.instance_under(self._machine,
-                                        item.function) is None):
-            raise exception.StepFailed(
-                reason=f'{item.name} on {function} lies on no GPU instance')
+    def _check(self, gpu, vgpus):
+        """See to it that those on slices have one below them."""
+        if self._policy(gpu).mode is not policy.Mode.MIG:
+            return
+        for item in vgpus:
+            if vfio.instance_under(self._machine, item.function) is None:
+                raise exception.StepFailed(
+                    reason=f'{item} lies on no GPU instance')
 
 
-class _Undoable:
-    """What one run has done, to be undone in reverse."""
+def _removal(functions, record):
+    """The steps that remove the vGPUs of functions."""
+    return [action.Step(action.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
+        function, record.types[function])) for function in functions]
 
-    def __init__(self):
-        self.words = []
-        self._back = []
 
-    def add(self, words, back):
-        self.words.append(words)
-        self._back.append(back)
+def _creation(gpu, planned):
+    """The steps that create what is missing of a plan.
 
-    def forget_last(self):
-        """What was added last has not happened."""
-        self.words.pop()
-        self._back.pop()
-
-    def undo(self):
-        """Undo all; what could not be undone, for people."""
-        left = []
-        for words, back in zip(reversed(self.words), reversed(self._back)):
-            try:
-                back()
-            except exception.GpuDriverError as error:
-                left.append(f'{words} ({error})')
-        return left
+    Instances come first: a type without one is EIO. Of the vGPUs the
+    largest come first, which have the fewest places.
+    """
+    sizes = {kind.mdev_type_id: kind.framebuffer_mib
+             for kind in gpu.vgpu_types}
+    return [
+        *desired.creation(gpu, planned.instances),
+        *(action.Step(action.Action.CREATE_VGPU, vgpu=item)
+          for item in sorted(_missing(gpu, planned), key=lambda item: (
+              -sizes.get(item.type_id, 0), item.function)))]
 
 
 def _missing(gpu, planned):
-    carried = {vf.address: vf.current_vgpu_type for vf in gpu.vfs}
-    return [item for item in planned.assignments
+    carried = {vf.address: f'nvidia-{vf.current_vgpu_type}'
+               for vf in gpu.vfs}
+    return [item for item in planned.vgpus
             if carried.get(item.function) != item.type_id]
-
-
-def _size(gpu, item):
-    """Sorts the largest first, which have the fewest places."""
-    return (-next((kind.framebuffer_mib for kind in gpu.vgpu_types
-                   if kind.type_id == item.type_id), 0), item.function)

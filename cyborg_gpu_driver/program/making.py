@@ -27,15 +27,16 @@ from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
-from cyborg_gpu_driver.program import shared
 from cyborg_gpu_driver.program import turns
 
 LOG = logging.getLogger(__name__)
@@ -67,19 +68,18 @@ class Maker:
     """Makes and removes partitions; each call under the GPU's lock.
 
     :param host: what is known of the machine.
-    :param tools: what changes it.
+    :param parts: create and destroy what claims stand for.
     :param records: the journal.
     :param history: the audit log.
     :param keeper: forgets the health of instances that were destroyed.
     """
 
-    def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
+    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  records: journal.Journal, history: audit.Audit,
                  keeper: health.HealthKeeper):
         self._host = host
-        self._tools = tools
+        self._parts = parts
         self._journal = records
-        self._shared = shared.SharedInstances(tools, records)
         self._audit = history
         self._health = keeper
 
@@ -98,7 +98,7 @@ class Maker:
             return False
         if entry.phase is journal.Phase.BOUND:
             check_same(entry, asked)
-            if self._tools.vgpu_type(entry) == entry.mdev_type:
+            if self._parts.vgpu_type(entry) == entry.mdev_type:
                 self._journal.put(dataclasses.replace(
                     entry, repeats=entry.repeats + 1))
                 return True
@@ -167,7 +167,7 @@ class Maker:
             # given the handle next must not find it.
             with contextlib.suppress(exception.JournalError):
                 self._journal.give_back(entry.handle)
-        self._tools.remove_vgpu(
+        self._parts.destroy_vgpu(
             entry, self._host.gpu(entry.gpu) if entry.vfio else None)
 
     def remove_instance(self, entry: journal.Entry) -> None:
@@ -176,7 +176,8 @@ class Maker:
         :raises NvmlError: IN_USE while something runs on the instance.
         :raises JournalError: if it could not be forgotten.
         """
-        instance = self._shared.remove(entry, self._host.refresh_gpu)
+        instance = self._parts.destroy_instance(entry,
+                                                self._host.refresh_gpu)
         if instance is not None:
             self._health.instance_gone(entry.gpu, instance.placement)
         self._journal.remove(entry.handle)
@@ -191,7 +192,8 @@ class Maker:
 
         :raises SysfsError: EBUSY while a guest holds it.
         """
-        self._tools.remove_mdev(asked.handle)
+        executor.Executor(self._parts.machine, address).take(action.Step(
+            action.Action.DESTROY_VGPU, vgpu=asked.mdev))
         self._host.record(address, gone=(None, model.Vgpu(
             asked.function, asked.mdev_type, asked.handle)))
 
@@ -207,10 +209,9 @@ class Maker:
         cut = None
         try:
             if entry.placement is not None and entry.instance_id is None:
-                entry = self._make_instance(entry)
-                cut = shared.created(entry)
-            entry = self._tools.make_vgpu(entry)
-            moved, below = self._shared.settle(entry)
+                entry = self._make_instance(gpu, entry)
+                cut = created(entry)
+            moved, below = self._parts.create_vgpu(gpu, entry)
             if moved is not entry:
                 cut = None
             turn.check()
@@ -222,11 +223,16 @@ class Maker:
         except _Refused as refused:
             self._journal.remove(entry.handle)
             raise refused.error from None
-        except exception.SysfsError as error:
+        except (exception.SysfsError, exception.VgpuNotCreatable) as error:
             self._undo(entry)
-            if planned.instance_id is None or error.errno not in _NO_ROOM:
-                raise
-            raise _NoRoom(error) from error
+            if planned.instance_id is not None and _is_full(error):
+                raise _NoRoom(error) from error
+            if isinstance(error, exception.StepFailed):
+                raise plan.refusal(asked, str(error)) from error
+            raise
+        except exception.StepFailed as error:
+            self._undo(entry)
+            raise plan.refusal(asked, str(error)) from error
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._undo(entry)
@@ -234,17 +240,17 @@ class Maker:
 
     def _check_unclaimed(self, entry, asked):
         """See to it that what is to be made is not there already."""
-        if self._tools.vgpu_type(entry) is not None:
+        if self._parts.vgpu_type(entry) is not None:
             raise plan.refusal(asked, (
                 'that virtual function carries a vGPU' if entry.vfio
                 else 'an mdev with that UUID exists')
                 + ' that this driver did not make')
 
-    def _make_instance(self, entry):
+    def _make_instance(self, gpu, entry):
         try:
-            return self._tools.make_instance(entry)
+            return self._parts.create_instance(gpu, entry)
         except exception.NvmlError as error:
-            if hardware.was_refused(error):
+            if executor.was_refused(error):
                 # Nothing of ours is there, so what lies at the placement is
                 # another's and must not be taken for ours when undoing.
                 raise _Refused(error) from error
@@ -255,9 +261,9 @@ class Maker:
                ) -> journal.Entry:
         foreign = ()
         if planned.placement is not None and planned.instance_id is None:
-            foreign = self._tools.instance_ids(
+            foreign = self._parts.instance_ids(
                 gpu.address, gpu.mig.profile_by_id(planned.profile_id))
-        return self._tools.numbered(journal.Entry(
+        return self._parts.numbered(journal.Entry(
             handle=asked.handle, gpu=gpu.address, function=planned.function,
             mdev_type=asked.mdev_type, profile=offer.profile,
             phase=journal.Phase.BINDING, profile_id=planned.profile_id,
@@ -278,6 +284,12 @@ class Maker:
                            error, exception.GpuDriverError))
 
 
+def created(entry: journal.Entry) -> model.GpuInstance:
+    """The instance of an entry, as NVML has just given it back."""
+    return model.GpuInstance(entry.placement, entry.profile_id,
+                             entry.instance_id)
+
+
 def check_same(entry: journal.Entry, asked: request.Request) -> None:
     """Refuse a handle that is bound as something else, or elsewhere.
 
@@ -289,6 +301,12 @@ def check_same(entry: journal.Entry, asked: request.Request) -> None:
         raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
     if entry.function != asked.function:
         raise plan.refusal(asked, f'the handle is bound on {entry.function}')
+
+
+def _is_full(error):
+    """Whether no GPU instance takes the vGPU, by what the kernel says."""
+    return (isinstance(error, exception.VgpuNotCreatable)
+            or error.errno in _NO_ROOM)
 
 
 def _vgpu(entry, instance_id=None):

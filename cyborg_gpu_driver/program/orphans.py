@@ -29,7 +29,9 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import usage
-from cyborg_gpu_driver.program import hardware
+from cyborg_gpu_driver.partition import action
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.record import store
@@ -113,12 +115,11 @@ class Keeper:
     """
 
     def __init__(self, machine: platform.Platform,
-                 host_reader: reader.HostReader, tools: hardware.Hardware,
-                 records: journal.Journal, state_path: str,
+                 host_reader: reader.HostReader, records: journal.Journal,
+                 state_path: str,
                  settings: policies.Settings):
         self._machine = machine
         self._reader = host_reader
-        self._tools = tools
         self._journal = records
         self._state_path = state_path
         self._settings = settings
@@ -168,20 +169,19 @@ class Keeper:
             obstacle = now.obstacle(claimed)
             if obstacle:
                 raise _kept(found, obstacle)
-            left = ()
-            if now.vgpu.uuid:
-                left = self._remove_mdev(now)
-            else:
-                privileged_vgpu.set_vgpu_type(str(now.vgpu.function), 0)
-            return left + _instance_below(now)
+            return self._remove(now) + _instance_below(now)
 
-    def _remove_mdev(self, found):
-        uuid = found.vgpu.uuid
-        self._tools.remove_mdev(uuid)
-        if self._tools.mdev_type(uuid) is not None:
+    def _remove(self, found):
+        vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
+                             found.vgpu.uuid)
+        executor.Executor(self._machine, found.gpu.address, found.gpu).take(
+            action.Step(action.Action.DESTROY_VGPU, vgpu=vgpu))
+        if executor.type_of(self._machine, vgpu) is not None:
             raise _kept(found, 'the kernel has not removed it')
+        if vgpu.uuid is None:
+            return ()
         try:
-            privileged_vgpu.undefine_mdev(uuid)
+            privileged_vgpu.undefine_mdev(vgpu.uuid)
         except exception.MdevctlError as error:
             return (f'its definition, which makes it again at the next '
                     f'boot: {error}',)

@@ -27,13 +27,13 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import differences
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import making
 from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program import shared
 
 
 class Repairer:
@@ -49,19 +49,18 @@ class Repairer:
     :param cloud: knows the accelerator requests, and publishes.
     """
 
-    def __init__(self, host: live.LiveHost, tools: hardware.Hardware,
+    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  records: journal.Journal, keeper: orphans.Keeper,
                  rebuilder: rebuild.Rebuilder, binds: binder.Binder,
                  state_path: str, cloud: services.Services):
         self._host = host
-        self._tools = tools
+        self._parts = parts
         self._journal = records
         self._keeper = keeper
         self._rebuilder = rebuilder
         self._binder = binds
         self._state_path = state_path
         self._cloud = cloud
-        self._shared = shared.SharedInstances(tools, records)
         self._ways = {
             reconcile.Kind.NO_REQUEST: self._return,
             reconcile.Kind.VGPU_GONE: self._make_again,
@@ -116,22 +115,23 @@ class Repairer:
 
     def _make_again(self, difference):
         """Make a handle's instance and vGPU again, where they were."""
-        tools, done = self._tools, []
+        parts, done = self._parts, []
         entry = self._entry(difference)
         claims = self._cloud.requests()
         if claims is None or claims.of(entry.handle) is None:
             raise _kept('no accelerator request has it')
         with self._locked(difference):
             self._check_unchanged(entry)
+            gpu = self._host.gpu(entry.gpu)
             cut = None
             if (entry.placement is not None
-                    and tools.own_instance(entry) is None):
-                entry = self._cut(entry)
-                cut = shared.created(entry)
+                    and parts.own_instance(entry) is None):
+                entry = self._create_instance(gpu, entry)
+                cut = making.created(entry)
                 done.append(f'GPU instance at {entry.placement}')
             below = None
-            if tools.vgpu_type(entry) is None:
-                entry, below = self._shared.settle(tools.make_vgpu(entry))
+            if parts.vgpu_type(entry) is None:
+                entry, below = parts.create_vgpu(gpu, entry)
                 self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')
             self._host.record(entry.gpu, made=(cut, model.Vgpu(
@@ -140,15 +140,14 @@ class Repairer:
         return (f'made {" and ".join(done) or "nothing"} again for handle '
                 f'{entry.handle}')
 
-    def _cut(self, entry):
-        """Cut the instance of an entry, and of those that share it."""
-        tools, records = self._tools, self._journal
-        gpu = self._host.gpu(entry.gpu)
+    def _create_instance(self, gpu, entry):
+        """Create the instance of an entry, and of those that share it."""
+        parts, records = self._parts, self._journal
         profile = gpu.mig.profile_by_id(entry.profile_id) if gpu.mig else None
         if profile is None:
             raise _kept('the GPU has no such profile now')
-        made = tools.make_instance(dataclasses.replace(
-            entry, foreign_ids=tools.instance_ids(entry.gpu, profile)))
+        made = parts.create_instance(gpu, dataclasses.replace(
+            entry, foreign_ids=parts.instance_ids(entry.gpu, profile)))
         records.put(*(
             dataclasses.replace(other, instance_id=made.instance_id,
                                 foreign_ids=made.foreign_ids, boot=made.boot)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 
 
@@ -31,6 +32,11 @@ class Request:
     function: model.PciAddress
     mdev_type: str
     handle: str
+
+    @property
+    def mdev(self) -> spec.VgpuSpec:
+        """The mdev of the handle, where its framework makes mdevs."""
+        return spec.VgpuSpec(self.function, self.mdev_type, self.handle)
 
 
 def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:

@@ -12,19 +12,18 @@
 
 """After a reboot or a crash: all that is needed is there again.
 
-What was under way is undone; then, on each GPU, MIG mode, virtual
-functions, mixed-size mode and vGPU scheduler, what is bound to handles, the
-checkpoint's instances and the policy's fixed vGPUs are made as far as they
-are missing, in that order, which is the one that the driver takes. Nothing
-is destroyed for it, so that restoring what is there already does nothing.
+What was under way is rolled back. Then each GPU gets its modes, what is
+bound to handles, its layout's instances (:mod:`.desired`) and the policy's
+fixed vGPUs, as far as they are missing, in that order, which is the one
+that the driver takes. Nothing is destroyed for it, so that restoring what
+is there already does nothing.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable
-from collections.abc import Iterable
 
 from oslo_log import log as logging
 
@@ -32,21 +31,21 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import blockers
+from cyborg_gpu_driver.program import desired
+from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import fixed
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program import shared
-from cyborg_gpu_driver.program import steps
-from cyborg_gpu_driver.program import way_back
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -56,27 +55,28 @@ Tell = Callable[[str], object]
 class Restorer:
     """Restores GPUs of one machine.
 
-    :param applier: undoes what was under way.
-    :param state_path: ``[gpu] state_path``: locks and journals.
+    :param host_reader: reads GPUs.
+    :param transactions: rolls back what was under way.
+    :param fixed_vgpus: makes the fixed vGPUs.
     :param settings: the operator's policies; none of them by default.
     :param cloud: knows which GPUs have servers.
     """
 
-    def __init__(self, machine: platform.Platform, applier: apply.Applier,
-                 state_path: str,
-                 settings: policies.Settings | None = None,
-                 cloud: services.Services | None = None):
-        self._machine = machine
-        self._applier = applier
-        self._state_path = state_path
-        self._settings = settings or policies.Settings()
-        self._cloud = cloud or services.Services()
-        self._binds = journal.Journal(state_path)
-        self._tools = hardware.Hardware(machine)
-        self._shared = shared.SharedInstances(self._tools, self._binds)
-        self._taker = prepare.StepTaker(machine, reader.HostReader(machine))
-        self._fixed = fixed.FixedVgpus(machine, self._taker, state_path,
-                                       self._settings)
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 fixed_vgpus: fixed.FixedVgpus,
+                 settings: policies.Settings, cloud: services.Services):
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._transactions = transactions
+        self._state_path = transactions.state_path
+        self._fixed = fixed_vgpus
+        self._settings = settings
+        self._cloud = cloud
+        self._store = store.of(self._state_path)
+        self._journal = journal.Journal(self._state_path)
+        self._partitions = partitions.Partitions(self._machine,
+                                                 self._journal)
 
     def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
                 tell: Tell = lambda words: None) -> apply.Status:
@@ -110,20 +110,23 @@ class Restorer:
         return apply.Status.CHANGED if done else apply.Status.UNCHANGED
 
     def _restore(self, gpu, saved, done):
-        if self._applier.recover(gpu):
-            done.append('undo a change that was interrupted')
+        if self._transactions.recover(gpu):
+            done.append(transaction.RECOVERED)
         failed: list[str] = []
         with locks.gpu(self._state_path, gpu.address,
                        locks.COMMAND_SECONDS):
-            entries = [entry for entry in self._binds.entries(gpu.address)
-                       if entry.phase is journal.Phase.BOUND]
-            if saved is not None or entries:
-                self._applier.read(gpu)
-            gpu = self._modes(gpu, saved, entries, done, failed)
-            self._bound(gpu, saved, entries, done, failed)
-            if saved is not None and saved.layout.enabled:
-                with _noted(failed, 'checkpoint'):
-                    self._create(gpu, saved.layout.instances, done)
+            record = dataclasses.replace(self._store.read(gpu.address),
+                                         layout=saved)
+            bound = any(claim.phase is journal.Phase.BOUND
+                        for claim in record.claims)
+            if saved is not None or bound:
+                self._transactions.read(gpu)
+            gpu = self._modes(gpu, record, done, failed)
+            for group in desired.desired(gpu, record,
+                                         readiness.Wants()).groups:
+                with _noted(failed, 'GPU instance '
+                            f'{group.instance and group.instance.bare}'):
+                    self._group(gpu, group, done, failed)
         made = self._fixed.make(gpu)
         done.extend(made.done)
         if made.reason:
@@ -132,17 +135,17 @@ class Restorer:
             raise exception.RestoreIncomplete(gpu=gpu.address,
                                               reason='; '.join(failed))
 
-    def _modes(self, gpu, saved, entries, done, failed):
+    def _modes(self, gpu, record, done, failed):
         """MIG mode, virtual functions, mixed sizes and scheduler."""
         def wanted(now):
-            return _needed(prepare.wants(self._settings, now), now, saved,
-                           entries)
+            return desired.desired(now, record, prepare.wants(
+                self._settings, now)).wants
 
         if not readiness.steps(gpu, wanted(gpu)):
             return gpu
-        now = self._taker.read(gpu.address)
-        needed = readiness.steps(now, _needed(readiness.Wants(), now, saved,
-                                              entries))
+        now = self._reader.complete_gpu(gpu.address)
+        needed = readiness.steps(now, desired.desired(
+            now, record, readiness.Wants()).wants)
         found = blockers.of_preparing(self._machine, now, ())
         if found and needed:
             raise exception.ChangeRefused(
@@ -155,66 +158,40 @@ class Restorer:
             LOG.info('GPU %(gpu)s is not made ready for its policy: '
                      '%(reason)s', {'gpu': gpu.address, 'reason': reason})
             return now
-        taken: list[readiness.Step] = []
+        taken: list[action.Step] = []
         try:
-            now = self._taker.take(now, wanted, taken)
+            now = prepare.take(self._machine, self._reader, now, wanted,
+                               taken)
         except exception.GpuDriverError as error:
             # A guest runs without its scheduler, and not without a vGPU.
-            if taken[-1:] != [readiness.Step.SCHEDULER]:
+            if not (taken and taken[-1].action is action.Action.SCHEDULER):
                 raise
-            failed.append(f'{taken.pop().value}: {error}')
-            now = self._taker.read(gpu.address)
+            failed.append(f'{taken.pop()}: {error}')
+            now = self._reader.complete_gpu(gpu.address)
         finally:
-            done.extend(step.value for step in taken)
+            done.extend(map(str, taken))
         return now
 
-    def _bound(self, gpu, saved, entries, done, failed):
-        """What is bound to handles: its instances, and its vGPUs.
-
-        The driver puts a vGPU on any instance of its profile that has room.
-        So each instance is cut only when its own vGPUs are next, and those
-        with most of them come first.
-        """
-        laid_out = {item.bare: item for item in (
-            saved.layout.instances if saved else ())}
-        groups = collections.defaultdict(list)
-        for entry in sorted(entries, key=lambda entry: entry.function):
-            groups[entry.instance].append(entry)
-        for instance, sharers in sorted(groups.items(), key=_order):
-            with _noted(failed, f'GPU instance {instance}'):
-                if instance is not None:
-                    self._create(gpu, [laid_out.get(instance, instance)],
-                                 done)
-                    sharers = self._numbered(gpu, instance, sharers)
-                for entry in sharers:
-                    with _noted(failed, f'handle {entry.handle}'):
-                        self._bind(entry, done)
-
-    def _bind(self, entry, done):
-        if self._tools.vgpu_type(entry) != entry.mdev_type:
-            made, _ = self._shared.settle(self._tools.make_vgpu(entry))
-            if made != entry:
-                self._binds.put(made)
-            done.append(f'make vGPU {entry.handle} on {entry.function}')
-
-    def _numbered(self, gpu, instance, entries):
-        """Entries with their instance's new id, in the journal too."""
-        for item in self._applier.read(gpu).mig.instances:
-            if spec.of(item) == instance:
-                entries = [self._tools.numbered(entry, item.instance_id)
-                           for entry in entries]
-                self._binds.put(*entries)
-        return entries
-
-    def _create(self, gpu, instances, done):
-        """Create those of ``instances`` that are missing."""
-        now = self._applier.read(gpu)
-        todo = way_back.steps(now, spec.MigLayout(
-            True, True, tuple(instances)), ())
-        runner = steps.Runner(self._machine, now)
-        for step in todo:
-            runner.take(step)
-            done.append(str(step))
+    def _group(self, gpu, group, done, failed):
+        """A GPU instance and the vGPUs on it, as far as they are missing."""
+        claims = group.claims
+        if group.instance is not None:
+            gpu = self._transactions.read(gpu)
+            runner = executor.Executor(self._machine, gpu.address, gpu)
+            for step in desired.creation(gpu, (group.instance,)):
+                runner.take(step)
+                done.append(str(step))
+            claims = self._partitions.number(claims, runner.instance(
+                group.instance.placement))
+        for claim in claims:
+            with _noted(failed, f'handle {claim.handle}'):
+                if self._partitions.vgpu_type(claim) == claim.mdev_type:
+                    continue
+                made, _ = self._partitions.create_vgpu(gpu, claim)
+                if made != claim:
+                    self._journal.put(made)
+                done.append(f'create vGPU {claim.handle} on '
+                            f'{claim.function}')
 
 
 @contextlib.contextmanager
@@ -224,51 +201,3 @@ def _noted(failed, what):
         yield
     except exception.GpuDriverError as error:
         failed.append(f'{what}: {error}')
-
-
-def _order(group):
-    instance, entries = group
-    return (instance is not None, -len(entries), instance or ())
-
-
-def _needed(wants: readiness.Wants, gpu: model.Gpu,
-            saved: gpu_record.SavedLayout | None,
-            entries: Iterable[journal.Entry]) -> readiness.Wants:
-    """What a GPU needs for all that is to be restored on it.
-
-    What is bound comes first, then what is laid out, then the policy. Its
-    driver is for the agent to choose, who knows of servers.
-
-    :param wants: the policy's.
-    """
-    entries = tuple(entries)
-    vfs = wants.vfs
-    if (any(entry.function != gpu.address for entry in entries)
-            or vfs is None and saved is not None and saved.vfs):
-        vfs = True
-    mixed = wants.mixed
-    if entries and (mixed or any(entry.vgpu_placement is not None
-                                 for entry in entries)):
-        mixed = any(entry.vgpu_placement is not None
-                    for entry in entries) or None
-    scheduler = wants.scheduler
-    if (mixed and scheduler
-            and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
-        scheduler = None
-    return readiness.Wants(_needed_mig(wants.mig, gpu, saved, entries), vfs,
-                           mixed, scheduler, released=gpu.released)
-
-
-def _needed_mig(wanted, gpu, saved, entries):
-    """The MIG mode for what is to be restored; None leaves it."""
-    if gpu.mig is None:
-        return None
-    if (any(entry.placement is not None for entry in entries)
-            or saved is not None and saved.layout.instances):
-        return True
-    if entries and wanted:
-        # Time-sliced vGPUs of an earlier policy, which need it off.
-        return None
-    if wanted is None and saved is not None and not gpu.mig.instances:
-        return saved.layout.enabled
-    return wanted

@@ -64,13 +64,17 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
         raise exception.VgpuInUse(
             function=function, reason='its VFIO device is open in '
             + ', '.join(f'process {pid}' for pid in holders))
-    if usage.may_run(machine, _read_again(machine, gpu), function):
+    if usage.may_run(machine, read_functions(machine, gpu), function):
         raise exception.VgpuInUse(
             function=function, reason='NVML has a virtual machine that '
             'runs one')
 
 
-def _read_again(machine, gpu):
+def read_functions(machine: platform.Platform, gpu: model.Gpu) -> model.Gpu:
+    """The GPU with what is on its functions now.
+
+    :raises SysfsError: if that cannot be read.
+    """
     tree = mdev.MdevTree(machine.sysfs)
     return dataclasses.replace(gpu, vfs=tuple(
         dataclasses.replace(

@@ -33,8 +33,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import privileged_driver
 
@@ -43,8 +43,7 @@ _BESIDE = (None, 'pcieport', 'pci-stub')
 of VFIO (driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
 
 
-def hand_over(machine: platform.Platform, gpu: model.Gpu,
-              _wants: readiness.Wants | None = None) -> None:
+def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Bind a GPU to vfio-pci; what NVML reports of it is recorded before.
 
     :param gpu: of a complete snapshot that was taken just now.
@@ -70,8 +69,7 @@ def bind(machine: platform.Platform, address: model.PciAddress,
         privileged_driver.bind(str(address), driver)
 
 
-def release(machine: platform.Platform, gpu: model.Gpu,
-            _wants: readiness.Wants | None = None) -> None:
+def release(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Have no process of this library open a GPU any more.
 
     libvirt then takes the GPU alone for a server, and VFIO gives a guest no
@@ -96,8 +94,7 @@ def release(machine: platform.Platform, gpu: model.Gpu,
         pass
 
 
-def reopen(machine: platform.Platform, gpu: model.Gpu,
-           _wants: readiness.Wants | None = None) -> None:
+def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Undo :func:`release`.
 
     :raises JournalError: if its record cannot be written.
@@ -131,7 +128,7 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
 
 
 def blockers_of(machine: platform.Platform, gpu: model.Gpu,
-                steps: Collection[readiness.Step]) -> tuple[str, ...]:
+                actions: Collection[action.Action]) -> tuple[str, ...]:
     """What keeps a GPU from being handed over, for people.
 
     A vGPU does, running or not: the driver takes the vGPUs on the GPU itself
@@ -143,7 +140,7 @@ def blockers_of(machine: platform.Platform, gpu: model.Gpu,
     """
     found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
                   for vgpu in gpu.vgpus)
-    if (found or readiness.Step.BIND_VFIO not in steps
+    if (found or action.Action.BIND_VFIO not in actions
             or not gpu.visible_to_nvml):
         return found
     return blockers.of_running(machine, gpu)

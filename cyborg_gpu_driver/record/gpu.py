@@ -80,6 +80,13 @@ class Claim:
     has found nobody to want it compares the number."""
 
     @property
+    def vgpu(self) -> spec.VgpuSpec:
+        """The vGPU."""
+        return spec.VgpuSpec(
+            self.function, self.mdev_type,
+            None if self.vfio else self.handle, self.vgpu_placement)
+
+    @property
     def instance(self) -> spec.MigInstanceSpec | None:
         """The GPU instance below the vGPU; None for a time-sliced one."""
         if self.placement is None or self.profile_id is None:
@@ -128,8 +135,8 @@ class SavedLayout:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutChange:
-    """A change of layout that is under way, or was when a process died.
+class Change:
+    """A change of a GPU that is under way, or was when a process died.
 
     ``before`` is the GPU as it was before the first change that has not
     come to an end, so that a rollback goes all the way back.
@@ -143,12 +150,14 @@ class LayoutChange:
     """Index of the step that was about to be taken."""
     touched: tuple[spec.MigInstanceSpec, ...] = ()
     """Each instance that a step was about, without compute instances."""
+    vgpus: tuple[spec.VgpuSpec, ...] = ()
+    """Each vGPU that a step has created, or may have."""
     problem: str | None = None
     """Why the rollback did not finish; None if it was not tried."""
 
     def __str__(self) -> str:
         if self.problem:
-            return f'the way back is blocked: {self.problem}'
+            return f'the rollback is blocked: {self.problem}'
         step = (self.steps[self.at] if self.at < len(self.steps)
                 else 'the check at the end')
         return (f'step {self.at + 1} of {len(self.steps)} ({step}) was '
@@ -209,7 +218,7 @@ class GpuRecord:
     fixed: FixedVgpus = FixedVgpus()
     layout: SavedLayout | None = None
     """None for a GPU that no layout was applied to."""
-    change: LayoutChange | None = None
+    change: Change | None = None
     board: boards.Record | None = None
     """What NVML reported of the board when it was last asked, for as long as
     it cannot be asked."""

@@ -168,7 +168,7 @@ def _saved_layouts(content: Any) -> Parts:
 
 
 def _change(content: Any) -> Parts:
-    change = codec.decode(gpu_record.LayoutChange, {
+    change = codec.decode(gpu_record.Change, {
         **content, 'before': _layout(content['before']),
         'touched': list(map(_instance, content['touched']))})
     return {change.gpu: {'change': change}}

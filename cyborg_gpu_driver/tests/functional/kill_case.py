@@ -43,6 +43,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import base as functional
@@ -230,9 +231,8 @@ class KillCase(base.BaseTestCase):
         machine = privileged.machine()
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
-            machine, prepare.StepTaker(machine, host_reader),
-            self.state_path, running._settings, running._health,
-            services.Services()).prepare(
+            host_reader, transaction.Transactions(machine, self.state_path),
+            running._settings, running._health, services.Services()).prepare(
                 host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)
 

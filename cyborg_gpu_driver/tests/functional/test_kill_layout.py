@@ -168,7 +168,7 @@ class OwnerTest(kill_case.KillCase):
         def make(_running):
             with locks.gpu(self.state_path, address):
                 store.of(self.state_path).put(
-                    address, change=gpu_record.LayoutChange(
+                    address, change=gpu_record.Change(
                         address, spec.MigLayout(False, False)))
             audit.Audit(self.state_path).record(address, 'made', '', {})
 

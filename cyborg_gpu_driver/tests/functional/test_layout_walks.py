@@ -124,7 +124,7 @@ class BoardCase(layouts.LayoutCase):
             kept = {(item.instance.placement.start,
                      item.instance.profile_id)
                     for item in self.applier.plan(
-                        self.applier.read(self.gpu),
+                        self.transactions.read(self.gpu),
                         self.wanted(**wanted)).keep}
             self.apply(**wanted)
         except exception.LayoutUnreachable as error:
@@ -139,7 +139,7 @@ class BoardCase(layouts.LayoutCase):
                                     for place in kept})
         for place in kept:
             self.assertEqual(serials[place], after[place])
-        planned = self.applier.plan(self.applier.read(self.gpu),
+        planned = self.applier.plan(self.transactions.read(self.gpu),
                                     self.wanted(**wanted))
         self.assertTrue(planned.is_empty)
         return True

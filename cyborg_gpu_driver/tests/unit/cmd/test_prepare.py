@@ -96,7 +96,7 @@ class PrepareTest(base.CommandCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{}')
         row = self.prepare(GPU, code=1)[GPU]
-        self.assertIn('not known', row['reason'])
+        self.assertIn('is not a cyborg-gpu GPU', row['reason'])
 
     def test_unknown_gpu(self):
         _, errors = self.run_on_host('gpu', 'prepare', '0000:00:00.0',
@@ -106,7 +106,7 @@ class PrepareTest(base.CommandCase):
     def test_restore_does_it_too_and_says_so(self):
         output, errors = self.run_on_host('layout', 'restore')
         self.assertIn(f'{GPU}: turn MIG mode on\n', errors)
-        self.assertIn(f'{GPU}: make DC-1-24Q on 0000:16:00.2\n', errors)
+        self.assertIn(f'{GPU}: create vGPU DC-1-24Q on 0000:16:00.2\n', errors)
         self.assertIn(f'{GPU}  changed\n0000:27:00.0  unchanged\n', output)
         self.assertEqual([1561, 1561], self.vgpus())
         output, _ = self.run_on_host('layout', 'restore', '-o', 'json')

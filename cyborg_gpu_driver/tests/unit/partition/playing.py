@@ -16,10 +16,10 @@
 import dataclasses
 
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import geometry
 
-Action = change.Action
+Action = action.Action
 
 
 class Refused(AssertionError):

@@ -23,7 +23,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change_plan
 from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
@@ -32,7 +32,7 @@ from cyborg_gpu_driver.partition import layout_state
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import playing
 
-Action = change.Action
+Action = action.Action
 
 
 @functools.cache

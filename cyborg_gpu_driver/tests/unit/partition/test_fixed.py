@@ -22,6 +22,8 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_vgpu_placement
 
@@ -85,7 +87,7 @@ def rules(mode='vgpu', mixed_sizes=False, **numbers):
 def where(gpu, plan):
     """Names of types by number of the virtual function."""
     indices = {function.address: function.index for function in gpu.vfs}
-    return {indices[item.function]: item.name for item in plan.assignments}
+    return {indices[item.function]: item.name for item in plan.vgpus}
 
 
 class FixedCase(base.BaseTestCase):
@@ -117,8 +119,9 @@ class TestOneSize(FixedCase):
     def test_as_the_driver_takes_it(self):
         plan = fixed.plan(l40s(), policy.Policy(
             'p', policy.Mode.VGPU, fixed_vgpus=(('nvidia-3', 1),)), {})
-        self.assertEqual(fixed.FixedPlan((fixed.Assignment(
-            l40s().vfs[0].address, 3, 'L40S-12Q'),)), plan)
+        self.assertEqual(fixed.FixedPlan((spec.VgpuSpec(
+            l40s().vfs[0].address, 'nvidia-3'),)), plan)
+        self.assertEqual('L40S-12Q', plan.vgpus[0].name)
 
     def test_what_was_there_before_stays(self):
         self.assertEqual(
@@ -134,10 +137,11 @@ class TestOneSize(FixedCase):
     def test_again_and_again_it_is_the_same(self):
         governing = rules(L40S_12Q=2, L40S_12A=1)
         first = fixed.plan(l40s(), governing, {})
-        made = l40s(*(item.type_id for item in first.assignments))
+        made = l40s(*(vgpu_name.type_number(item.type_id)
+                      for item in first.vgpus))
         self.assertEqual(first, fixed.plan(made, governing, {}))
         remembered = {item.function: item.name
-                      for item in first.assignments}
+                      for item in first.vgpus}
         self.assertEqual(first, fixed.plan(l40s(), governing, remembered))
 
     def test_a_function_that_carries_something_else_is_not_taken(self):
@@ -186,7 +190,7 @@ class TestMixedSizes(FixedCase):
 
     def places(self, gpu, **numbers):
         plan = fixed.plan(gpu, rules(mixed_sizes=True, **numbers), {})
-        return {item.name: item.placement_id for item in plan.assignments}
+        return {item.name: item.placement_id for item in plan.vgpus}
 
     def test_the_largest_are_placed_first(self):
         self.assertEqual({'X-20Q': 0, 'X-10Q': 20, 'X-5Q': 30},
@@ -240,8 +244,8 @@ class TestMixedSizes(FixedCase):
 
     def check(self, gpu, governing, count):
         plan = fixed.plan(gpu, governing, {})
-        places = [(item.placement_id, item.type_id)
-                  for item in plan.assignments]
+        places = [(item.placement_id, vgpu_name.type_number(item.type_id))
+                  for item in plan.vgpus]
         self.assertEqual(count, len(places))
         for number, (start, size) in enumerate(places):
             self.assertFalse(test_vgpu_placement.clashes(
@@ -324,7 +328,7 @@ class TestInstances(FixedCase):
                                            item.placement.start))
             occupancy = occupancy.add(profile, item.placement)
         self.assertEqual(dict(governing.fixed_vgpus), {
-            name: sum(item.name == name for item in plan.assignments)
+            name: sum(item.name == name for item in plan.vgpus)
             for name in names})
 
 

@@ -16,11 +16,12 @@ import itertools
 from oslotest import base
 
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.tests.unit.partition import boards
 
-Step = readiness.Step
+Step = action.Action
 BEST = model.SchedulerPolicy.BEST_EFFORT
 FIXED = model.SchedulerPolicy.FIXED_SHARE
 BOTH = (BEST, FIXED)
@@ -43,7 +44,7 @@ def rules(mode, **fields):
 
 
 def steps(gpu, governing):
-    return readiness.steps(gpu, readiness.wants(gpu, governing))
+    return readiness.actions(gpu, readiness.wants(gpu, governing))
 
 
 def handed_over(**fields):
@@ -123,7 +124,7 @@ class TestSteps(base.BaseTestCase):
 
     def test_nothing_wanted(self):
         for gpu in (a100(), a100(True, 16), t4()):
-            self.assertEqual((), readiness.steps(gpu, readiness.Wants()))
+            self.assertEqual((), readiness.actions(gpu, readiness.Wants()))
 
     def test_in_the_order_that_works(self):
         mixed = rules('vgpu', mixed_sizes=True, scheduler=BEST)
@@ -163,7 +164,7 @@ class TestSteps(base.BaseTestCase):
         self.assertEqual(
             (Step.DISABLE_FUNCTIONS, Step.ENABLE_MIG,
              Step.ENABLE_FUNCTIONS),
-            readiness.steps(a100(vfs=16), readiness.Wants(mig=True)))
+            readiness.actions(a100(vfs=16), readiness.Wants(mig=True)))
 
     def test_scheduler(self):
         for now, wanted, needed in (
@@ -175,9 +176,9 @@ class TestSteps(base.BaseTestCase):
                 ((None, None), (BEST, None), True)):
             gpu = a100(vfs=16, scheduler=model.Scheduler(*now, BOTH))
             self.assertEqual(
-                (Step.SCHEDULER,) if needed else (), readiness.steps(
+                (Step.SCHEDULER,) if needed else (), readiness.actions(
                     gpu, readiness.Wants(scheduler=wanted)), (now, wanted))
-        self.assertEqual((Step.SCHEDULER,), readiness.steps(
+        self.assertEqual((Step.SCHEDULER,), readiness.actions(
             t4(), readiness.Wants(scheduler=(BEST, None))))
 
     def test_the_end_is_reached_from_anywhere(self):
@@ -208,7 +209,7 @@ class TestDriver(base.BaseTestCase):
         return readiness.wants(gpu, rules(mode), driver)
 
     def steps(self, *arguments):
-        return readiness.steps(arguments[0], self.wants(*arguments))
+        return readiness.actions(arguments[0], self.wants(*arguments))
 
     def test_a_whole_gpu_is_bound_once(self):
         self.assertEqual((Step.BIND_VFIO,), self.steps(a100()))
@@ -256,5 +257,5 @@ class TestDriver(base.BaseTestCase):
         for gpu, expected in (
                 (a100(), (Step.BIND_VFIO,)), (t4(), (Step.BIND_VFIO,)),
                 (a100(True), ()), (a100(vfs=4), ()), (handed_over(), ())):
-            self.assertEqual(expected, readiness.steps(
+            self.assertEqual(expected, readiness.actions(
                 gpu, readiness.driver_only(gpu, self.wants(gpu))))

@@ -27,10 +27,10 @@ from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import machine as simulator
@@ -76,8 +76,8 @@ class BinderCase(base.BaseTestCase):
             policies.Settings(policies=(self.policy,), vfio_handles=True),
             self.journal)
         self.binder = binder.Binder(
-            self.live, hardware.Hardware(platform_), self.journal,
-            self.state_path, self.cloud, health.HealthKeeper(
+            self.live, partitions.Partitions(platform_, self.journal),
+            self.journal, self.state_path, self.cloud, health.HealthKeeper(
                 platform_, self.state_path, self.cloud), self.limits)
         self.live.refresh()
 

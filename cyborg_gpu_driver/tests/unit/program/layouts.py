@@ -24,10 +24,11 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import restore
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.program import wiring
 
 MUTATING = ('nvmlDeviceSetMigMode', 'nvmlDeviceCreateGpuInstance',
             'nvmlDeviceCreateGpuInstanceWithPlacement',
@@ -76,9 +77,10 @@ class LayoutCase(base.BaseTestCase):
         self.platform = machine
         self.host = reader.HostReader(machine).snapshot()
         self.gpu = self.host.gpu(self.address)
-        self.applier = apply.Applier(machine, self.state_path)
-        self.restorer = restore.Restorer(machine, self.applier,
-                                         self.state_path)
+        self.transactions = transaction.Transactions(machine,
+                                                     self.state_path)
+        self.applier = apply.Applier(self.transactions)
+        self.restorer = wiring.restorer(machine, self.state_path)
         self.records = store.of(self.state_path)
 
     def change_record(self):

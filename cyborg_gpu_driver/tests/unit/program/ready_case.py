@@ -29,6 +29,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
@@ -72,16 +73,16 @@ class ReadyCase(base.BaseTestCase):
         self.start()
 
     def start(self):
-        taker = prepare.StepTaker(self.platform, self.reader)
+        self.transactions = transaction.Transactions(self.platform,
+                                                     self.state_path)
         cloud = services.Services()
         cloud.claimed = lambda _: self.servers
         self.preparer = prepare.Preparer(
-            self.platform, taker, self.state_path, self.settings,
+            self.reader, self.transactions, self.settings,
             health.HealthKeeper(self.platform, self.state_path, cloud),
             cloud, lambda: self.now)
         self.fixed = fixed.FixedVgpus(
-            self.platform, taker, self.state_path, self.settings,
-            lambda: self.now)
+            self.reader, self.transactions, self.settings, lambda: self.now)
 
     def gpu(self):
         return self.reader.snapshot().gpu(self.address)
@@ -93,7 +94,7 @@ class ReadyCase(base.BaseTestCase):
         """Names of the steps that making the GPU ready takes."""
         outcome = self.prepare()
         self.assertEqual('', outcome.reason)
-        return [step.name for step in outcome.steps]
+        return [step.action.name for step in outcome.steps]
 
     def state(self):
         """State of the simulated GPU."""

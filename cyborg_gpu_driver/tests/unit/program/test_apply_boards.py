@@ -35,7 +35,7 @@ class BoardCase(layouts.LayoutCase):
     def check_walk(self, counts):
         """Apply layouts one after the other and look at each."""
         for devices in counts:
-            now = self.applier.read(self.gpu)
+            now = self.transactions.read(self.gpu)
             wanted = layouts.layout.wanted(self.gpu, True, devices)
             planned = self.applier.plan(now, wanted)
             kept = {item.instance.placement: item.instance.instance_id
@@ -48,7 +48,7 @@ class BoardCase(layouts.LayoutCase):
                 calls['nvmlDeviceCreateGpuInstanceWithPlacement'])
             self.assertEqual(len(planned.destroy),
                              calls['nvmlGpuInstanceDestroy'])
-            after = self.applier.read(self.gpu)
+            after = self.transactions.read(self.gpu)
             self.assertEqual((), layout_state.differences(after, wanted))
             found = collections.Counter(
                 self.gpu.mig.profile_by_id(item.profile_id).name

@@ -168,7 +168,7 @@ class LastingFaults(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
         self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=6)
         self.machine.faults.clear()
-        self.applier.recover(self.gpu)
+        self.transactions.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_way_back_knows_what_an_earlier_change_made(self):
@@ -186,7 +186,7 @@ class LastingFaults(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.assertRaises(exception.ChangeFailed, self.apply, _2g_20gb=2)
         self.machine.faults.clear()
-        self.applier.recover(self.gpu)
+        self.transactions.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_record_is_what_assert_and_restore_go_by(self):
@@ -200,9 +200,9 @@ class LastingFaults(Scenario):
                 self.gpu.mig.profile_by_id(cut.profile_id).name
                 for cut in record.before.instances))
         self.machine.faults.clear()
-        self.assertTrue(self.applier.recover(self.gpu))
+        self.assertTrue(self.transactions.recover(self.gpu))
         self.assertEqual(self.old, self.truth())
-        self.assertFalse(self.applier.recover(self.gpu))
+        self.assertFalse(self.transactions.recover(self.gpu))
 
 
 class ModeFaults(SingleFaults):
@@ -244,7 +244,7 @@ class KilledProcess(Scenario):
         while self._killed_at(points):
             points += 1
             self.restart()
-            self.applier.recover(self.gpu)
+            self.transactions.recover(self.gpu)
             self.assertIsNone(self.change_record())
             self.assertIn(self.truth(), (self.old, self.new), points)
             complete += self.truth() == self.new
@@ -264,9 +264,9 @@ class KilledProcess(Scenario):
     def test_restore_is_killed_too(self):
         for point in range(30, 70, 7):
             self.assertTrue(self._killed_at(point))
-            self._killed(lambda: self.applier.recover(self.gpu), 12)
+            self._killed(lambda: self.transactions.recover(self.gpu), 12)
             self.restart()
-            self.applier.recover(self.gpu)
+            self.transactions.recover(self.gpu)
             self.assertIn(self.truth(), (self.old, self.new), point)
 
     def _killed_at(self, point):
@@ -321,10 +321,10 @@ class UnderstoodStates(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.try_change()
         self.machine.faults.clear()
-        now = self.applier.read(self.gpu)
+        now = self.transactions.read(self.gpu)
         self.assertNotEqual((), layout_state.differences(
             now, self.wanted(**self.after)))
-        self.assertIn('the way back is blocked',
+        self.assertIn('the rollback is blocked',
                       str(self.applier.unfinished(self.address)))
         self.assertIs(apply.Status.CHANGED, self.change())
 
@@ -350,7 +350,7 @@ class UnderstoodStates(Scenario):
         self.assertIn('4711', self.change_record().problem)
         self.machine.faults.clear()
         self.machine.remove_process(4711)
-        self.applier.recover(self.gpu)
+        self.transactions.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_instance_of_another_that_appears_meanwhile_stays(self):

@@ -126,7 +126,7 @@ class LeftoverTest(ComputeCase):
     def left(self, phase):
         """The entry of a bind of which only the record is there."""
         function, mdev_type, handle = self.handle('7g.40gb', 0)
-        entry = self.binder._tools.numbered(journal.Entry(
+        entry = self.binder._parts.numbered(journal.Entry(
             handle=handle, gpu=self.address,
             function=model.PciAddress.parse(function), mdev_type=mdev_type,
             profile='7g.40gb', phase=phase, profile_id=0,

@@ -288,7 +288,7 @@ class CrashTest(binder_case.BinderCase):
         self.binder.bind(*done)
         before = self.truth()
         handle = self.handle('3g.20gb')
-        for stop in ('make_instance', 'make_vgpu', 'put'):
+        for stop in ('create_instance', 'create_vgpu', 'put'):
             self._die_at(stop, handle)
             self.restart()
             self.binder.recover()
@@ -303,8 +303,8 @@ class CrashTest(binder_case.BinderCase):
         class Died(BaseException):
             """What no rollback catches, like SIGKILL."""
 
-        tools, records = self.binder._tools, self.journal
-        owner = records if stop == 'put' else tools
+        parts, records = self.binder._parts, self.journal
+        owner = records if stop == 'put' else parts
         step = getattr(owner, stop)
         seen = []
 

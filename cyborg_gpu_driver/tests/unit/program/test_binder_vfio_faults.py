@@ -145,14 +145,14 @@ class FailingBindTest(FailingCase):
         class Died(BaseException):
             """What no rollback catches, like SIGKILL."""
 
-        for name in ('make_instance', 'make_vgpu', 'instance_under'):
-            step = getattr(self.binder._tools, name)
+        for name in ('create_instance', 'create_vgpu', 'instance_under'):
+            step = getattr(self.binder._parts, name)
 
             def die(*args, step=step):
                 step(*args)
                 raise Died
 
-            setattr(self.binder._tools, name, die)
+            setattr(self.binder._parts, name, die)
             self.assertRaises(Died, self.binder.bind, *self.asked)
             self.restart()
             self.assert_undone(name)

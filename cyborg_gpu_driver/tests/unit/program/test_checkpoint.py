@@ -14,8 +14,8 @@
 
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.tests.unit.program import ready_case
+from cyborg_gpu_driver.tests.unit.program import wiring
 
 _LAID_OUT = (19, 0)
 """Profile id and start of a 1g.10gb that an operator has made."""
@@ -41,17 +41,17 @@ class FixedTest(ready_case.ReadyCase):
         self.assertEqual('', self.fixed.make(self.gpu()).reason)
 
     def saved(self):
-        applier = apply.Applier(self.platform, self.state_path)
-        return applier.saved(applier.read(self.gpu()))
+        return apply.Applier(self.transactions).saved(
+            self.transactions.read(self.gpu()))
 
     def restore(self, saved):
         """What there is after a reboot and two restores of it."""
         self.machine.reboot()
         self.start()
         for _ in range(2):
-            restore.Restorer(
-                self.platform, apply.Applier(self.platform, self.state_path),
-                self.state_path, self.settings).restore(self.gpu(), saved)
+            wiring.restorer(
+                self.platform, self.state_path, self.settings).restore(
+                    self.gpu(), saved)
         return self.cuts()
 
     def test_each_is_restored_once(self):

@@ -41,7 +41,7 @@ _CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _VFS[0], 'nvidia-476')
 _USAGE = reconcile.Usage('provider', '3g.40gb', 'nvidia-476', 1, 0, 0)
 _LAYOUT = gpu_record.SavedLayout(_GPU, '20b2', False, spec.MigLayout(
     True, True, (spec.MigInstanceSpec(_PLACE, 9, ((0, 1),)),)))
-_CHANGE = gpu_record.LayoutChange(_GPU, spec.MigLayout(True, True), ('a',))
+_CHANGE = gpu_record.Change(_GPU, spec.MigLayout(True, True), ('a',))
 K = reconcile.Kind
 
 

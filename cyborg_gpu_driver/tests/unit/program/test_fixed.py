@@ -20,7 +20,7 @@ import pynvml
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
@@ -140,8 +140,8 @@ class SlicedTest(FixedCase):
                          [self.vgpus()[index] for index in range(5)])
         self.assertEqual(3, len(self.cuts()))
         self.assertEqual(
-            ['create'] * 3 + ['make'] * 5,
-            [words.split()[0] for words in self.made.done])
+            ['instance'] * 3 + ['vGPU'] * 5,
+            [words.split()[1] for words in self.made.done])
 
     def test_reboot(self):
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
@@ -196,7 +196,7 @@ class SlicedTest(FixedCase):
                                                       0, 3)
         self.machine.add_process(str(self.address), 4711, number)
         made = self.fixed.make(self.gpu())
-        self.assertIn('the driver makes no DC-1-24Q', made.reason)
+        self.assertIn('the driver creates no DC-1-24Q', made.reason)
         self.assertEqual({}, self.vgpus())
 
     def test_wrong_orders_are_refused_by_the_driver(self):
@@ -302,8 +302,8 @@ class InUseTest(FixedCase):
         self.assertEqual({0: _12Q, 3: _12Q}, self.vgpus())
         self.set_type(3, 0)
         self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
-        self.assertEqual([readiness.Step.MIXED_ON],
-                         list(self.prepared.steps))
+        self.assertEqual([action.Action.MIXED_ON],
+                         [step.action for step in self.prepared.steps])
         self.assertEqual({0: _12Q}, self.vgpus())
 
 
@@ -320,7 +320,7 @@ class FaultsTest(FixedCase):
 
     def fails(self):
         made = self.fixed.make(self.gpu())
-        self.assertIn('what was made is undone', made.reason)
+        self.assertIn('the GPU is as it was before', made.reason)
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
         self.assertTrue(store.of(self.state_path).read(
             self.address).fixed.is_empty)
@@ -361,7 +361,7 @@ class FaultsTest(FixedCase):
             self.now += 60
             made = self.fixed.make(gpu)
             self.machine.faults.clear()
-            self.assertIn('what was made is undone', made.reason)
+            self.assertIn('the GPU is as it was before', made.reason)
             self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
         self.succeeds()
 
@@ -378,7 +378,7 @@ class FaultsTest(FixedCase):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
                                        nth=3, times=None)
         made = self.fixed.make(self.gpu())
-        self.assertIn('not undone: make DC-1-8Q', made.reason)
+        self.assertIn('could not be brought back', made.reason)
         self.assertEqual(2, len(self.vgpus()))
         self.succeeds()
         self.ready('off')

@@ -24,7 +24,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import privileged
@@ -59,8 +58,7 @@ class OrphanCase(base.BaseTestCase):
     def keep(self, **settings):
         return orphans.Keeper(
             self.platform, reader.HostReader(self.platform),
-            hardware.Hardware(self.platform), self.binds, self.state_path,
-            policies.Settings(**settings))
+            self.binds, self.state_path, policies.Settings(**settings))
 
     def snapshot(self):
         return reader.HostReader(self.platform).snapshot().gpu(self.address)

@@ -22,9 +22,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import ready_case
 
@@ -111,7 +113,7 @@ class StepsTest(ready_case.ReadyCase):
         self.govern('mig')
         planned = self.preparer.plan(self.gpu())
         self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'],
-                         [step.name for step in planned.steps])
+                         [step.action.name for step in planned.steps])
         self.assertEqual((False, 0), self.is_now())
         self.machine.add_process(str(self.address), 4711)
         self.assertIn('4711', self.preparer.plan(self.gpu()).reason)
@@ -177,13 +179,27 @@ class InUseTest(ready_case.ReadyCase):
         self.binds.remove(_UUID)
         self.steps()
 
-    def test_layout_change_that_did_not_end(self):
+    def test_change_that_a_dead_process_left(self):
+        self.govern('mig')
+        self.steps()
+        number, start, size = privileged.create_gpu_instance(
+            str(self.address), 19, 0, 1)
+        records = store.of(self.state_path)
+        records.put(self.address, change=gpu_record.Change(
+            self.address, spec.MigLayout(True, True), ('a',), touched=(
+                spec.MigInstanceSpec(model.Placement(start, size), 19),)))
+        self.assertEqual(('roll back an interrupted change',),
+                         self.prepare().done)
+        self.assertEqual([], self.cuts())
+        self.assertIsNone(records.read(self.address).change)
+
+    def test_record_that_cannot_be_read(self):
         self.govern('mig')
         path = store.of(self.state_path).path(self.address)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        self.waits('not known whether it is idle')
+        self.waits('cannot be read')
         self.assertEqual((False, 0), self.is_now())
 
     def test_server_that_placement_knows(self):
@@ -251,7 +267,7 @@ class InUseTest(ready_case.ReadyCase):
             times=None)
         outcome = self.preparer.prepare(gpu)
         self.assertEqual(['ENABLE_MIG'],
-                         [step.name for step in outcome.steps])
+                         [step.action.name for step in outcome.steps])
         self.assertIn('profiles', outcome.reason)
         self.assertEqual((True, 0), self.is_now())
 
@@ -270,7 +286,7 @@ class FailureTest(ready_case.ReadyCase):
 
     def fails(self, step, words):
         outcome = self.prepare()
-        self.assertEqual(step, outcome.steps[-1].name)
+        self.assertEqual(step, outcome.steps[-1].action.name)
         self.assertIn(words, outcome.reason)
         return outcome
 

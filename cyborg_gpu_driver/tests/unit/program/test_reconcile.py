@@ -23,9 +23,9 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import hardware
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.program import reconcile
 from cyborg_gpu_driver.program import repair
@@ -58,14 +58,14 @@ class ReconcileCase(binder_case.BinderCase):
         self.sysfs = platform_.sysfs
         settings = policies.Settings(policies=(self.policy,),
                                      vfio_handles=True)
-        tools = hardware.Hardware(platform_)
+        parts = partitions.Partitions(platform_, self.journal)
         keeper = orphans.Keeper(
-            platform_, reader.HostReader(platform_), tools, self.journal,
+            platform_, reader.HostReader(platform_), self.journal,
             self.state_path, settings)
         rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
                                       self.state_path, self.cloud)
         self.repairer = repair.Repairer(
-            self.live, tools, self.journal, keeper, rebuilder, self.binder,
+            self.live, parts, self.journal, keeper, rebuilder, self.binder,
             self.state_path, self.cloud)
         self.reconciler = reconcile.Reconciler(
             platform_, self.live, self.journal, settings, self.state_path,
@@ -171,7 +171,7 @@ class FindTest(ReconcileCase):
 
     def test_a_change_of_layout(self):
         store.of(self.state_path).put(
-            self.address, change=gpu_record.LayoutChange(
+            self.address, change=gpu_record.Change(
                 self.address, spec.MigLayout(True, True), ('cut',)))
         self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
 

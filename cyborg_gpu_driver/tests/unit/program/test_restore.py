@@ -18,19 +18,16 @@ import errno
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import checkpoint
-from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
+from cyborg_gpu_driver.tests.unit.program import wiring
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
 _MIG = policy.Policy('p', policy.Mode.MIG)
@@ -53,11 +50,9 @@ class RestoreCase(binder_case.BinderCase):
                                  vfio_handles=self.vfio_handles)
 
     def make_ready(self):
-        machine = privileged.machine()
-        outcome = prepare.Preparer(
-            machine, prepare.StepTaker(machine, reader.HostReader(machine)),
-            self.state_path, self.settings(), health.HealthKeeper(
-                machine, self.state_path, self.cloud), self.cloud).prepare(
+        outcome = wiring.preparer(
+            privileged.machine(), self.state_path, self.settings(),
+            self.cloud).prepare(
                 self.live.gpu(self.address))
         self.assertEqual('', outcome.reason)
 
@@ -83,12 +78,11 @@ class RestoreCase(binder_case.BinderCase):
 
     def restore(self, saved=None):
         """As the unit does at boot: what was done, in words."""
-        machine = privileged.machine()
         done = []
-        status = restore.Restorer(
-            machine, apply.Applier(machine, self.state_path),
-            self.state_path, self.settings(), self.cloud
-        ).restore(self.live.refresh().gpu(self.address), saved, done.append)
+        status = wiring.restorer(
+            privileged.machine(), self.state_path, self.settings(),
+            self.cloud).restore(
+                self.live.refresh().gpu(self.address), saved, done.append)
         self.assertEqual(bool(done), status is apply.Status.CHANGED)
         self.live.refresh()
         return done
@@ -286,13 +280,13 @@ class FixedTest(RestoreCase):
 
     def test_reboot(self):
         done = self.restore()
-        self.assertIn('make DC-1-24Q on 0000:16:00.6', done)
+        self.assertIn('create vGPU DC-1-24Q on 0000:16:00.6', done)
         self.assert_back_after_a_reboot()
 
     def test_failure_is_told(self):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO)
         error = self.assertRaises(exception.RestoreIncomplete, self.restore)
-        self.assertIn('fixed vGPUs', str(error))
+        self.assertIn('create vGPU DC-1-24Q', str(error))
 
 
 class ReadinessTest(RestoreCase):

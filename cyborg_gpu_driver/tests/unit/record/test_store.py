@@ -39,7 +39,7 @@ FIXED = gpu_record.FixedVgpus(
     frozenset({spec.MigInstanceSpec(model.Placement(0, 4), 9)}))
 LAYOUT = gpu_record.SavedLayout(ADDRESS, '20b0', True, spec.MigLayout(
     True, True, (spec.MigInstanceSpec(model.Placement(4, 4), 9, ((0, 3),)),)))
-CHANGE = gpu_record.LayoutChange(ADDRESS, spec.MigLayout(False, False))
+CHANGE = gpu_record.Change(ADDRESS, spec.MigLayout(False, False))
 
 
 def claim(number=1, **changes):

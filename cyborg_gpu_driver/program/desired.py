@@ -1,0 +1,208 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU should be by its record and policy, and the steps to it. Pure.
+
+Whoever changes a GPU asks here: restore, repair, fixed vGPUs and rollbacks.
+The question is put again whenever the GPU was read again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import action
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+Action = action.Action
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A GPU instance and the claims whose vGPUs it carries."""
+
+    instance: spec.MigInstanceSpec | None
+    """None for time-sliced vGPUs, which have no GPU instance."""
+    claims: tuple[gpu_record.Claim, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Desired:
+    """What a GPU should be. None of it says what has to go."""
+
+    wants: readiness.Wants
+    """Its modes."""
+    groups: tuple[Group, ...] = ()
+    """In the order in which they are created."""
+
+
+def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
+            policy: readiness.Wants) -> Desired:
+    """What a GPU should be.
+
+    What is bound comes first, then what is laid out, then the policy.
+    Which driver it has is for the agent to choose, who knows of servers.
+
+    The driver puts a vGPU on any instance of its profile that has room. So
+    each instance is created only when its own vGPUs are next, and those
+    with most of them come first.
+
+    :param gpu: as it is.
+    :param policy: what the policy needs of it.
+    """
+    claims = sorted((claim for claim in record.claims
+                     if claim.phase is gpu_record.Phase.BOUND),
+                    key=lambda claim: claim.function)
+    layout = record.layout.layout if record.layout else None
+    laid_out = {item.bare: item for item in (
+        layout.instances if layout else ())}
+    on_it = collections.defaultdict(list)
+    for claim in claims:
+        on_it[claim.instance].append(claim)
+    groups = [
+        Group(instance and laid_out.get(instance, instance), tuple(sharers))
+        for instance, sharers in sorted(on_it.items(), key=_order)]
+    if layout is not None and layout.enabled:
+        groups.extend(Group(item) for item in layout.instances
+                      if item.bare not in on_it)
+    return Desired(_wants(policy, gpu, record.layout, claims), tuple(groups))
+
+
+def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec]
+             ) -> tuple[action.Step, ...]:
+    """The steps that create those instances that a GPU lacks."""
+    return _differing(gpu, tuple(instances), ())
+
+
+def rollback(gpu: model.Gpu, change: gpu_record.Change
+             ) -> tuple[action.Step, ...]:
+    """The steps from how a GPU is to how it was before a change.
+
+    Instances are created again where they were, with the compute instances
+    that they had; ids and UUIDs cannot be brought back. An instance that is
+    in neither and was not touched is somebody else's and stays. The MIG
+    mode is not among the steps.
+
+    :param gpu: with compute instances; in the MIG mode that it had before.
+    """
+    there = {vgpu.function: vgpu.type_id for vgpu in gpu.vgpus}
+    return (
+        *(action.Step(Action.DESTROY_VGPU, vgpu=vgpu)
+          for vgpu in reversed(change.vgpus)
+          if there.get(vgpu.function) == vgpu.type_id),
+        *_differing(gpu, change.before.instances, change.touched))
+
+
+def differences(gpu: model.Gpu, change: gpu_record.Change
+                ) -> tuple[str, ...]:
+    """What is not as it was before a change, for people; empty if all is."""
+    found = []
+    mig, before = spec.layout_of(gpu), change.before
+    for what, is_now, was in (('MIG mode', mig.enabled, before.enabled),
+                              ('pending MIG mode', mig.pending,
+                               before.pending)):
+        if is_now != was:
+            found.append(f'{what} was {_mode(was)} and is {_mode(is_now)}')
+    found.extend(f'still to do: {step}' for step in rollback(gpu, change))
+    return tuple(found)
+
+
+def _differing(gpu: model.Gpu, wanted: Sequence[spec.MigInstanceSpec],
+               touched: Collection[spec.MigInstanceSpec]
+               ) -> tuple[action.Step, ...]:
+    """Steps to what is wanted; of what is there only ``touched`` may go."""
+    if gpu.mig is None:
+        return ()
+    live = {spec.of(instance): instance for instance in gpu.mig.instances}
+    by_place = {item.bare: item for item in wanted}
+    away: list[action.Step] = []
+    missing: list[action.Step] = []
+    for place, instance in sorted(live.items()):
+        if place not in touched:
+            continue
+        if place not in by_place:
+            away.append(_step(gpu, Action.DESTROY_INSTANCE, place))
+            continue
+        had = set(by_place[place].compute)
+        has = {(part.start, part.size) for part in instance.compute}
+        away.extend(_compute(gpu, Action.DESTROY_COMPUTE, place, has - had))
+        missing.extend(_compute(gpu, Action.CREATE_COMPUTE, place,
+                                had - has))
+    for place, item in sorted(by_place.items()):
+        if place not in live:
+            missing.append(_step(gpu, Action.CREATE_INSTANCE, place))
+            missing.extend(_compute(gpu, Action.CREATE_COMPUTE, place,
+                                    item.compute))
+    return (*away, *missing)
+
+
+def _step(gpu, what, place, **compute):
+    return action.Step(what, gpu.mig.profile_by_id(place.profile_id),
+                       place.placement, **compute)
+
+
+def _compute(gpu, what, place, parts):
+    return [_step(gpu, what, place, slices=size, start=start)
+            for start, size in sorted(parts)]
+
+
+def _mode(enabled):
+    return 'on' if enabled else 'off'
+
+
+def _order(group):
+    instance, claims = group
+    return (instance is not None, -len(claims), instance or ())
+
+
+def _wants(policy: readiness.Wants, gpu: model.Gpu,
+           saved: gpu_record.SavedLayout | None,
+           claims: Sequence[gpu_record.Claim]) -> readiness.Wants:
+    vfs = policy.vfs
+    if (any(claim.function != gpu.address for claim in claims)
+            or vfs is None and saved is not None and saved.vfs):
+        vfs = True
+    mixed = policy.mixed
+    if claims and (mixed or any(claim.vgpu_placement is not None
+                                for claim in claims)):
+        mixed = any(claim.vgpu_placement is not None
+                    for claim in claims) or None
+    scheduler = policy.scheduler
+    if (mixed and scheduler
+            and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
+        scheduler = None
+    return readiness.Wants(_mig(policy.mig, gpu, saved, claims), vfs, mixed,
+                           scheduler, released=gpu.released)
+
+
+def _mig(policy: bool | None, gpu: model.Gpu,
+         saved: gpu_record.SavedLayout | None,
+         claims: Sequence[gpu_record.Claim]) -> bool | None:
+    """The MIG mode; None leaves it."""
+    if gpu.mig is None:
+        return None
+    if (any(claim.placement is not None for claim in claims)
+            or saved is not None and saved.layout.instances):
+        return True
+    if claims and policy:
+        # Time-sliced vGPUs of an earlier policy, which need it off.
+        return None
+    if policy is None and saved is not None and not gpu.mig.instances:
+        return saved.layout.enabled
+    return policy
