@@ -205,8 +205,9 @@ class Node(services.Services):
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
         """Makes again after a reboot what was there before."""
-        return restore.Restorer(self.reader, self.transactions, self.fixed,
-                                self.settings, self)
+        return restore.Restorer(
+            self.reader, self.transactions, self.journal, self.partitions,
+            self.fixed, self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.Keeper:

@@ -37,7 +37,6 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import desired
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import transaction
@@ -79,7 +78,6 @@ class FixedVgpus:
         self._state_path = transactions.state_path
         self._settings = settings
         self._store = store.of(self._state_path)
-        self._binds = journal.Journal(self._state_path)
         self._making = patience.Patience(LOG, clock)
         self._releasing = patience.Patience(LOG, clock)
 
@@ -169,7 +167,7 @@ class FixedVgpus:
     def _unwanted(self, gpu, record):
         """Functions that carry what is ours and is to go."""
         bound = {entry.function
-                 for entry in self._binds.entries(gpu.address)}
+                 for entry in self._store.read(gpu.address).claims}
         ours = {vf.address: record.types[vf.address] for vf in gpu.vfs
                 if vf.address in record.types
                 and vf.address not in bound
@@ -197,7 +195,7 @@ class FixedVgpus:
             return False
         return not (
             any(vgpu.function not in ours for vgpu in gpu.vgpus)
-            or self._binds.entries(gpu.address)
+            or self._store.read(gpu.address).claims
             or blockers.of_running(self._machine, gpu))
 
     def _still_ours(self, gpu, record):

@@ -37,7 +37,6 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import transaction
@@ -119,7 +118,6 @@ class Preparer:
         self._settings = settings
         self._health = keeper
         self._cloud = cloud
-        self._binds = journal.Journal(self._state_path)
         self._store = store.of(self._state_path)
         self._patience = patience.Patience(LOG, clock)
 
@@ -181,7 +179,8 @@ class Preparer:
                 found = blockers.of_running(self._machine, gpu)
             else:
                 found = blockers.of_preparing(
-                    self._machine, gpu, self._binds.entries(gpu.address))
+                    self._machine, gpu,
+                    self._store.read(gpu.address).claims)
                 if not found and self._store.read(gpu.address).change:
                     found = ('a change of its layout did not come to its '
                              'end',)

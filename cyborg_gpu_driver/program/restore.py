@@ -57,6 +57,8 @@ class Restorer:
 
     :param host_reader: reads GPUs.
     :param transactions: rolls back what was under way.
+    :param records: the journal.
+    :param parts: creates what claims stand for.
     :param fixed_vgpus: makes the fixed vGPUs.
     :param settings: the operator's policies; none of them by default.
     :param cloud: knows which GPUs have servers.
@@ -64,6 +66,7 @@ class Restorer:
 
     def __init__(self, host_reader: reader.HostReader,
                  transactions: transaction.Transactions,
+                 records: journal.Journal, parts: partitions.Partitions,
                  fixed_vgpus: fixed.FixedVgpus,
                  settings: policies.Settings, cloud: services.Services):
         self._machine = transactions.machine
@@ -74,9 +77,8 @@ class Restorer:
         self._settings = settings
         self._cloud = cloud
         self._store = store.of(self._state_path)
-        self._journal = journal.Journal(self._state_path)
-        self._partitions = partitions.Partitions(self._machine,
-                                                 self._journal)
+        self._journal = records
+        self._partitions = parts
 
     def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
                 tell: Tell = lambda words: None) -> apply.Status:

@@ -18,6 +18,8 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.program import services
@@ -35,7 +37,9 @@ def restorer(machine, state_path, settings=None, cloud=None):
     settings = settings or policies.Settings()
     transactions = transaction.Transactions(machine, state_path)
     host_reader = reader.HostReader(machine)
+    records = journal.Journal(state_path)
     return restore.Restorer(
-        host_reader, transactions,
+        host_reader, transactions, records,
+        partitions.Partitions(machine, records),
         fixed.FixedVgpus(host_reader, transactions, settings), settings,
         cloud or services.Services())
