@@ -35,6 +35,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 import pynvml
@@ -154,7 +155,8 @@ class Access:
         self.owner = self._descriptor = None
         self._memory = None
 
-    def _wait(self, index, deadline, close):
+    def _wait(self, index: int, deadline: float, close: Callable[[], object]
+              ) -> int:
         while True:
             close()
             descriptor = self._take(index, fcntl.LOCK_EX)
@@ -165,7 +167,7 @@ class Access:
                                          seconds=self.timeout)
             time.sleep(POLL)
 
-    def _take(self, index, kind):
+    def _take(self, index: int, kind: int) -> int | None:
         """Descriptor of a file that is locked now; None if it cannot be."""
         with self._mutex:
             path = self._paths()[index]
@@ -175,7 +177,7 @@ class Access:
         os.close(descriptor)
         return None
 
-    def _paths(self):
+    def _paths(self) -> list[str]:
         """The two files, which are made where they are missing."""
         if self._memory is None:
             with contextlib.suppress(OSError):
@@ -183,7 +185,7 @@ class Access:
             self._memory = _Memory()
         return self._memory.paths
 
-    def _files(self):
+    def _files(self) -> list[str]:
         if self._state_path is None or not os.path.isdir(self._state_path):
             raise FileNotFoundError(self._state_path)
         directory = os.path.join(self._state_path, 'locks')
@@ -194,7 +196,7 @@ class Access:
             os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         return paths
 
-    def _who(self, index):
+    def _who(self, index: int) -> str:
         """Who has a file locked, for people."""
         with self._mutex:
             inode = os.stat(self._paths()[index]).st_ino
@@ -206,13 +208,13 @@ class Access:
 class _Memory:
     """Files in memory, which have no name but in this process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         descriptors = [os.memfd_create(name) for name in _NAMES]
         self.paths = [f'/proc/self/fd/{number}' for number in descriptors]
         weakref.finalize(self, _close, descriptors)
 
 
-def _close(descriptors):
+def _close(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -225,7 +227,7 @@ def release(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _lock(descriptor, kind):
+def _lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -233,7 +235,7 @@ def _lock(descriptor, kind):
     return True
 
 
-def _lockers(inode):
+def _lockers(inode: int) -> list[int]:
     """Processes that have a file locked, from proc_locks(5)."""
     found = set()
     with contextlib.suppress(OSError, ValueError), \

@@ -70,7 +70,7 @@ def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
     _raise(answers[0])
 
 
-def _run(act, pipe):
+def _run(act: Callable[[], object], pipe: int) -> None:
     """The child: say on ``pipe`` how ``act`` ended."""
     try:
         # What the child inherits would stay open for as long as it hangs.
@@ -84,7 +84,7 @@ def _run(act, pipe):
         os._exit(0)
 
 
-def _said(act):
+def _said(act: Callable[[], object]) -> str:
     """How ``act`` ended: ``.``, or the four values of a SysfsError."""
     try:
         act()
@@ -96,7 +96,7 @@ def _said(act):
     return '.'
 
 
-def _raise(answer):
+def _raise(answer: str) -> None:
     if answer == '.':
         return
     action, path, errno, reason = answer.split('\0') if answer else (
@@ -105,7 +105,7 @@ def _raise(answer):
                                reason=reason)
 
 
-def _answer(pipe, deadline):
+def _answer(pipe: int, deadline: float) -> bytes:
     """All that the child says until it closes the pipe."""
     said = b''
     while True:
@@ -118,7 +118,7 @@ def _answer(pipe, deadline):
         said += piece
 
 
-def _reap():
+def _reap() -> None:
     """Forget the late children that have ended meanwhile."""
     for child in list(_left):
         try:

@@ -90,7 +90,7 @@ def name(host: model.Host, gpu: model.Gpu) -> str:
             else f'GPU {number} ({gpu.address})')
 
 
-def _numbered(host, text):
+def _numbered(host: model.Host, text: str) -> model.Gpu:
     found = gpus(host)
     if int(text) < len(found):
         return found[int(text)]
@@ -99,7 +99,7 @@ def _numbered(host, text):
         else 'this host has no NVIDIA GPU')
 
 
-def _of_uuid(host, text):
+def _of_uuid(host: model.Host, text: str) -> model.Gpu:
     for gpu in host.gpus:
         if (gpu.uuid or '').lower() == text.lower():
             return gpu
@@ -109,7 +109,7 @@ def _of_uuid(host, text):
         else _addresses(host)))
 
 
-def _at(host, text):
+def _at(host: model.Host, text: str) -> model.Gpu:
     try:
         if _WITHOUT_DOMAIN.fullmatch(text):
             return _without_domain(host, text)
@@ -127,7 +127,7 @@ def _at(host, text):
     raise exception.NoSuchGpu(name=address, known=_addresses(host))
 
 
-def _without_domain(host, text):
+def _without_domain(host: model.Host, text: str) -> model.Gpu:
     found = [gpu for gpu in host.gpus
              if str(gpu.address).partition(':')[2] == text.lower()]
     if len(found) > 1:
@@ -139,7 +139,7 @@ def _without_domain(host, text):
     return found[0]
 
 
-def _addresses(host):
+def _addresses(host: model.Host) -> str:
     return ('this host has ' + ', '.join(
         str(gpu.address) for gpu in host.gpus) if host.gpus
         else 'this host has no NVIDIA GPU')

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from typing import Any
 
 import pynvml
 
@@ -116,11 +117,12 @@ class ComputeReader:
             'nvmlGpuInstanceGetComputeInstanceById',
             self._handle(address, instance_id), compute_id))
 
-    def _handle(self, address, instance_id):
+    def _handle(self, address: model.PciAddress, instance_id: int) -> Any:
         return self.nvml.call('nvmlDeviceGetGpuInstanceById',
                                self.nvml.device(address), instance_id)
 
-    def _profiles_of(self, address, profile_id, handle):
+    def _profiles_of(self, address: model.PciAddress, profile_id: int,
+                     handle: Any) -> tuple[Profile, ...]:
         """Profiles, the largest first: most often it is the only one used.
 
         Of several with as many slices the first that NVML lists counts;
@@ -146,12 +148,13 @@ class ComputeReader:
                                                reverse=True))
         return self._profiles[key]
 
-    def _of_profile(self, handle, profile):
+    def _of_profile(self, handle: Any, profile: Profile
+                    ) -> list[model.ComputeInstance]:
         return [self._info(found) for found in self.nvml.handles(
             'nvmlGpuInstanceGetComputeInstances', handle, profile.profile_id,
             pynvml.c_nvmlComputeInstance_t, profile.max_instances)]
 
-    def _info(self, handle):
+    def _info(self, handle: Any) -> model.ComputeInstance:
         info = self.nvml.call('nvmlComputeInstanceGetInfo', handle)
         return model.ComputeInstance(
             start=info.placement.start, size=info.placement.size,

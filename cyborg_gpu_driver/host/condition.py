@@ -94,5 +94,5 @@ def obstacle(gpu: model.Gpu) -> str:
     return ': '.join(filter(None, (state(gpu), '; '.join(gpu.problems))))
 
 
-def _is_nvidias(gpu):
+def _is_nvidias(gpu: model.Gpu) -> bool:
     return gpu.driver == drivers.NVIDIA or not gpu.in_pci_sysfs

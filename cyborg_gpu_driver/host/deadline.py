@@ -77,7 +77,8 @@ def run(owner: Hashable, seconds: float, name: str,
 def stuck() -> tuple[str, ...]:
     """Calls of this process that have not returned in time, for people."""
     with _making:
-        workers = list(filter(_is_here, _workers.values()))
+        workers = [worker for worker in _workers.values()
+                   if worker.is_here()]
     return tuple(sorted(filter(None, (worker.stuck for worker in workers))))
 
 
@@ -101,7 +102,7 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
 class _Branch(threading.Thread):
     """One of several functions that run at the same time."""
 
-    def __init__(self, function, item):
+    def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
         super().__init__(name=f'cyborg-gpu-{item}'[:40], daemon=True)
         self._function = function
         self._item = item
@@ -109,13 +110,13 @@ class _Branch(threading.Thread):
         self._error: BaseException | None = None
         self.start()
 
-    def run(self):
+    def run(self) -> None:
         try:
             self._answer = self._function(self._item)
         except BaseException as error:
             self._error = error
 
-    def result(self):
+    def result(self) -> Any:
         if self._error is not None:
             raise self._error
         return self._answer
@@ -127,20 +128,21 @@ class _Call:
     __slots__ = ('answer', 'arguments', 'claim', 'ended', 'error',
                  'function', 'name')
 
-    def __init__(self, name, function, arguments):
+    def __init__(self, name: str, function: Callable[..., Any],
+                 arguments: tuple[Any, ...]) -> None:
         new_lock = native('threading').Lock
         self.name = name
         self.function = function
         self.arguments = arguments
         self.answer = None
-        self.error = None
+        self.error: BaseException | None = None
         self.claim = new_lock()
         """Whoever acquires it decides: the thread, that the call is made;
         who has waited in vain, that it is not."""
         self.ended = new_lock()
         self.ended.acquire()
 
-    def make(self):
+    def make(self) -> None:
         if not self.claim.acquire(blocking=False):
             return
         try:
@@ -149,10 +151,10 @@ class _Call:
             self.error = error
         self.ended.release()
 
-    def has_ended(self):
+    def has_ended(self) -> bool:
         return not self.ended.locked()
 
-    def wait(self, seconds):
+    def wait(self, seconds: float) -> bool:
         """Whether the call ends within that time."""
         if not on_green_threads():
             return self.ended.acquire(timeout=seconds)
@@ -165,7 +167,7 @@ class _Call:
             nap = min(max(2 * nap, _SHORTEST_NAP), _LONGEST_NAP)
         return True
 
-    def result(self):
+    def result(self) -> Any:
         error, self.error = self.error, None
         if error is None:
             return self.answer
@@ -179,7 +181,7 @@ class _Call:
 class _Worker:
     """The thread of one owner."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: Hashable) -> None:
         self._owner = owner if isinstance(owner, str) else f'GPU {owner}'
         self.process = os.getpid()
         self._calls = native('queue').SimpleQueue()
@@ -197,7 +199,8 @@ class _Worker:
             return ''
         return f'{late[0].name} ({self._owner})'
 
-    def run(self, seconds, name, function, arguments):
+    def run(self, seconds: float, name: str, function: Callable[..., Any],
+            arguments: tuple[Any, ...]) -> Any:
         self._refuse_while_stuck()
         call = _Call(name, function, arguments)
         self._calls.put(call)
@@ -213,7 +216,11 @@ class _Worker:
                   'returns.', error)
         raise error
 
-    def _refuse_while_stuck(self):
+    def is_here(self) -> bool:
+        """Whether its thread is in this process, not in its parent."""
+        return self.process == os.getpid()
+
+    def _refuse_while_stuck(self) -> None:
         late = self._late
         if late is None:
             return
@@ -225,13 +232,13 @@ class _Worker:
             LOG.warning('%(owner)s answers again: %(call)s has returned.',
                         {'owner': self._owner, 'call': call.name})
 
-    def _error(self, name, seconds):
+    def _error(self, name: str, seconds: float) -> exception.NvmlNotAnswering:
         return exception.NvmlNotAnswering(
             owner=self._owner, call=name,
             seconds=f'{math.ceil(10 * seconds) / 10:g}')
 
 
-def _work(calls):
+def _work(calls: Any) -> None:
     while True:
         calls.get().make()
 
@@ -240,22 +247,17 @@ _workers: dict[Hashable, _Worker] = {}
 _making = threading.Lock()
 
 
-def _worker(owner):
+def _worker(owner: Hashable) -> _Worker:
     worker = _workers.get(owner)
-    if not _is_here(worker):
+    if worker is None or not worker.is_here():
         with _making:
             worker = _workers.get(owner)
-            if not _is_here(worker):
+            if worker is None or not worker.is_here():
                 worker = _workers[owner] = _Worker(owner)
     return worker
 
 
-def _is_here(worker):
-    """Whether a worker's thread is in this process, not in its parent."""
-    return worker is not None and worker.process == os.getpid()
-
-
-def _after_fork():
+def _after_fork() -> None:
     # Another thread of the parent may have held the lock.
     global _making
     _making = threading.Lock()

@@ -74,7 +74,8 @@ def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
                for pid in os.listdir(proc) if pid.isdigit())
 
 
-def _openers(machine, address, proc):
+def _openers(machine: platform.Platform, address: model.PciAddress, proc: str
+             ) -> tuple[tuple[int, str], ...]:
     minor = _minor(address, proc)
     try:
         return tuple((pid, open_files.process_name(pid, proc)) for pid
@@ -85,7 +86,7 @@ def _openers(machine, address, proc):
             reason=f'{error.filename}: {error.strerror}') from error
 
 
-def _minor(address, proc):
+def _minor(address: model.PciAddress, proc: str) -> int | None:
     """Number of the GPU's device node.
 
     NVML would have to open the GPU to say it. The driver prints it into
@@ -104,7 +105,8 @@ def _minor(address, proc):
         what=f'GPU {address}', reason=f'{path} has no line "{_MINOR}"')
 
 
-def _display(machine, address):
+def _display(machine: platform.Platform, address: model.PciAddress
+             ) -> tuple[tuple[int, str], ...]:
     """nvidia_drm, where it has the GPU open in the kernel.
 
     With modeset=1 it allocates a display device of each GPU, which opens

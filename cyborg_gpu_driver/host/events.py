@@ -27,6 +27,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
+from typing import Any
 
 import pynvml
 from oslo_log import log as logging
@@ -112,7 +113,7 @@ class Watcher:
         if thread is not None:
             thread.join(_STOP_SECONDS)
 
-    def _run(self):
+    def _run(self) -> None:
         delay = _FIRST_DELAY
         while not self._stopping:
             self._wake.clear()
@@ -138,7 +139,7 @@ class Watcher:
                 delay = min(2 * delay, _LONGEST_DELAY)
         self._close()
 
-    def _say_failure(self, error):
+    def _say_failure(self, error: Exception) -> None:
         """Log what ended the wait; what nobody expects, once."""
         if isinstance(error, exception.NvmlError):
             LOG.debug('Waiting for events of the GPUs: %s', error)
@@ -148,13 +149,13 @@ class Watcher:
             LOG.error('Errors of the GPUs are not heard of as they happen; '
                       'trying again: %s', text, exc_info=error)
 
-    def _close(self):
+    def _close(self) -> None:
         try:
             self._set.close()
         except Exception as error:
             self._say_failure(error)
 
-    def _wait(self):
+    def _wait(self) -> list[health_facts.Event]:
         if not deadline.on_green_threads():
             return self._set.wait(_WAIT_MS)
         found = self._set.wait(0)
@@ -162,7 +163,7 @@ class Watcher:
             self._wake.wait(_WAIT_MS / 1000)
         return found
 
-    def _tell(self, events):
+    def _tell(self, events: Iterable[health_facts.Event]) -> None:
         for event in events:
             try:
                 self._callback(event)
@@ -250,7 +251,7 @@ class EventSet:
                 raise
             return lost
 
-    def _next(self, milliseconds):
+    def _next(self, milliseconds: int) -> list[health_facts.Event]:
         if self._handle is None:
             return []
         data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
@@ -267,7 +268,7 @@ class EventSet:
         self._handle = None
         self._nvml.reset()
 
-    def _give_up(self, call):
+    def _give_up(self, call: Callable[..., Any]) -> None:
         """Free the set, because its session is being closed for others."""
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -277,7 +278,7 @@ class EventSet:
             with contextlib.suppress(exception.NvmlError):
                 call('nvmlEventSetFree', handle)
 
-    def _call(self, name, *arguments):
+    def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return self._nvml.call(name, *arguments)
         except exception.NvmlError as error:
@@ -287,7 +288,7 @@ class EventSet:
                 self._handle = None
             raise
 
-    def _state(self, address):
+    def _state(self, address: model.PciAddress) -> str | None:
         """None if the GPU's handle is alive, else why not."""
         try:
             self._call('nvmlDeviceGetSupportedEventTypes',
@@ -296,7 +297,7 @@ class EventSet:
             return error.symbol
         return None
 
-    def _register(self, address):
+    def _register(self, address: model.PciAddress) -> None:
         try:
             device = self._nvml.device(address)
             types = _TYPES & self._call(
@@ -318,7 +319,8 @@ class EventSet:
                 self._unfit.add(address)
                 raise
 
-    def _say(self, address, error):
+    def _say(self, address: model.PciAddress, error: exception.NvmlError
+             ) -> None:
         """Log once why a GPU is not waited on."""
         if self._said.is_new(error.symbol, about=(address, error.symbol)):
             LOG.info('GPU %(gpu)s does not tell of its errors as they '
@@ -326,7 +328,7 @@ class EventSet:
                      'read with each report.',
                      {'gpu': address, 'error': error})
 
-    def _address(self, device):
+    def _address(self, device: Any) -> model.PciAddress:
         known = self.members.get(_pointer(device))
         if known is not None:
             return known
@@ -334,16 +336,16 @@ class EventSet:
         return model.PciAddress.parse(nvml_library.text(info.busId))
 
 
-def _pointer(device):
-    return ctypes.cast(device, ctypes.c_void_p).value
+def _pointer(device: Any) -> int:
+    return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
-def _xid(data):
+def _xid(data: Any) -> int:
     """nvml.h: ``eventData`` has the XID of an XID event alone."""
     if data.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
         return DOUBLE_BIT
     return data.eventData
 
 
-def _id(number):
+def _id(number: int) -> int | None:
     return None if number == _WHOLE_GPU else number

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.host import mdev
@@ -59,7 +60,8 @@ class FunctionReader:
              problems: problems_module.Problems) -> model.Gpu:
         """A GPU without its vGPUs and without what NVML knows."""
         address = identity.address
-        driver, numvfs, group, virtual = None, 0, None, ()
+        driver, numvfs, group = None, 0, None
+        virtual: tuple[model.PciAddress, ...] = ()
         with problems.noted('driver'):
             driver = self._bus.driver(address)
         with problems.noted('sriov_numvfs'):
@@ -101,7 +103,8 @@ class FunctionReader:
                 on_gpu = self._tree.types(gpu.address, gpu.address)
                 if counted:
                     on_gpu = self._tree.available(gpu.address, on_gpu)
-        vfs, sample = [], ()
+        vfs = []
+        sample: tuple[model.MdevType, ...] = ()
         for function in gpu.vfs:
             with problems.noted(f'virtual function {function.address}'):
                 function = self._with_vgpu(gpu.address, function, mdevs)
@@ -116,7 +119,9 @@ class FunctionReader:
             mdevs=mdevs.get(gpu.address, ()),
             framework=_framework(on_gpu, vfs))
 
-    def _with_vgpu(self, gpu, function, mdevs):
+    def _with_vgpu(self, gpu: model.PciAddress,
+                   function: model.VirtualFunction, mdevs: Mdevs
+                   ) -> model.VirtualFunction:
         types = self._tree.types(gpu, function.address)
         return dataclasses.replace(
             function, mdev_types=types,
@@ -124,7 +129,9 @@ class FunctionReader:
             current_vgpu_type=None if types else
             self._tree.current_vgpu_type(function.address))
 
-    def _with_vendors(self, functions, problems, detail):
+    def _with_vendors(self, functions: Iterable[model.VirtualFunction],
+                      problems: problems_module.Problems, detail: bool
+                      ) -> tuple[model.VirtualFunction, ...]:
         """Functions with what the vendor's VFIO driver says of each.
 
         One that has a vGPU takes no other, whatever its list says.
@@ -142,12 +149,17 @@ class FunctionReader:
             found.append(function)
         return tuple(found)
 
-    def _with_outputs(self, function):
-        return dataclasses.replace(function, creatable_types=(), **{
-            name: self._tree.vgpu_output(function.address, name)
-            for name in ('gpu_instance_id', 'placement_id')})
+    def _with_outputs(self, function: model.VirtualFunction
+                      ) -> model.VirtualFunction:
+        return dataclasses.replace(
+            function, creatable_types=(),
+            gpu_instance_id=self._tree.vgpu_output(function.address,
+                                                   'gpu_instance_id'),
+            placement_id=self._tree.vgpu_output(function.address,
+                                                'placement_id'))
 
-    def _counted(self, function, sample):
+    def _counted(self, function: model.VirtualFunction,
+                 sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
         """A virtual function with how many more vGPUs it takes now.
 
         :param sample: the answer of another empty function of the GPU.
@@ -164,7 +176,7 @@ class FunctionReader:
             types = self._tree.available(function.address, types)
         return dataclasses.replace(function, mdev_types=types)
 
-    def _renew(self, address, binding):
+    def _renew(self, address: model.PciAddress, binding: object) -> None:
         """Forget what was read under another driver or number of VFs."""
         if self._binding.get(address) == binding:
             return
@@ -174,7 +186,8 @@ class FunctionReader:
             self._groups.pop(function, None)
             self._tree.forget_function(function)
 
-    def _virtual_functions(self, address, numvfs):
+    def _virtual_functions(self, address: model.PciAddress, numvfs: int
+                           ) -> tuple[model.PciAddress, ...]:
         if address not in self._virtual:
             found = self._bus.virtual_functions(address, numvfs)
             if len(found) < numvfs:
@@ -182,7 +195,9 @@ class FunctionReader:
             self._virtual[address] = found
         return self._virtual[address]
 
-    def _bare_function(self, address, index, problems):
+    def _bare_function(self, address: model.PciAddress, index: int,
+                       problems: problems_module.Problems
+                       ) -> model.VirtualFunction:
         driver: str | None = None
         group: int | None = None
         with problems.noted(f'virtual function {address}'):
@@ -195,13 +210,14 @@ class FunctionReader:
         return model.VirtualFunction(address=address, index=index,
                                      driver=driver, iommu_group=group)
 
-    def _group(self, address):
+    def _group(self, address: model.PciAddress) -> int | None:
         if address not in self._groups:
             self._groups[address] = self._bus.iommu_group(address)
         return self._groups[address]
 
 
-def _framework(on_gpu, vfs):
+def _framework(on_gpu: Collection[model.MdevType],
+               vfs: Collection[model.VirtualFunction]) -> model.Framework:
     if on_gpu:
         return model.Framework.MDEV_PF
     if any(function.mdev_types for function in vfs):

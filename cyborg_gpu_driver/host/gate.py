@@ -95,12 +95,12 @@ class Gate:
         if held is not None:
             os.close(held)
 
-    def _close(self):
+    def _close(self) -> None:
         close = self._let_go()
         if close is not None:
             close()
 
-    def _enter(self, seconds):
+    def _enter(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             with self._mutex:
@@ -114,7 +114,7 @@ class Gate:
                 raise self.access.closed()
             time.sleep(access_module.POLL)
 
-    def _may_enter(self):
+    def _may_enter(self) -> bool:
         if self.access.owner is not None:
             return self.access.is_owner()
         return self._users > 0 or not self.access.wanted()
@@ -180,7 +180,7 @@ class Guarded:
             finally:
                 self.reset()
 
-    def _let_go(self):
+    def _let_go(self) -> None:
         """Close the session for others; nobody uses it."""
         self.before_closing(self._call)
         self.reset()
@@ -194,7 +194,7 @@ def series(function: Callable[..., Any]) -> Callable[..., Any]:
     function say so.
     """
     @functools.wraps(function)
-    def in_one_session(owner, *arguments, **named):
+    def in_one_session(owner: Any, *arguments: Any, **named: Any) -> Any:
         with contextlib.ExitStack() as kept:
             with contextlib.suppress(exception.NvmlClosed):
                 kept.enter_context(_session_of(owner).kept())
@@ -202,7 +202,7 @@ def series(function: Callable[..., Any]) -> Callable[..., Any]:
     return in_one_session
 
 
-def _session_of(owner):
+def _session_of(owner: Any) -> Guarded:
     if isinstance(owner, Guarded):
         return owner
     for name in ('nvml', '_nvml'):
@@ -217,12 +217,12 @@ class _Keepers:
     A session that nobody uses does not hear that others want it closed.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
 
-    def look_after(self, gate):
+    def look_after(self, gate: Gate) -> None:
         with self._mutex:
             self._gates.add(gate)
             if self._thread is None:
@@ -230,11 +230,11 @@ class _Keepers:
                     target=self._run, name='cyborg-gpu-nvml', daemon=True)
                 self._thread.start()
 
-    def forget(self, gate):
+    def forget(self, gate: Gate) -> None:
         with self._mutex:
             self._gates.discard(gate)
 
-    def _run(self):
+    def _run(self) -> None:
         while True:
             time.sleep(access_module.POLL)
             with self._mutex:
@@ -250,7 +250,7 @@ class _Keepers:
 _keepers = _Keepers()
 
 
-def _forget_after_fork():
+def _forget_after_fork() -> None:
     global _keepers
     _keepers = _Keepers()
 

@@ -25,8 +25,6 @@ from typing import Any
 from cyborg_gpu_driver.host import drivers
 from cyborg_gpu_driver.host import model as host_model
 
-_IDS = ('vendor_id', 'device_id', 'subsystem_vendor_id',
-        'subsystem_device_id')
 _OF_MODEL = ('model', 'architecture', 'memory_mib')
 """Facts that every board with the same PCI ids has. NVIDIA gives boards
 with another memory size or form factor other ids (the pci.ids list)."""
@@ -132,5 +130,7 @@ class Records:
         """
 
 
-def _ids(gpu):
-    return tuple(getattr(gpu, name) for name in _IDS)
+def _ids(gpu: host_model.Gpu
+         ) -> tuple[str | None, str | None, str | None, str | None]:
+    return (gpu.vendor_id, gpu.device_id, gpu.subsystem_vendor_id,
+            gpu.subsystem_device_id)

@@ -68,7 +68,7 @@ class HealthReader:
         with self._nvml.about(address):
             return self._read(address)
 
-    def _read(self, address):
+    def _read(self, address: model.PciAddress) -> health_facts.Facts:
         asked = _Questions(self._nvml, address)
         if not asked.reachable:
             return asked.facts()
@@ -96,7 +96,7 @@ class HealthReader:
                 [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])))
 
     @staticmethod
-    def _memory(asked, known):
+    def _memory(asked: _Questions, known: _Known) -> tuple[Any, Any]:
         """Remapped rows and retired pages; a GPU has the one or the other.
 
         A GPU in MIG mode with instances does not support the question for
@@ -114,7 +114,7 @@ class HealthReader:
                 known.absent.add(_ROWS)
         return rows, retired
 
-    def _static(self, address, asked):
+    def _static(self, address: model.PciAddress, asked: _Questions) -> _Known:
         """Thresholds; newer GPUs do not tell them (nvml.h, Ada)."""
         known = self._known.get(address)
         if known is None or known.generation != self._nvml.generation:
@@ -185,7 +185,7 @@ class _Questions:
             reset_required=_RESET in self._failures, **facts)
 
 
-def _field(values):
+def _field(values: Any) -> int | None:
     """The value of the only field asked for; None if it has none."""
     if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None

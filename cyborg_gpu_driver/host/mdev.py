@@ -111,7 +111,7 @@ class MdevTree:
         return {parent: tuple(sorted(mdevs))
                 for parent, mdevs in found.items()}
 
-    def _mdev(self, uuid):
+    def _mdev(self, uuid: str) -> model.Mdev | None:
         """One mdev; None if it is gone by now or no PCI function's."""
         place = self._sysfs.link_parts(*_MDEVS, uuid)
         type_id = self._sysfs.link_name(*_MDEVS, uuid, 'mdev_type')
@@ -170,7 +170,8 @@ class MdevTree:
         value = int(text)
         return None if value in _NONE else value
 
-    def _describe(self, function, type_id):
+    def _describe(self, function: model.PciAddress, type_id: str
+                  ) -> model.MdevType:
         place = (*pci.DEVICES, str(function), _TYPES, type_id)
         words = self._sysfs.read(*place, 'name').split()
         description = self._sysfs.read_optional(*place, 'description') or ''
@@ -181,12 +182,12 @@ class MdevTree:
             framebuffer_mib=_find(_FRAMEBUFFER, description))
 
 
-def _find(pattern, text):
+def _find(pattern: re.Pattern[str], text: str) -> int | None:
     match = pattern.search(text)
     return int(match[1]) if match else None
 
 
-def _type_number(type_id):
+def _type_number(type_id: str) -> tuple[int, str]:
     """Sort ``nvidia-63`` before ``nvidia-222``."""
     number = type_id.rpartition('-')[2]
     return (int(number) if _NUMBER.fullmatch(number) else 0, type_id)

@@ -186,7 +186,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         with self.kept():
             return self._call(name, *args)
 
-    def _call(self, name, *args):
+    def _call(self, name: str, *args: Any) -> Any:
         session = self._opened()
         function = getattr(pynvml, name, None)
         if function is None:
@@ -234,7 +234,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """Ids of the GPU instances met, by the address in their handles."""
         return self._opened().instance_ids
 
-    def _seconds(self, name):
+    def _seconds(self, name: str) -> float:
         """How long a call may take from now on."""
         seconds = self.timeout * _LONG.get(name, 1)
         about = getattr(_here, 'about', None)
@@ -242,7 +242,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             return seconds
         return max(0.0, min(seconds, about[1] - time.monotonic()))
 
-    def _close(self, session):
+    def _close(self, session: _Open | None) -> bool:
         """Close a session unless another thread has done so already."""
         with self._mutex:
             if self._session is None or session is not self._session:
@@ -296,7 +296,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self._end.atexit = False
             return self._session
 
-    def _refused(self, code):
+    def _refused(self, code: int) -> exception.NvmlError:
         error = nvml_library.error(INIT, code)
         self._library_missing = nvml_library.is_missing(error)
         reason = nvml_library.reason(error)
@@ -305,7 +305,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                     else logging.WARNING, 'NVML takes no part: %s', reason)
         return error
 
-    def _forget_after_fork(self):
+    def _forget_after_fork(self) -> None:
         self._mutex = threading.Lock()
         self._session = None
         self.gate.forget()
@@ -359,7 +359,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         return tuple(sorted(found))
 
 
-def _owner(session, name, arguments):
+def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
     """What a call is about: a GPU's address, or a text."""
     first = arguments[0] if arguments else None
     owner = None
@@ -378,7 +378,7 @@ def _owner(session, name, arguments):
 
 
 _here = threading.local()
-def _shut_down(process, library, closed):
+def _shut_down(process: int, library: Any, closed: Callable) -> None:
     """Close the session of an object that is no more."""
     if process == os.getpid():
         if pynvml.nvmlLib is library:
@@ -390,7 +390,7 @@ def _shut_down(process, library, closed):
 _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
 
 
-def _after_fork():
+def _after_fork() -> None:
     # A lock that another thread held while this process was forked would
     # stay locked here for good.
     for session in list(_SESSIONS):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -106,7 +107,7 @@ class GpuReader:
                     for gpu, item in zip(gpus, read, strict=True)]
         return [self._noted(item) for item in read]
 
-    def _attempt(self, gpu, detail):
+    def _attempt(self, gpu: model.Gpu, detail: bool) -> Reading:
         try:
             with self._nvml.about(gpu.address):
                 try:
@@ -119,19 +120,19 @@ class GpuReader:
         except exception.NvmlError as error:
             return Reading(gpu, error=error)
 
-    def _read_once(self, gpu, detail):
+    def _read_once(self, gpu: model.Gpu, detail: bool) -> Reading:
         problems = problems_module.Problems()
         complete = self._read(gpu, problems, detail)
         return Reading(complete, problems.all())
 
-    def _may_heal(self, reading):
+    def _may_heal(self, reading: Reading) -> bool:
         """Whether another session may help, where none has been tried."""
-        return (reading.is_to_be_repeated
-                and reading.error.call != nvml_module.INIT
-                and self._failures.get(reading.gpu.address)
-                != reading.error.symbol)
+        error = reading.error
+        return (error is not None and reading.is_to_be_repeated
+                and error.call != nvml_module.INIT
+                and self._failures.get(reading.gpu.address) != error.symbol)
 
-    def _noted(self, reading):
+    def _noted(self, reading: Reading) -> Reading:
         address = reading.gpu.address
         if reading.error is None:
             self._failures.pop(address, None)
@@ -143,11 +144,13 @@ class GpuReader:
                                 nvml_failure=reading.error.symbol),
             (f'NVML: {reading.error}',))
 
-    def _read(self, gpu, problems, detail):
+    def _read(self, gpu: model.Gpu, problems: problems_module.Problems,
+              detail: bool) -> model.Gpu:
         device = self._nvml.device(gpu.address)
         mode = self._mode(device)
         facts = self._facts(gpu, device, mode, problems)
-        ids = {} if gpu.in_pci_sysfs else self._static.pci_identity(device)
+        ids: dict[str, Any] = ({} if gpu.in_pci_sysfs else
+                               self._static.pci_identity(device))
         mig_state = self._mig(device, mode, facts, problems, detail)
         return dataclasses.replace(
             gpu, visible_to_nvml=True, model=facts.model,
@@ -158,7 +161,8 @@ class GpuReader:
             processes=self._processes(device, mig_state, problems),
             **self._vgpu_state(device, facts, problems), **ids)
 
-    def _processes(self, device, mig_state, problems):
+    def _processes(self, device: Any, mig_state: model.Mig | None,
+                   problems: problems_module.Problems) -> int:
         """How many processes use the GPU.
 
         In MIG mode they run on instances, and draw only on those whose
@@ -175,7 +179,8 @@ class GpuReader:
             found = nvml_process.processes(self._nvml, device, graphics)
         return len({process.pid for process in found})
 
-    def _vgpu_state(self, device, facts, problems):
+    def _vgpu_state(self, device: Any, facts: nvml_static.Facts,
+                    problems: problems_module.Problems) -> dict[str, Any]:
         """How vGPUs share the GPU now, by the names of model.Gpu."""
         mixed = scheduler = None
         if facts.mixes:
@@ -187,7 +192,7 @@ class GpuReader:
                                                       facts.scheduler)
         return {'mixed_sizes': mixed, 'scheduler': scheduler}
 
-    def _mode(self, device):
+    def _mode(self, device: Any) -> tuple[bool, bool] | None:
         """Current and pending MIG mode, None if the GPU has none.
 
         Also asked of those without, to find out whether they are well.
@@ -199,7 +204,9 @@ class GpuReader:
                 return None
             raise
 
-    def _facts(self, gpu, device, mode, problems):
+    def _facts(self, gpu: model.Gpu, device: Any,
+               mode: tuple[bool, bool] | None,
+               problems: problems_module.Problems) -> nvml_static.Facts:
         valid = (self._nvml.generation, gpu.driver, gpu.sriov_numvfs,
                  mode and mode[0])
         known = self._known.get(gpu.address)
@@ -216,7 +223,9 @@ class GpuReader:
                     problems.add(reason)
         return known.facts
 
-    def _mig(self, device, mode, facts, problems, detail):
+    def _mig(self, device: Any, mode: tuple[bool, bool] | None,
+             facts: nvml_static.Facts, problems: problems_module.Problems,
+             detail: bool) -> model.Mig | None:
         if mode is None or (not facts.profiles and problems.all()):
             return None
         enabled, pending = mode
@@ -248,7 +257,8 @@ class GpuReader:
             problems.add(f'NVML: {error}')
             return gpu
 
-    def _free_placements(self, gpu, problems):
+    def _free_placements(self, gpu: model.Gpu,
+                         problems: problems_module.Problems) -> model.Gpu:
         used = bool(gpu.vgpus or gpu.processes)
         known: dict[tuple, tuple[int, ...]] = {}
         types = []

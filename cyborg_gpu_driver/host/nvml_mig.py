@@ -159,12 +159,13 @@ class MigCalls:
             self._uuid(handle)
             for handle in self.compute_instances(device, instance_id)))
 
-    def _uuid(self, handle):
+    def _uuid(self, handle: Any) -> str:
         device = self.call('nvmlComputeInstanceGetInfo', handle).device
         self.belongs(device, handle)
         return nvml_library.text(self.call('nvmlDeviceGetUUID', device))
 
-    def _instance_handles(self, device, profile_id, limit):
+    def _instance_handles(self, device: Any, profile_id: int, limit: int
+                          ) -> list[Any]:
         return self.handles('nvmlDeviceGetGpuInstances', device, profile_id,
                           pynvml.c_nvmlGpuInstance_t, limit)
 
@@ -186,7 +187,7 @@ class MigCalls:
             self.belongs(handle, owner)
         return handles
 
-    def _instance(self, handle):
+    def _instance(self, handle: Any) -> model.GpuInstance:
         info = self.call('nvmlGpuInstanceGetInfo', handle)
         self.instance_ids()[pointer(handle)] = info.id
         return model.GpuInstance(

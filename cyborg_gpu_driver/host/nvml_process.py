@@ -61,5 +61,5 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
         item.pid, item.instance_id or 0, item.compute_id or 0)))
 
 
-def _number(value):
+def _number(value: int | None) -> int | None:
     return None if value in (None, _NONE) else value

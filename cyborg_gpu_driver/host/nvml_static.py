@@ -81,7 +81,9 @@ class StaticReader:
         with problems.noted('memory'):
             memory = self._optional('nvmlDeviceGetMemoryInfo', device)
             memory_mib = memory.total // _MIB if memory else None
-        profiles, links, on_switch = (), (), False
+        profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
+        links: tuple[host_model.PciAddress, ...] = ()
+        on_switch = False
         if mig is not None:
             with problems.noted('GPU instance profiles'):
                 profiles = self._profiles(device, mig, memory_mib)
@@ -114,7 +116,7 @@ class StaticReader:
                 'subsystem_device_id': subsystem[:4],
                 'class_code': self._class_code(device)}
 
-    def _class_code(self, device):
+    def _class_code(self, device: Any) -> str:
         info = pynvml.nvmlPciInfoExt_v1_t()
         info.version = pynvml.nvmlPciInfoExt_v1
         try:
@@ -125,7 +127,7 @@ class StaticReader:
             return '0300'
         return f'{info.baseClass:02x}{info.subClass:02x}'
 
-    def _optional(self, name, *args):
+    def _optional(self, name: str, *args: Any) -> Any:
         """What a call answers, None if the GPU or driver has it not."""
         try:
             return self._nvml.call(name, *args)
@@ -134,13 +136,15 @@ class StaticReader:
                 return None
             raise
 
-    def _text(self, name, device, problems):
+    def _text(self, name: str, device: Any, problems: problems_module.Problems
+              ) -> str | None:
         with problems.noted(name):
             value = self._optional(name, device)
             return nvml_library.text(value) if value else None
         return None
 
-    def _profiles(self, device, mig, total_mib):
+    def _profiles(self, device: Any, mig: bool | None, total_mib: int | None
+                  ) -> tuple[host_model.GpuInstanceProfile, ...]:
         """GPU instance profiles in NVML's order.
 
         Found by index, so that those of boards to come are found too: a gap
@@ -161,7 +165,9 @@ class StaticReader:
                 self._placements_allowed(device, mig, info.id)))
         return tuple(found)
 
-    def _placements_allowed(self, device, mig, profile_id):
+    def _placements_allowed(self, device: Any, mig: bool | None,
+                            profile_id: int
+                            ) -> tuple[host_model.Placement, ...]:
         """Placements; none for who may not ask while MIG mode is off.
 
         Only root may. Others can still offer such a GPU as a whole.
@@ -173,7 +179,7 @@ class StaticReader:
                 return ()
             raise
 
-    def _profile_info(self, device, index):
+    def _profile_info(self, device: Any, index: int) -> Any:
         name = 'nvmlDeviceGetGpuInstanceProfileInfo'
         try:
             return self._nvml.call(name, device, index, 2)
@@ -182,7 +188,8 @@ class StaticReader:
                 raise
         return self._nvml.call(name, device, index, 1)
 
-    def _placements(self, device, profile_id):
+    def _placements(self, device: Any, profile_id: int
+                    ) -> tuple[host_model.Placement, ...]:
         name = 'nvmlDeviceGetGpuInstancePossiblePlacements'
         count = ctypes.c_uint(0)
         self._nvml.call(name, device, profile_id, None, ctypes.byref(count))
@@ -193,14 +200,16 @@ class StaticReader:
             host_model.Placement(place.start, place.size)
             for place in places[:count.value]))
 
-    def _vgpu_facts(self, device, mig, problems):
+    def _vgpu_facts(self, device: Any, mig: bool | None,
+                    problems: problems_module.Problems) -> dict[str, Any]:
         """Facts about vGPUs; none where the driver makes none.
 
         In MIG mode the driver neither mixes sizes nor schedules vGPUs on
         the GPU as a whole.
         """
         numbers: tuple[int, ...] = ()
-        types, mixes, scheduler = (), False, None
+        types: tuple[host_model.VgpuType, ...] = ()
+        mixes, scheduler = False, None
         with problems.noted('vGPU types'):
             numbers = self._optional('nvmlDeviceGetSupportedVgpus',
                                      device) or ()
@@ -215,7 +224,8 @@ class StaticReader:
                           for number in sorted(numbers))
         return {'vgpu_types': types, 'mixes': mixes, 'scheduler': scheduler}
 
-    def _vgpu_type(self, device, number, mixes):
+    def _vgpu_type(self, device: Any, number: int, mixes: bool
+                   ) -> host_model.VgpuType:
         name = nvml_library.text(self._nvml.call('nvmlVgpuTypeGetName',
                                                 number))
         profile_id = self._optional('nvmlVgpuTypeGetGpuInstanceProfileId',
@@ -241,7 +251,8 @@ class StaticReader:
             gi_profile_id=profile_id, per_instance=per_instance,
             placement_size=size, placements=placements)
 
-    def _links(self, device):
+    def _links(self, device: Any
+               ) -> tuple[tuple[host_model.PciAddress, ...], bool]:
         """Ends of the active NVLinks, and whether one is an NVSwitch."""
         ends, on_switch = set(), False
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -267,7 +278,9 @@ class StaticReader:
         return tuple(sorted(ends)), on_switch
 
 
-def _profile(index, info, total_mib, placements):
+def _profile(index: int, info: Any, total_mib: int | None,
+             placements: tuple[host_model.Placement, ...]
+             ) -> host_model.GpuInstanceProfile:
     return host_model.GpuInstanceProfile(
         profile_id=info.id, name=_name(index, info, total_mib),
         slices=info.sliceCount, memory_mib=info.memorySizeMB,
@@ -280,7 +293,7 @@ def _profile(index, info, total_mib, placements):
         capabilities=info.isP2pSupported)
 
 
-def _name(index, info, total_mib):
+def _name(index: int, info: Any, total_mib: int | None) -> str:
     """``name`` of the structure, or where it has none, the computed one."""
     name = nvml_library.text(getattr(info, 'name', '') or '')
     if name:

@@ -57,7 +57,8 @@ def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
                      pynvml.NVML_VOLATILE_ECC)
 
 
-def _optional(nvml, call, *arguments):
+def _optional(nvml: nvml_module.NvmlSession, call: str, *arguments: Any
+              ) -> Any:
     try:
         return nvml.call(call, *arguments)
     except exception.NvmlError as error:

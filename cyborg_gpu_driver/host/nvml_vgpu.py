@@ -218,7 +218,8 @@ def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
     nvml.call('nvmlDeviceSetVgpuSchedulerState', device, wanted)
 
 
-def _placements(nvml, name, device, type_id, *mode):
+def _placements(nvml: nvml_module.NvmlSession, name: str, device: Any,
+                type_id: int, *mode: int) -> PlacementList | None:
     """The list of placements; None where the driver has none to give.
 
     Version 2 says how long the array is; drivers before 565 know only

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
@@ -81,8 +82,9 @@ class PciBus:
             (identity for identity in self._known.values() if identity),
             key=lambda identity: identity.address))
 
-    def _look(self, names, problems):
-        known = {}
+    def _look(self, names: Iterable[str], problems: problems_module.Problems
+              ) -> None:
+        known: dict[str, Identity | None] = {}
         for name in names:
             identity = self._known.get(name)
             # What was read only in part is read again.
@@ -95,7 +97,7 @@ class PciBus:
                 problems.add(f'PCI function {name}: {error}')
         self._known = known
 
-    def _identify(self, name):
+    def _identify(self, name: str) -> Identity | None:
         """The identity of a function of ours, None for any other's."""
         if self._hex(name, 'vendor') != _NVIDIA:
             return None
@@ -126,15 +128,16 @@ class PciBus:
             sriov_totalvfs=totalvfs or 0,
             problems=found.all())
 
-    def _hex(self, name, file):
+    def _hex(self, name: str, file: str) -> str:
         return self._sysfs.read(*DEVICES, name, file).removeprefix('0x')
 
-    def _optional_hex(self, name, file, found):
+    def _optional_hex(self, name: str, file: str,
+                      found: problems_module.Problems) -> str | None:
         with found.noted(file):
             return self._hex(name, file)
         return None
 
-    def _number(self, name, file):
+    def _number(self, name: str, file: str) -> int | None:
         return number(self._sysfs.read_optional(*DEVICES, name, file), file)
 
     def driver(self, address: model.PciAddress) -> str | None:

@@ -75,21 +75,21 @@ def wrong(before: Seen, now: Seen) -> tuple[str, ...]:
         (health_facts.LANES, _grew(now.width, before.width))) if found)
 
 
-def _grew(one, other):
+def _grew(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and one < other
 
 
-def _optional(sysfs, *place):
+def _optional(sysfs: sysfs_module.Sysfs, *place: str) -> str | None:
     try:
         return sysfs.read_optional(*place)
     except exception.SysfsError:
         return None
 
 
-def _fatal(text):
+def _fatal(text: str | None) -> int | None:
     match = _TOTAL.search(text or '')
     return _number(match[1]) if match else None
 
 
-def _number(text):
+def _number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() else None

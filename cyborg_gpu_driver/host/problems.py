@@ -58,7 +58,7 @@ class Problems:
 class Chronicle:
     """Logs each problem when it comes and when it goes."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._said: dict[str, tuple[str, ...]] = {}
 
     def tell(self, current: Mapping[str, tuple[str, ...]]) -> None:

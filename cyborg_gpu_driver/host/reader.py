@@ -25,6 +25,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
@@ -120,11 +121,12 @@ class HostReader:
         return (identity.physfn if identity.physfn in identities
                 else identity.address)
 
-    def _identities(self, problems):
+    def _identities(self, problems: problems_module.Problems
+                    ) -> dict[model.PciAddress, pci.Identity]:
         return {identity.address: identity
                 for identity in self._bus.functions(problems)}
 
-    def _read(self, detail):
+    def _read(self, detail: bool) -> model.Host:
         problems = problems_module.Problems()
         identities = self._identities(problems)
         unidentified = problems_module.Problems(problems.all())
@@ -155,7 +157,9 @@ class HostReader:
             unidentified=unidentified.all(),
             problems=problems.all())
 
-    def _gpus_of(self, identities, mdevs, unlisted, detail, with_nvml):
+    def _gpus_of(self, identities: Iterable[pci.Identity],
+                 mdevs: functions.Mdevs, unlisted: Iterable[str], detail: bool,
+                 with_nvml: bool) -> list[model.Gpu]:
         """GPUs that are on the PCI bus."""
         readings, problems_of, asked = {}, {}, []
         for identity in identities:
@@ -174,7 +178,7 @@ class HostReader:
         return [self._finished(reading, mdevs, problems_of[address], detail)
                 for address, reading in readings.items()]
 
-    def _recorded(self, gpu):
+    def _recorded(self, gpu: model.Gpu) -> model.Gpu | None:
         """The GPU with what its record keeps, where NVML is not asked."""
         record = None
         if gpu.physfn is None:
@@ -187,7 +191,9 @@ class HostReader:
             return gpu_record.complete(gpu, record, boot)
         return None
 
-    def _finished(self, reading, mdevs, problems, detail):
+    def _finished(self, reading: nvml_gpu.Reading, mdevs: functions.Mdevs,
+                  problems: problems_module.Problems, detail: bool
+                  ) -> model.Gpu:
         for reason in reading.reasons:
             problems.add(reason)
         gpu = self._functions.with_vgpus(reading.gpu, mdevs, problems,
@@ -195,7 +201,8 @@ class HostReader:
         gpu = self._gpus.with_free_placements(gpu, problems)
         return dataclasses.replace(gpu, problems=problems.all())
 
-    def _hidden_gpus(self, addresses, detail):
+    def _hidden_gpus(self, addresses: Iterable[model.PciAddress], detail: bool
+                     ) -> list[model.Gpu]:
         """GPUs that NVML alone knows."""
         return [dataclasses.replace(item.gpu, problems=item.reasons)
                 for item in self._gpus.complete(
@@ -204,7 +211,8 @@ class HostReader:
                                in_pci_sysfs=False) for address in addresses),
                     detail)]
 
-    def _driver_version(self, problems, nvml_problem):
+    def _driver_version(self, problems: problems_module.Problems,
+                        nvml_problem: str | None) -> str | None:
         if nvml_problem is None:
             with problems.noted('driver version'):
                 return self._gpus.driver_version()

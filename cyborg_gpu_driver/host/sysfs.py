@@ -20,6 +20,7 @@ an object with the few functions of :mod:`os` used here.
 import errno as errno_codes
 import functools
 import os
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import apart
@@ -40,7 +41,7 @@ class Sysfs:
         ``listdir``, ``readlink`` and ``stat``.
     """
 
-    def __init__(self, root: str = '/sys', os_module=os):
+    def __init__(self, root: str = '/sys', os_module: Any = os) -> None:
         self.root = root
         self._os = os_module
 
@@ -156,6 +157,7 @@ class Sysfs:
         return '/'.join((self.root, *parts))
 
 
-def _sysfs_error(action, path, error):
+def _sysfs_error(action: str, path: str, error: OSError
+                 ) -> exception.SysfsError:
     return exception.SysfsError(action=action, path=path, errno=error.errno,
                                 reason=os.strerror(error.errno or 0))

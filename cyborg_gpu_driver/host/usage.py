@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import gate
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host import nvml as nvml_module
 from cyborg_gpu_driver.host import nvml_library
 from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import open_files
@@ -87,7 +89,8 @@ def guests(machine: platform.Platform, gpu: model.Gpu
         return _guests(machine, nvml, gpu)
 
 
-def _guests(machine, nvml, gpu):
+def _guests(machine: platform.Platform, nvml: nvml_module.NvmlSession,
+            gpu: model.Gpu) -> tuple[GuestVgpu, ...]:
     found = []
     for vgpu in _optional(machine, 'nvmlDeviceGetActiveVgpus',
                           nvml.device(gpu.address), ()):
@@ -186,7 +189,8 @@ def vfio_holders(machine: platform.Platform, function: model.PciAddress,
         ) from error
 
 
-def _optional(machine, call, argument, otherwise=None):
+def _optional(machine: platform.Platform, call: str, argument: Any,
+              otherwise: Any = None) -> Any:
     try:
         return machine.nvml.call(call, argument)
     except exception.NvmlError as error:
@@ -195,9 +199,9 @@ def _optional(machine, call, argument, otherwise=None):
         raise
 
 
-def _agree(one, other):
+def _agree(one: object, other: object) -> bool:
     return one is None or other is None or one == other
 
 
-def _unless(nothing, value):
+def _unless(nothing: object, value: Any) -> Any:
     return None if value == nothing else value
