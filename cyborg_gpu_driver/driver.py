@@ -25,8 +25,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
@@ -64,9 +64,9 @@ class GPUDriver(base.GPUDriver):
         self._process = None
         self._failure = ''
         atexit.register(_stop, weakref.ref(self))
-        self._mdev_problem = seam.mismatch()
+        self._mdev_problem = cyborg_hooks.mismatch()
         if not self._mdev_problem:
-            seam.install(self.bind, self.unbind)
+            cyborg_hooks.install(self.bind, self.unbind)
             self._mdev_problem = capability.mdev_problem()
         if self._mdev_problem:
             LOG.error('Servers cannot have vGPUs and MIG slices with these '
@@ -116,14 +116,14 @@ class GPUDriver(base.GPUDriver):
                           error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """Make what an MDEV handle stands for; called through the seam.
+        """Make what an MDEV handle stands for; called by the hooks.
 
         :raises GpuDriverError: if it cannot be made; nothing has changed.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         running = self._running()
         if self._is_in_trees(running, asked.function):
-            seam.original('create_mdev_privileged')(
+            cyborg_hooks.original('create_mdev_privileged')(
                 pci_addr, asked_type, ah_uuid)
             return
         try:
@@ -134,7 +134,7 @@ class GPUDriver(base.GPUDriver):
             raise
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """Return what an MDEV handle stands for; called through the seam.
+        """Return what an MDEV handle stands for; called by the hooks.
 
         Never raises: Cyborg would keep the handle in use for good. What is
         malformed or not ours is refused in the log and nothing is touched;
@@ -144,7 +144,7 @@ class GPUDriver(base.GPUDriver):
             asked = request.parse(pci_addr, asked_type, ah_uuid)
             running = self._running()
             if self._is_in_trees(running, asked.function):
-                seam.original('remove_mdev_privileged')(
+                cyborg_hooks.original('remove_mdev_privileged')(
                     pci_addr, asked_type, ah_uuid)
                 return
             running.unbind(pci_addr, asked_type, ah_uuid)

@@ -27,7 +27,7 @@ from importlib import metadata
 
 from oslo_utils import importutils
 
-from cyborg_gpu_driver import seam
+from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver.check import access
 from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.nova import capability
@@ -66,7 +66,7 @@ class Release:
     """None if it is not there."""
     has_placement_client: bool = False
     mismatch: str = ''
-    """See :func:`cyborg_gpu_driver.seam.mismatch`."""
+    """See :func:`cyborg_gpu_driver.cyborg_hooks.mismatch`."""
     asks_placement: bool = True
     """Whether the agent itself does; it then looks for its compute node."""
     wants_service_token: bool = True
@@ -160,7 +160,7 @@ def _cyborg():
     client = importutils.try_import('cyborg.common.placement_client')
     options = importutils.try_import('cyborg.conf.agent')
     return Release(
-        version, hasattr(client, 'PlacementClient'), seam.mismatch(),
+        version, hasattr(client, 'PlacementClient'), cyborg_hooks.mismatch(),
         # What the agent looks for in Placement has been an option ever
         # since it does; the agent's own module does too much when imported.
         any(option.name == 'resource_provider_name'

@@ -23,10 +23,10 @@ from collections.abc import Mapping
 
 from oslo_config import cfg
 
+from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
-from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
@@ -118,7 +118,7 @@ class Machine(node.Node):
         """
         if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
             return ''
-        return seam.mismatch() or capability.mdev_problem()
+        return cyborg_hooks.mismatch() or capability.mdev_problem()
 
     @functools.cached_property
     def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:

@@ -13,7 +13,7 @@
 """Files of sysfs, read and written one system call at a time.
 
 The only place that opens a file below ``/sys``. ``root`` and ``os_module``
-are the seam at which a simulated machine takes the kernel's place: it gives
+are where a simulated machine takes the kernel's place: it gives
 an object with the few functions of :mod:`os` used here.
 """
 

@@ -23,7 +23,7 @@ import tempfile
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import seam
+from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver.demo import cloud
 from cyborg_gpu_driver.demo import database
 
@@ -76,7 +76,7 @@ class CloudFixture(fixtures.Fixture):
         self.cloud = cloud.Cloud(self.directory, make_templates(),
                                  self._host, self._drivers, self._overrides)
         self.addCleanup(self.cloud.stop)
-        self.addCleanup(seam.remove)
+        self.addCleanup(cyborg_hooks.remove)
         self.placement = self.cloud.placement
         self.cyborg = self.cloud.cyborg
         self.nova = self.cloud.nova

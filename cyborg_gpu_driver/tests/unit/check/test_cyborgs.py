@@ -82,7 +82,7 @@ class ReleaseTest(CyborgCase):
             self.warns(f'Cyborg {version} was not tested',
                        self.found(version, True))
 
-    def test_seam(self):
+    def test_hooks(self):
         self.fails('x differs; only whole GPUs',
                    self.found('19.0.0', True, 'x differs'))
         self.warns('x differs', self.found(

@@ -22,9 +22,9 @@ from cyborg.conf import CONF
 from hypothesis import strategies
 from oslo_config import fixture as config_fixture
 
+from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import driver
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import seam
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import privileged
@@ -71,7 +71,7 @@ class DriverTest(base.FuzzCase):
         guard = simulator.Machine.load('dgx-a100-40').install()
         self.addCleanup(guard.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
-        self.addCleanup(seam.remove)
+        self.addCleanup(cyborg_hooks.remove)
         gpu_conf.register_opts(CONF)
         conf = self.useFixture(config_fixture.Config(CONF))
         conf.config(group='gpu', simulate='dgx-a100-40', simulate_state=None,

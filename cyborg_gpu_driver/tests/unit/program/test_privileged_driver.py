@@ -200,7 +200,7 @@ class DriverTest(base.BaseTestCase):
                          self.kernel.written)
 
     def test_a_driver_in_the_kernel_that_does_not_let_go(self):
-        """Without a seam: a pipe that nobody reads blocks who opens it."""
+        """A real pipe: it blocks who opens it while nobody reads."""
         path = f'{self.kernel.root}/bus/pci/drivers/nvidia/unbind'
         os.unlink(path)
         os.mkfifo(path)

@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The seam replaces Cyborg's two functions, and puts them back."""
+"""The hooks replace two functions of Cyborg, and are removed again."""
 
 from cyborg.accelerator.drivers.gpu import utils
 from oslotest import base
 
-from cyborg_gpu_driver import seam
+from cyborg_gpu_driver import cyborg_hooks
 
 
 class SeamTest(base.BaseTestCase):
@@ -23,8 +23,8 @@ class SeamTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.cyborgs = {name: getattr(utils, name)
-                        for name in seam.FUNCTIONS}
-        self.addCleanup(seam.remove)
+                        for name in cyborg_hooks.FUNCTIONS}
+        self.addCleanup(cyborg_hooks.remove)
         self.calls = []
 
     def _bind(self, *strings):
@@ -34,27 +34,27 @@ class SeamTest(base.BaseTestCase):
         self.calls.append(('unbind', *strings))
 
     def test_the_installed_cyborg_fits(self):
-        self.assertEqual('', seam.mismatch())
+        self.assertEqual('', cyborg_hooks.mismatch())
 
     def test_calls_arrive_in_order(self):
-        seam.install(self._bind, self._unbind)
+        cyborg_hooks.install(self._bind, self._unbind)
         utils.create_mdev_privileged('a', 'b', 'c')
         utils.remove_mdev_privileged('d', 'e', 'f')
         self.assertEqual([('bind', 'a', 'b', 'c'), ('unbind', 'd', 'e', 'f')],
                          self.calls)
 
     def test_installing_twice_keeps_cyborgs_own(self):
-        seam.install(self._bind, self._unbind)
-        seam.install(self._unbind, self._bind)
+        cyborg_hooks.install(self._bind, self._unbind)
+        cyborg_hooks.install(self._unbind, self._bind)
         utils.create_mdev_privileged('a', 'b', 'c')
         self.assertEqual([('unbind', 'a', 'b', 'c')], self.calls)
-        self.assertEqual('', seam.mismatch())
+        self.assertEqual('', cyborg_hooks.mismatch())
         for name, function in self.cyborgs.items():
-            self.assertIs(function, seam.original(name))
+            self.assertIs(function, cyborg_hooks.original(name))
 
     def test_removed_means_as_before(self):
-        seam.install(self._bind, self._unbind)
-        seam.remove()
+        cyborg_hooks.install(self._bind, self._unbind)
+        cyborg_hooks.remove()
         for name, function in self.cyborgs.items():
             self.assertIs(function, getattr(utils, name))
 
@@ -65,12 +65,12 @@ class SeamTest(base.BaseTestCase):
         self.addCleanup(setattr, utils, 'create_mdev_privileged',
                         self.cyborgs['create_mdev_privileged'])
         utils.create_mdev_privileged = create_mdev_privileged
-        self.assertIn('extra', seam.mismatch())
-        self.assertIn('create_mdev_privileged', seam.mismatch())
+        self.assertIn('extra', cyborg_hooks.mismatch())
+        self.assertIn('create_mdev_privileged', cyborg_hooks.mismatch())
 
     def test_a_function_that_is_gone_is_named(self):
         self.addCleanup(setattr, utils, 'remove_mdev_privileged',
                         self.cyborgs['remove_mdev_privileged'])
         del utils.remove_mdev_privileged
-        self.assertIn('remove_mdev_privileged', seam.mismatch())
+        self.assertIn('remove_mdev_privileged', cyborg_hooks.mismatch())
         utils.remove_mdev_privileged = self.cyborgs['remove_mdev_privileged']

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The one place where this library reaches into Cyborg's agent.
+"""The hooks into cyborg-agent: the only functions of Cyborg that we replace.
 
 Cyborg calls a driver to discover and never to bind. For a handle of type
 MDEV its agent calls two functions of its own GPU driver instead, which it
@@ -38,7 +38,7 @@ _MARK = 'cyborg_gpu_driver_original'
 
 
 def mismatch() -> str:
-    """Why the installed Cyborg cannot be joined at the seam; or ``''``."""
+    """Why the installed Cyborg does not take the hooks; or ``''``."""
     module = importutils.try_import(MODULE)
     if module is None:
         return f'{MODULE} cannot be imported'
