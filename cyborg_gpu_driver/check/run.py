@@ -27,10 +27,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import agents
-from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import gpus
-from cyborg_gpu_driver.check import novas
+from cyborg_gpu_driver.check import nova_conf
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import vgpus
 
@@ -62,23 +62,24 @@ CHECKS: dict[str, Check] = {
     'kernel': Check(vgpus.kernel, (Needs.MACHINE,)),
     'sriov-manage': Check(vgpus.sriov_manage, (Needs.MACHINE,)),
     'mdevctl': Check(vgpus.mdevctl, (Needs.MACHINE,)),
-    'Cyborg release': Check(cyborgs.release, (Needs.MACHINE,)),
-    'Cyborg drivers': Check(cyborgs.drivers, (Needs.CYBORG,)),
+    'Cyborg release': Check(cyborg_conf.release, (Needs.MACHINE,)),
+    'Cyborg drivers': Check(cyborg_conf.drivers, (Needs.CYBORG,)),
     'agent privileges': Check(agents.privileges,
                               (Needs.MACHINE, Needs.CYBORG)),
     'agent access': Check(agents.access, (Needs.MACHINE,)),
-    'host name': Check(cyborgs.host_name, (Needs.MACHINE, Needs.CYBORG)),
-    'Placement': Check(cyborgs.placement, (Needs.MACHINE, Needs.CYBORG)),
-    'allocation candidates': Check(cyborgs.candidates),
-    'earlier driver': Check(cyborgs.earlier, (Needs.MACHINE, Needs.CYBORG)),
-    'service token, Cyborg': Check(cyborgs.service_roles,
+    'host name': Check(cyborg_conf.host_name, (Needs.MACHINE, Needs.CYBORG)),
+    'Placement': Check(cyborg_conf.placement, (Needs.MACHINE, Needs.CYBORG)),
+    'allocation candidates': Check(cyborg_conf.candidates),
+    'earlier driver': Check(cyborg_conf.earlier,
+                            (Needs.MACHINE, Needs.CYBORG)),
+    'service token, Cyborg': Check(cyborg_conf.service_roles,
                                    (Needs.CYBORG,)),
-    'Nova release': Check(novas.release, (Needs.MACHINE,)),
-    'service token, Nova': Check(novas.service_token, (Needs.NOVA,)),
-    'guests at host boot': Check(novas.guests, (Needs.NOVA,)),
+    'Nova release': Check(nova_conf.release, (Needs.MACHINE,)),
+    'service token, Nova': Check(nova_conf.service_token, (Needs.NOVA,)),
+    'guests at host boot': Check(nova_conf.guests, (Needs.NOVA,)),
     'nova-compute command': Check(vgpus.start_command, (Needs.MACHINE,)),
-    'Nova PCI devices': Check(novas.pci_devices, (Needs.NOVA,)),
-    'Nova mdev types': Check(novas.mdev_types, (Needs.NOVA,)),
+    'Nova PCI devices': Check(nova_conf.pci_devices, (Needs.NOVA,)),
+    'Nova mdev types': Check(nova_conf.mdev_types, (Needs.NOVA,)),
 }
 
 

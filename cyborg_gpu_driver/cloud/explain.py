@@ -196,7 +196,7 @@ def _group(group, candidates, tree, known):
         offered = known.offered
         there = [name for name in group.resources if name in offered]
         if there or not known.whole:
-            has = sorted({name for node in tree.below if node.cyborgs
+            has = sorted({name for node in tree.below if node.of_cyborg
                           for name in node.inventories})
             yield Finding(
                 Reason.CLASS_ELSEWHERE, tree.name,

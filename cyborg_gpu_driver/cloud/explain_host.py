@@ -199,7 +199,7 @@ def _devices(wanted, tree, known):
     if not wanted.granular or known.devices is None:
         return
     mine = [device for device in known.devices if device.host == tree.name]
-    if not mine and any(node.cyborgs for node in tree.below):
+    if not mine and any(node.of_cyborg for node in tree.below):
         yield Finding(
             Reason.CYBORG_NO_DEVICES, tree.name,
             f'Cyborg has no device of a host {tree.name}, though Placement '

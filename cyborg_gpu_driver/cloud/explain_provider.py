@@ -148,7 +148,7 @@ def _reserved(name, inventory, node, tree, known):
 
 
 def _cyborg(group, node, tree, known):
-    if not node.cyborgs or known.deployables is None:
+    if not node.of_cyborg or known.deployables is None:
         return
     if node.uuid not in known.deployables:
         yield Finding(

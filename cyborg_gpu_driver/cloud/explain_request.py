@@ -124,7 +124,7 @@ def _classes(wanted, known):
         if name in offered or not known.whole and name in known.classes:
             continue
         others = {other for other, nodes in offered.items()
-                  if any(node.cyborgs for node in nodes)}
+                  if any(node.of_cyborg for node in nodes)}
         yield Finding(
             Reason.CLASS_NOWHERE, name,
             f'no provider of the cloud has {name}'

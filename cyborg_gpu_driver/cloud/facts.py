@@ -95,7 +95,7 @@ class Node:
         return health.told(self.traits)
 
     @property
-    def cyborgs(self) -> bool:
+    def of_cyborg(self) -> bool:
         """Whether Cyborg made it."""
         return os_traits.OWNER_CYBORG in self.traits
 

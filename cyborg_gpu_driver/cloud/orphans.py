@@ -104,7 +104,7 @@ def lasting(before: Iterable[Orphan], now: Iterable[Orphan]
 def consumers(trees: Iterable[facts.Tree]) -> set[str]:
     """Who has something of an accelerator."""
     return {consumer for tree in trees for node in tree.below
-            if node.cyborgs for consumer in node.holders}
+            if node.of_cyborg for consumer in node.holders}
 
 
 def _requests(known) -> Iterator[Orphan]:
@@ -135,7 +135,7 @@ def _allocations(known) -> Iterator[Orphan]:
     bound = {(arq.server, arq.provider) for arq in known.arqs}
     for tree in known.trees:
         for node in tree.below:
-            for consumer in sorted(node.holders) if node.cyborgs else ():
+            for consumer in sorted(node.holders) if node.of_cyborg else ():
                 yield from _allocation(consumer, node, tree, bound, known)
 
 
@@ -175,7 +175,7 @@ def _allocation(consumer, node, tree, bound, known):
 def _providers(known):
     for tree in known.trees:
         for node in tree.below:
-            if node.place and node.cyborgs and (
+            if node.place and node.of_cyborg and (
                     node.uuid not in known.deployables):
                 used = (' and held by a server, whose allocation must go '
                         'first' if node.holders else '')

@@ -21,7 +21,7 @@ from cliff import lister
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import agents
-from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
@@ -104,7 +104,7 @@ def gather(host, nova_files, offline, placement_files=None):
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(
-        lambda: placement.client(conf.config_file), cyborgs.names(found),
+        lambda: placement.client(conf.config_file), cyborg_conf.names(found),
         host.host))
 
 

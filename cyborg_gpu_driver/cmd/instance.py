@@ -22,7 +22,7 @@ from cliff import lister
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
@@ -48,16 +48,16 @@ class ListInstance(lister.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        shop = workshop.Workshop(self.app.machine)
+        context = node_context.NodeContext(self.app.machine)
         rows = []
-        for gpu in shop.gpus:
-            reason = choice.obstacle(shop.host, gpu)
+        for gpu in context.gpus:
+            reason = choice.obstacle(context.host, gpu)
             if reason:
                 cmd_machine.say(reason)
                 self.failed |= not condition.is_away(gpu)
                 continue
-            now = shop.current(gpu)
-            used = shop.transactions.in_use(now)
+            now = context.current(gpu)
+            used = context.transactions.in_use(now)
             for item in now.mig.instances if now.mig else ():
                 profile = now.mig.profile_by_id(item.profile_id)
                 rows.append((
@@ -90,16 +90,16 @@ class CreateInstance(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        shop, gpu = _opened(self, parsed_args.gpu)
+        context, gpu = _opened(self, parsed_args.gpu)
         made = []
 
         def decide(now):
-            planned = _creation(now, shop.transactions.in_use(now),
+            planned = _creation(now, context.transactions.in_use(now),
                                 parsed_args)
             made.extend(planned.create)
             return planned
 
-        shop.applier.transact(gpu, decide)
+        context.applier.transact(gpu, decide)
         cmd_machine.say(f'{parsed_args.profile} at {made[0].placement} of '
                         f'GPU {gpu.address}')
 
@@ -115,24 +115,24 @@ class DestroyInstance(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        shop, gpu = _opened(self, parsed_args.gpu)
-        shop.applier.transact(gpu, lambda now: _destruction(
-            now, shop.transactions.in_use(now), parsed_args.start))
+        context, gpu = _opened(self, parsed_args.gpu)
+        context.applier.transact(gpu, lambda now: _destruction(
+            now, context.transactions.in_use(now), parsed_args.start))
         cmd_machine.say(f'Destroyed the instance at unit '
                         f'{parsed_args.start} of GPU {gpu.address}')
 
 
 def _opened(asked, text):
     """What to work with, and the GPU that a person typed."""
-    shop = workshop.Workshop(asked.app.machine)
-    gpu = shop.gpu(text)
-    if shop.ignores(gpu):
+    context = node_context.NodeContext(asked.app.machine)
+    gpu = context.gpu(text)
+    if context.ignores(gpu):
         raise _refused(gpu, 'it is in [gpu] ignored_devices')
-    shop.reachable((gpu,))
-    shop.check_privileges()
-    if gpu.mig is None or not shop.current(gpu).mig.enabled:
+    context.reachable((gpu,))
+    context.check_privileges()
+    if gpu.mig is None or not context.current(gpu).mig.enabled:
         raise _refused(gpu, 'MIG mode is off')
-    return shop, gpu
+    return context, gpu
 
 
 def _creation(now, used, asked):

@@ -21,8 +21,8 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import node_context as cmd_node_context
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.cmd import workshop as cmd_workshop
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
@@ -83,8 +83,8 @@ class RenderKubernetes(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        shop = cmd_workshop.Workshop(self.app.machine)
-        nodes = _nodes(shop, parsed_args)
+        context = cmd_node_context.NodeContext(self.app.machine)
+        nodes = _nodes(context, parsed_args)
         values = (operator_values.Values.parse(
             *terminal.read_text(parsed_args.merge))
             if parsed_args.merge else operator_values.Values())
@@ -145,28 +145,29 @@ def _values(kinds):
     return [kind.value for kind in kinds]
 
 
-def _nodes(shop, parsed_args):
+def _nodes(context, parsed_args):
     """A node for each layout that was asked for."""
     names = parsed_args.name or [None]
-    chosen = _chosen(shop, parsed_args.gpu)
+    chosen = _chosen(context, parsed_args.gpu)
     if not parsed_args.layout:
         if len(names) > 1:
             raise exception.InvalidValue(
                 what='--name', value=', '.join(names),
                 expected='the GPUs are cut in one way now: give one name, '
                          'or --layout')
-        return [_node(shop, chosen, parsed_args, names[0] or _CURRENT, None)]
+        return [_node(context, chosen, parsed_args, names[0] or _CURRENT,
+                      None)]
     text, source = terminal.read_text(parsed_args.layout)
     document = layout_file.LayoutFile.parse(text, source)
     entries = [document.entry(name) for name in names]
-    return [_node(shop, chosen, parsed_args, entry.name, entry)
+    return [_node(context, chosen, parsed_args, entry.name, entry)
             for entry in entries]
 
 
-def _node(shop, chosen, parsed_args, name, entry):
+def _node(context, chosen, parsed_args, name, entry):
     """A node with a layout; says where its GPUs are not so yet."""
-    now = [shop.current(gpu) if index in chosen else gpu
-           for index, gpu in enumerate(shop.gpus)]
+    now = [context.current(gpu) if index in chosen else gpu
+           for index, gpu in enumerate(context.gpus)]
     gpus = kubernetes_node.wanted_by(now, entry, chosen)
     for item in gpus:
         for difference in layout_state.differences(item.gpu, item.wanted):
@@ -174,10 +175,10 @@ def _node(shop, chosen, parsed_args, name, entry):
             if len(parsed_args.name) < 2:
                 cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
                                 f'{difference}')
-    return kubernetes_node.Node(name, gpus, shop.host.driver_version)
+    return kubernetes_node.Node(name, gpus, context.host.driver_version)
 
 
-def _chosen(shop, asked):
+def _chosen(context, asked):
     """Indices of the GPUs that were asked for, ascending.
 
     Without a choice, all that NVIDIA's driver has: the device plugin finds
@@ -186,17 +187,17 @@ def _chosen(shop, asked):
     :raises GpuUnreachable: if one of them cannot be read.
     """
     if asked:
-        addresses = {shop.gpu(text).address for text in asked}
+        addresses = {context.gpu(text).address for text in asked}
     else:
-        addresses = {gpu.address for gpu in shop.gpus
+        addresses = {gpu.address for gpu in context.gpus
                      if not condition.is_away(gpu)}
-        for gpu in shop.gpus:
+        for gpu in context.gpus:
             if gpu.address not in addresses:
-                cmd_machine.say(f'{shop.name(gpu)} is left out: '
+                cmd_machine.say(f'{context.name(gpu)} is left out: '
                                 + condition.obstacle(gpu))
-    found = [index for index, gpu in enumerate(shop.gpus)
+    found = [index for index, gpu in enumerate(context.gpus)
              if gpu.address in addresses]
-    shop.reachable(shop.gpus[index] for index in found)
+    context.reachable(context.gpus[index] for index in found)
     return found
 
 

@@ -22,7 +22,7 @@ import os
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.cmd import workshop as cmd_workshop
+from cyborg_gpu_driver.cmd import node_context as cmd_node_context
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import layout
@@ -47,7 +47,7 @@ class ListLayouts(layout_options.LayoutCommand):
 
     def take_action(self, parsed_args):
         file = layout_options.read_file(parsed_args)
-        gpus = self.workshop().gpus
+        gpus = self.context().gpus
         rows = [_suits(entry, gpus) for entry in file.entries]
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
@@ -73,14 +73,14 @@ class PlanLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
+        context = self.context()
         options = apply.Options(mode_only=parsed_args.mode_only)
         rows, failed = [], False
         pens = picture.pens_for(getattr(self.app.stdout, 'encoding', None))
-        for index, gpu, wanted in wanted_of(shop, parsed_args):
+        for index, gpu, wanted in wanted_of(context, parsed_args):
             row = {'index': index, 'address': str(gpu.address)}
             try:
-                planned = shop.applier.plan(shop.current(gpu), wanted,
+                planned = context.applier.plan(context.current(gpu), wanted,
                                             options)
             except exception.GpuDriverError as error:
                 failed = True
@@ -115,10 +115,10 @@ class AssertLayout(layout_options.LayoutCommand):
                 parsed_args.selected_config)
             cmd_machine.say('The layout is valid.')
             return 0
-        shop = self.workshop()
+        context = self.context()
         rows = [{'index': index, 'address': str(gpu.address),
                  'differences': list(found)}
-                for index, gpu, found in differences(shop, parsed_args)]
+                for index, gpu, found in differences(context, parsed_args)]
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
         differ = [row for row in rows if row['differences']]
@@ -149,12 +149,13 @@ class ExportLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
-        left_out = _unreachable(shop) if parsed_args.skip_unreachable else ()
-        shop.reachable(gpu for index, gpu in enumerate(shop.gpus)
-                       if index not in left_out)
-        now = [gpu if index in left_out else shop.current(gpu)
-               for index, gpu in enumerate(shop.gpus)]
+        context = self.context()
+        left_out = (_unreachable(context) if parsed_args.skip_unreachable
+                    else ())
+        context.reachable(gpu for index, gpu in enumerate(context.gpus)
+                          if index not in left_out)
+        now = [gpu if index in left_out else context.current(gpu)
+               for index, gpu in enumerate(context.gpus)]
         _write_file(self, parsed_args, layout_state.export(
             now, parsed_args.config_label, left_out=left_out))
 
@@ -165,14 +166,14 @@ class GenerateLayouts(layout_options.LayoutCommand):
     formats = ('yaml', 'json')
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
-        left_out = _unreachable(shop)
+        context = self.context()
+        left_out = _unreachable(context)
         _write_file(self, parsed_args, layout_generate.generate(
-            gpu for index, gpu in enumerate(shop.gpus)
+            gpu for index, gpu in enumerate(context.gpus)
             if index not in left_out))
 
 
-def wanted_of(shop: cmd_workshop.Workshop, parsed_args
+def wanted_of(context: cmd_node_context.NodeContext, parsed_args
               ) -> list[tuple[int, model.Gpu, layout.Wanted]]:
     """What the chosen entry wants of each GPU that it speaks of.
 
@@ -185,45 +186,45 @@ def wanted_of(shop: cmd_workshop.Workshop, parsed_args
     """
     entry = layout_options.read_file(parsed_args).entry(
         parsed_args.selected_config)
-    indices = entry.chosen(shop.gpus)
+    indices = entry.chosen(context.gpus)
     for index in indices:
-        if shop.ignores(shop.gpus[index]):
-            cmd_machine.say(f'{shop.name(shop.gpus[index])} is in [gpu] '
+        if context.ignores(context.gpus[index]):
+            cmd_machine.say(f'{context.name(context.gpus[index])} is in [gpu] '
                             'ignored_devices and left alone.')
     indices = [index for index in indices
-               if not shop.ignores(shop.gpus[index])]
-    shop.reachable(shop.gpus[index] for index in indices)
-    found = entry.for_chosen(shop.gpus, indices)
+               if not context.ignores(context.gpus[index])]
+    context.reachable(context.gpus[index] for index in indices)
+    found = entry.for_chosen(context.gpus, indices)
     for index, wanted in found.items():
         if wanted.without_mig:
-            cmd_machine.say(f'{shop.name(shop.gpus[index])} has no MIG and '
-                            'is left alone.')
-    return [(index, shop.gpus[index], wanted)
+            cmd_machine.say(f'{context.name(context.gpus[index])} has no MIG '
+                            'and is left alone.')
+    return [(index, context.gpus[index], wanted)
             for index, wanted in sorted(found.items())]
 
 
-def differences(shop: cmd_workshop.Workshop, parsed_args):
+def differences(context: cmd_node_context.NodeContext, parsed_args):
     """(index, GPU, how it differs from what is wanted) of each GPU."""
-    for index, gpu, wanted in wanted_of(shop, parsed_args):
-        now = shop.current(gpu)
+    for index, gpu, wanted in wanted_of(context, parsed_args):
+        now = context.current(gpu)
         if parsed_args.mode_only:
             found = layout_state.mode_differences(now, wanted)
         else:
             found = layout_state.differences(now, wanted,
-                                             shop.transactions.in_use(now))
-        record = shop.applier.unfinished(gpu.address)
+                                             context.transactions.in_use(now))
+        record = context.applier.unfinished(gpu.address)
         if record is not None:
             found = (*found, f'an earlier change did not end: {record}')
         yield index, gpu, found
 
 
-def _unreachable(shop):
+def _unreachable(context):
     """Indices of GPUs that cannot be worked on; says that they are left
     out.
     """
     found = []
-    for index, gpu in enumerate(shop.gpus):
-        reason = choice.obstacle(shop.host, gpu)
+    for index, gpu in enumerate(context.gpus):
+        reason = choice.obstacle(context.host, gpu)
         if reason:
             found.append(index)
             cmd_machine.say(f'{reason}; it is left out.')

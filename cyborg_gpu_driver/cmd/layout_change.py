@@ -58,14 +58,14 @@ class ApplyLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
-        found = layout.wanted_of(shop, parsed_args)
+        context = self.context()
+        found = layout.wanted_of(context, parsed_args)
         around = _hooks(parsed_args)
-        shop.check_privileges()
+        context.check_privileges()
         around.run(hooks.START)
         with _ended_by_hooks(around) as ended:
-            _run_before(shop, found, parsed_args.mode_only, around)
-            outcomes = shop.applier.apply_all(
+            _run_before(context, found, parsed_args.mode_only, around)
+            outcomes = context.applier.apply_all(
                 [(gpu, wanted) for _, gpu, wanted in found],
                 apply.Options(mode_only=parsed_args.mode_only,
                               may_reset=not parsed_args.skip_reset))
@@ -102,15 +102,15 @@ class CheckpointLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
-        gpus = [gpu for gpu in shop.gpus
-                if not shop.ignores(gpu) and not condition.is_away(gpu)]
-        saved = [shop.applier.saved(shop.current(gpu))
-                 for gpu in shop.reachable(gpus)]
+        context = self.context()
+        gpus = [gpu for gpu in context.gpus
+                if not context.ignores(gpu) and not condition.is_away(gpu)]
+        saved = [context.applier.saved(context.current(gpu))
+                 for gpu in context.reachable(gpus)]
         if parsed_args.checkpoint_file:
             checkpoint.write(parsed_args.checkpoint_file, saved)
         else:
-            checkpoint.remember(shop.state_path, saved)
+            checkpoint.remember(context.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.layout.enabled,
                  'instances': len(item.layout.instances), 'error': None}
@@ -135,16 +135,16 @@ class RestoreLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        shop = self.workshop()
-        shop.check_privileges()
-        saved = {item.gpu: item for item in _saved(parsed_args, shop)}
+        context = self.context()
+        context.check_privileges()
+        saved = {item.gpu: item for item in _saved(parsed_args, context)}
         # What another driver has, and nobody laid out, is given away.
-        gpus = [gpu for gpu in shop.gpus if not shop.ignores(gpu)
+        gpus = [gpu for gpu in context.gpus if not context.ignores(gpu)
                 and (gpu.address in saved or not condition.is_away(gpu))]
-        absent = sorted(set(saved) - {gpu.address for gpu in shop.gpus})
+        absent = sorted(set(saved) - {gpu.address for gpu in context.gpus})
         # One after the other: while virtual functions are made, NVML is
         # closed for all GPUs.
-        rows = [_restored(shop, gpu, saved) for gpu in gpus]
+        rows = [_restored(context, gpu, saved) for gpu in gpus]
         rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
             exception.UnknownGpu(address=address))) for address in absent)
@@ -152,11 +152,11 @@ class RestoreLayout(layout_options.LayoutCommand):
         return int(any(row['error'] for row in rows))
 
 
-def _restored(shop, gpu, saved):
+def _restored(context, gpu, saved):
     done = []
     try:
-        shop.reachable((gpu,))
-        outcome = apply.Outcome(gpu.address, shop.restorer.restore(
+        context.reachable((gpu,))
+        outcome = apply.Outcome(gpu.address, context.restorer.restore(
             gpu, saved.get(gpu.address), done.append))
     except exception.GpuDriverError as error:
         outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
@@ -171,11 +171,11 @@ def _add_checkpoint(parser):
              'state_path)')
 
 
-def _saved(parsed_args, shop):
+def _saved(parsed_args, context):
     """The layouts in the file that was named, or those that apply keeps."""
     file = parsed_args.checkpoint_file
     if not file:
-        return checkpoint.remembered(shop.state_path)
+        return checkpoint.remembered(context.state_path)
     if not os.path.exists(file):
         raise exception.JournalError(path=file, reason='is not there')
     return checkpoint.read(file)
@@ -213,19 +213,19 @@ def _ended_by_hooks(around):
             cmd_machine.say(str(error))
 
 
-def _run_before(shop, found, mode_only, around):
+def _run_before(context, found, mode_only, around):
     """The hooks of what is about to change.
 
     They may stop what holds the GPUs, so that plans are made after them.
     """
     if not around.by_name:
         return
-    now = [(shop.current(gpu), wanted) for _, gpu, wanted in found]
+    now = [(context.current(gpu), wanted) for _, gpu, wanted in found]
     if any(layout_state.mode_differences(*pair) for pair in now):
         around.run(hooks.MODE)
     if not mode_only and any(
             layout_state.differences(
-                gpu, wanted, shop.transactions.in_use(gpu))
+                gpu, wanted, context.transactions.in_use(gpu))
             for gpu, wanted in now):
         around.run(hooks.CONFIG)
 

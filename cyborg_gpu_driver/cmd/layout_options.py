@@ -27,8 +27,8 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.cmd import workshop
 from cyborg_gpu_driver.partition import layout_file
 
 CONFIG_FILE = 'MIG_PARTED_CONFIG_FILE'
@@ -57,9 +57,9 @@ class LayoutCommand(command.Command):
             help='format of the output (default: %(default)s)')
         return parser
 
-    def workshop(self) -> workshop.Workshop:
+    def context(self) -> node_context.NodeContext:
         """What GPUs are worked on with."""
-        return workshop.Workshop(self.app.machine)
+        return node_context.NodeContext(self.app.machine)
 
     def write(self, text: str) -> None:
         """One answer to standard output."""

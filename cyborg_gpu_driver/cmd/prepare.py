@@ -18,7 +18,7 @@ from cliff import lister
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
-from cyborg_gpu_driver.cmd import workshop
+from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 
@@ -47,13 +47,13 @@ class PrepareGpu(lister.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        shop = workshop.Workshop(self.app.machine)
+        context = node_context.NodeContext(self.app.machine)
         if not parsed_args.dry_run:
-            shop.check_privileges()
-        gpus = [shop.gpu(text) for text in parsed_args.gpu] or shop.gpus
+            context.check_privileges()
+        gpus = [context.gpu(text) for text in parsed_args.gpu] or context.gpus
         act = _planned if parsed_args.dry_run else _prepared
-        rows = [_unreadable(gpu) or act(shop, gpu)
-                for gpu in gpus if not shop.ignores(gpu)]
+        rows = [_unreadable(gpu) or act(context, gpu)
+                for gpu in gpus if not context.ignores(gpu)]
         self.failed = any(row[2] == _NOT_READY for row in rows)
         return ('address', 'steps', 'result', 'reason'), rows
 
@@ -69,24 +69,24 @@ def _unreadable(gpu):
                           or '; '.join(gpu.problems)], '')
 
 
-def _planned(shop, gpu):
-    readied, made = shop.preparer.plan(gpu), shop.fixed.plan(gpu)
+def _planned(context, gpu):
+    readied, made = context.preparer.plan(gpu), context.fixed.plan(gpu)
     return _row(gpu, [*readied.done, *made.done],
                 [readied.reason, made.reason], 'to be made ready')
 
 
-def _prepared(shop, gpu):
-    released = shop.fixed.release(gpu)
-    readied = shop.preparer.prepare(_now(shop, gpu))
-    made = shop.fixed.make(_now(shop, gpu))
+def _prepared(context, gpu):
+    released = context.fixed.release(gpu)
+    readied = context.preparer.prepare(_now(context, gpu))
+    made = context.fixed.make(_now(context, gpu))
     return _row(gpu, [*released.done, *readied.done, *made.done],
                 [released.reason, readied.reason, made.reason],
                 'made ready')
 
 
-def _now(shop, gpu):
+def _now(context, gpu):
     try:
-        return shop.read(gpu.address)
+        return context.read(gpu.address)
     except exception.UnknownGpu:
         return gpu
 

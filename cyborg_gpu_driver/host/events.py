@@ -210,7 +210,7 @@ class EventSet:
         A GPU that refuses is left out; it disturbs no other.
 
         :returns: one event for each member that turns out to be lost.
-        :raises NvmlError: if NVML itself takes no part.
+        :raises NvmlError: if NVML itself is not available.
         :raises NvmlClosed: if another process has NVML alone.
         """
         with self._nvml.kept(0):

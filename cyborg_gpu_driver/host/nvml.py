@@ -302,7 +302,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         reason = nvml_library.reason(error)
         if self._said.is_new(reason):
             LOG.log(logging.INFO if nvml_library.is_usual(error)
-                    else logging.WARNING, 'NVML takes no part: %s', reason)
+                    else logging.WARNING, 'NVML is not available: %s', reason)
         return error
 
     def _forget_after_fork(self) -> None:

@@ -35,9 +35,9 @@ from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import backoff
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import desired
-from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import vfio
@@ -78,8 +78,8 @@ class FixedVgpus:
         self._state_path = transactions.state_path
         self._settings = settings
         self._store = store.of(self._state_path)
-        self._making = patience.Patience(LOG, clock)
-        self._releasing = patience.Patience(LOG, clock)
+        self._making = backoff.Backoff(LOG, clock)
+        self._releasing = backoff.Backoff(LOG, clock)
 
     def plan(self, gpu: model.Gpu) -> Made:
         """What is left to do on a GPU; changes nothing.

@@ -34,10 +34,10 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.program import backoff
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import patience
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import whole
@@ -119,7 +119,7 @@ class Preparer:
         self._health = keeper
         self._cloud = cloud
         self._store = store.of(self._state_path)
-        self._patience = patience.Patience(LOG, clock)
+        self._backoff = backoff.Backoff(LOG, clock)
 
     def wants(self, gpu: model.Gpu) -> readiness.Wants:
         """What a GPU needs; see :func:`wants`."""
@@ -140,7 +140,7 @@ class Preparer:
         :param gpu: of a recent snapshot.
         """
         taken: list[action.Step] = []
-        return self._patience.attempt(
+        return self._backoff.attempt(
             gpu.address, lambda: self._prepare(gpu, taken),
             lambda reason: Outcome(gpu.address, tuple(taken), reason
                                    if not taken else

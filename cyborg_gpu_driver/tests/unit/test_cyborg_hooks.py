@@ -22,7 +22,7 @@ class SeamTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.cyborgs = {name: getattr(utils, name)
+        self.originals = {name: getattr(utils, name)
                         for name in cyborg_hooks.FUNCTIONS}
         self.addCleanup(cyborg_hooks.remove)
         self.calls = []
@@ -49,13 +49,13 @@ class SeamTest(base.BaseTestCase):
         utils.create_mdev_privileged('a', 'b', 'c')
         self.assertEqual([('unbind', 'a', 'b', 'c')], self.calls)
         self.assertEqual('', cyborg_hooks.mismatch())
-        for name, function in self.cyborgs.items():
+        for name, function in self.originals.items():
             self.assertIs(function, cyborg_hooks.original(name))
 
     def test_removed_means_as_before(self):
         cyborg_hooks.install(self._bind, self._unbind)
         cyborg_hooks.remove()
-        for name, function in self.cyborgs.items():
+        for name, function in self.originals.items():
             self.assertIs(function, getattr(utils, name))
 
     def test_a_changed_signature_is_named(self):
@@ -63,14 +63,14 @@ class SeamTest(base.BaseTestCase):
             """As another release might have it."""
 
         self.addCleanup(setattr, utils, 'create_mdev_privileged',
-                        self.cyborgs['create_mdev_privileged'])
+                        self.originals['create_mdev_privileged'])
         utils.create_mdev_privileged = create_mdev_privileged
         self.assertIn('extra', cyborg_hooks.mismatch())
         self.assertIn('create_mdev_privileged', cyborg_hooks.mismatch())
 
     def test_a_function_that_is_gone_is_named(self):
         self.addCleanup(setattr, utils, 'remove_mdev_privileged',
-                        self.cyborgs['remove_mdev_privileged'])
+                        self.originals['remove_mdev_privileged'])
         del utils.remove_mdev_privileged
         self.assertIn('remove_mdev_privileged', cyborg_hooks.mismatch())
-        utils.remove_mdev_privileged = self.cyborgs['remove_mdev_privileged']
+        utils.remove_mdev_privileged = self.originals['remove_mdev_privileged']

@@ -81,7 +81,7 @@ class SessionTest(base.SimulatedTestCase):
         for _ in range(3):
             self.assertIn('libnvidia-ml.so.1', self.nvml.problem())
             self.assertTrue(self.nvml.library_missing)
-        self.assertEqual(1, len(self.log.about('NVML takes no part')))
+        self.assertEqual(1, len(self.log.about('NVML is not available')))
         self.machine.load_library()
         self.assertIsNone(self.nvml.problem())
         self.assertFalse(self.nvml.library_missing)

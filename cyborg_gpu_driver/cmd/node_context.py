@@ -23,7 +23,7 @@ from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
 
 
-class Workshop:
+class NodeContext:
     """A host to be changed by a command.
 
     :param node: its parts. Privileged changes are made in this process from
@@ -44,7 +44,7 @@ class Workshop:
     def host(self) -> model.Host:
         """A snapshot.
 
-        :raises HostUnusable: if NVML takes no part.
+        :raises HostUnusable: if NVML is not available.
         """
         host = self._node.reader.snapshot()
         if host.nvml_problem:
@@ -55,7 +55,7 @@ class Workshop:
     def gpus(self) -> tuple[model.Gpu, ...]:
         """The GPUs in the order of their indices, see :mod:`.host.choice`.
 
-        :raises HostUnusable: if NVML takes no part, if there is no GPU, or
+        :raises HostUnusable: if NVML is not available, if there is no GPU, or
             if they cannot be numbered.
         """
         found = choice.gpus(self.host)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Attempts at GPUs that are not repeated too often, nor told too often."""
+"""Backoff: what failed on a GPU is not tried again, nor logged, too often."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE = 60.0
 """Seconds between two attempts at a GPU of which the first has failed."""
 
 
-class Patience:
+class Backoff:
     """Attempts at one thing on each GPU, and their outcomes.
 
     An outcome has a ``reason``, which is empty if all is well.

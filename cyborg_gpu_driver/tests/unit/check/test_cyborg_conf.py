@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.check import cyborgs
+from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
@@ -58,7 +58,7 @@ class CyborgCase(case.FindingCase):
 class ReleaseTest(CyborgCase):
 
     def found(self, *release, policy_=SLICES):
-        return cyborgs.release(self.facts(
+        return cyborg_conf.release(self.facts(
             policy_, machine.Release(*release)))
 
     def test_right(self):
@@ -92,7 +92,7 @@ class ReleaseTest(CyborgCase):
 class DriversTest(CyborgCase):
 
     def found(self, *enabled, **more):
-        return list(cyborgs.drivers(self.facts(enabled_drivers=enabled,
+        return list(cyborg_conf.drivers(self.facts(enabled_drivers=enabled,
                                                **more)))
 
     def test_enabled(self):
@@ -112,7 +112,7 @@ class DriversTest(CyborgCase):
 class HostNameTest(CyborgCase):
 
     def found(self, **more):
-        return cyborgs.host_name(self.facts(**more))
+        return cyborg_conf.host_name(self.facts(**more))
 
     def answer(self, *providers):
         return placement.Answer(frozenset(providers))
@@ -144,13 +144,13 @@ class HostNameTest(CyborgCase):
     def test_names_to_ask_for(self):
         self.assertEqual(
             {'n1', 'p', 'gpu1', FULL},
-            cyborgs.names(self.facts(host='n1', provider_name='p')))
+            cyborg_conf.names(self.facts(host='n1', provider_name='p')))
 
 
 class PlacementTest(CyborgCase):
 
     def found(self, **more):
-        return cyborgs.placement(self.facts(**more))
+        return cyborg_conf.placement(self.facts(**more))
 
     def test_answers(self):
         self.succeeds('answers', self.found(
@@ -181,23 +181,23 @@ class PlacementTest(CyborgCase):
 class ServiceRolesTest(CyborgCase):
 
     def test_roles(self):
-        self.succeeds('the role a or b', cyborgs.service_roles(
+        self.succeeds('the role a or b', cyborg_conf.service_roles(
             self.facts(service_roles=('a', 'b'))))
 
     def test_none(self):
-        self.fails('403', cyborgs.service_roles(
+        self.fails('403', cyborg_conf.service_roles(
             self.facts(service_roles=())))
 
     def test_nobody_is_asked_for_a_token(self):
         self.warns('Cyborg 14.0.0 asks for no service token',
-                   cyborgs.service_roles(self.facts(release=machine.Release(
+                   cyborg_conf.service_roles(self.facts(release=machine.Release(
                        '14.0.0', True, wants_service_token=False))))
 
 
 class EarlierTest(CyborgCase):
 
     def found(self, *earlier, providers=frozenset({FULL})):
-        return cyborgs.earlier(self.facts(answer=placement.Answer(
+        return cyborg_conf.earlier(self.facts(answer=placement.Answer(
             providers, earlier)))
 
     def test_servers_are_named(self):
@@ -214,6 +214,6 @@ class EarlierTest(CyborgCase):
 
     def test_placement_did_not_tell(self):
         for findings in (self.found(providers=frozenset()),
-                         cyborgs.earlier(self.facts())):
+                         cyborg_conf.earlier(self.facts())):
             (finding,) = findings
             self.assertEqual(result.Code.SKIPPED, finding.code)

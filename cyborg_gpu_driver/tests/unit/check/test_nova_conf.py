@@ -20,7 +20,7 @@ import json
 
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import novas
+from cyborg_gpu_driver.check import nova_conf
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
@@ -78,7 +78,7 @@ class LeftTest(NovaCase):
     """GPUs whose virtual functions are left to Nova."""
 
     def findings(self, *specs, **more):
-        return list(novas.pci_devices(self.facts(*specs, **more)))
+        return list(nova_conf.pci_devices(self.facts(*specs, **more)))
 
     def test_the_lines_that_we_write(self):
         for in_placement in (True, False):
@@ -168,7 +168,7 @@ class OursTest(NovaCase):
     """GPUs that Cyborg hands out."""
 
     def findings(self, *specs, **more):
-        return list(novas.pci_devices(self.facts(*specs, **more)))
+        return list(nova_conf.pci_devices(self.facts(*specs, **more)))
 
     def test_nova_has_a_gpu_of_ours_too(self):
         found = self.check(
@@ -197,13 +197,13 @@ class MdevTypesTest(NovaCase):
 
     def test_nova_makes_mdevs_too(self):
         self.check(result.Code.FAILURE, 'nvidia-1',
-                   novas.mdev_types(self.facts(mdev_types=('nvidia-1',))))
+                   nova_conf.mdev_types(self.facts(mdev_types=('nvidia-1',))))
 
     def test_nothing_to_say(self):
         for found in (
                 self.facts(),
                 self.facts(mdev_types=('nvidia-1',), governing=(WHOLE,))):
-            self.assertEqual([], list(novas.mdev_types(found)))
+            self.assertEqual([], list(nova_conf.mdev_types(found)))
 
 
 class ReleaseTest(NovaCase):
@@ -211,7 +211,7 @@ class ReleaseTest(NovaCase):
     slices = policy.Policy('s', policy.Mode.MIG, match_address=(FIRST,))
 
     def findings(self, *governing, vfio_handles=True, **seen):
-        return list(novas.release(self.facts(
+        return list(nova_conf.release(self.facts(
             governing=(*governing, OTHERS), vfio_handles=vfio_handles,
         ).on(machine.Machine(machine.Names('', ''), **seen))))
 
@@ -238,7 +238,7 @@ class ReleaseTest(NovaCase):
 class ServiceTokenTest(NovaCase):
 
     def findings(self, **nova):
-        return list(novas.service_token(
+        return list(nova_conf.service_token(
             self.facts(nova=services.Nova(**nova))))
 
     def test_no_token(self):
@@ -259,7 +259,7 @@ class GuestsTest(NovaCase):
     resumes = services.Nova(resumes_guests=True)
 
     def findings(self, **more):
-        return list(novas.guests(self.facts(**more)))
+        return list(nova_conf.guests(self.facts(**more)))
 
     def test_guests_without_their_gpus(self):
         self.check(result.Code.FAILURE, 'resume_guests_state_on_host_boot',
