@@ -44,6 +44,7 @@ with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     from cyborg_gpu_driver.program import apply
     from cyborg_gpu_driver.program import privileged
+    from cyborg_gpu_driver.program import transaction
 
 HOST = 'dgx-a100-80'
 LAYOUTS = {
@@ -66,7 +67,9 @@ class Bench:
         self._platform = platform.open_platform(self.machine)
         privileged.run_here(self._platform)
         self.gpu = reader.HostReader(self._platform).snapshot().gpus[0]
-        self.applier = apply.Applier(self._platform, state_path)
+        self.transactions = transaction.Transactions(self._platform,
+                                                     state_path)
+        self.applier = apply.Applier(self.transactions)
         self.go({'7g.80gb': 1})
 
     def go(self, devices: dict[str, int]) -> None:
@@ -74,7 +77,7 @@ class Bench:
 
     def kept(self, devices: dict[str, int]) -> int:
         """How many instances of now would stay."""
-        now = self.applier.read(self.gpu)
+        now = self.transactions.read(self.gpu)
         return len(self.applier.plan(now, layout.wanted(
             self.gpu, True, devices)).keep)
 
@@ -92,7 +95,7 @@ class Bench:
         """
         clearing = self.calls({})
         self.machine.reset_calls()
-        self.applier.read(self.gpu)
+        self.transactions.read(self.gpu)
         between = sum(self.machine.calls.values())
         return clearing + self.calls(devices) - 2 * between
 
