@@ -170,9 +170,12 @@ class Applier:
 
     def apply_all(self, gpus: Sequence[tuple[model.Gpu, layout.Wanted]],
                   options: Options = Options()) -> tuple[Outcome, ...]:
-        """Make several GPUs what is wanted, side by side.
+        """Make several GPUs what is wanted.
 
         Each succeeds or fails by itself; never raises for one of them.
+        Those that change their MIG mode come first, one after the other:
+        while a GPU does, nothing else on this machine may use NVML. The
+        others are changed side by side.
 
         :returns: outcomes in the order of ``gpus``.
         """
@@ -183,11 +186,13 @@ class Applier:
             except exception.GpuDriverError as error:
                 return Outcome(gpu.address, Status.FAILED, error)
 
-        if not gpus:
-            return ()
-        with concurrent.futures.ThreadPoolExecutor(
-                min(len(gpus), _AT_ONCE)) as pool:
-            return tuple(pool.map(one, gpus))
+        switching = [item for item in gpus if _switches(*item)]
+        others = [item for item in gpus if not _switches(*item)]
+        outcomes = [one(item) for item in switching]
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            outcomes.extend(pool.map(one, others))
+        by_gpu = {outcome.gpu: outcome for outcome in outcomes}
+        return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
 
     def _remember(self, now, anew):
         """Put the GPU into the checkpoint as it is now."""
@@ -197,6 +202,11 @@ class Applier:
         except exception.JournalError as error:
             LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
                         '%(error)s', {'gpu': now.address, 'error': error})
+
+
+def _switches(gpu, wanted):
+    """Whether a GPU of a snapshot has to change its MIG mode."""
+    return gpu.mig is not None and gpu.mig.enabled != wanted.enabled
 
 
 def _verify(now, planned):

@@ -106,6 +106,18 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual([], self.truth(other.address)[2])
         self.assertEqual(2, len(self.truth(self.host.gpus[2].address)[2]))
 
+    def test_gpus_that_switch_do_not_wait_for_each_other(self):
+        """Each has NVML alone for a while; together that takes too long."""
+        self.platform.nvml.gate.access.timeout = 1.0
+        self.machine.faults.delay('nvmlDeviceSetMigMode', 0.5)
+        outcomes = self.applier.apply_all([
+            (gpu, self.wanted(enabled=False, gpu=gpu))
+            for gpu in self.host.gpus[:5]])
+        self.assertEqual(
+            [''] * 5, [str(outcome.error or '') for outcome in outcomes])
+        self.assertEqual([gpu.address for gpu in self.host.gpus[:5]],
+                         [outcome.gpu for outcome in outcomes])
+
     def test_gpu_that_was_reset_since_the_snapshot(self):
         self.apply(_3g_40gb=1)
         self.machine.reset_gpu(str(self.address))
