@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from oslo_config import cfg
@@ -35,8 +38,10 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import events
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
@@ -44,6 +49,7 @@ from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report import withdrawal
 
 LOG = logging.getLogger(__name__)
 
@@ -60,23 +66,28 @@ class _Node(node.Node):
         self._requests = arqs.Watch(conf.gpu.os_cloud, hostname)
         self._drift = drift.Drift(tree, hostname)
 
-    def requests(self):
+    def requests(self) -> reconcile.Claims | None:
         return self._requests.read()
 
-    def usages(self, looked):
+    def usages(self, looked: Mapping[model.PciAddress,
+                                     Sequence[partition_offers.Offer]]
+               ) -> Mapping[model.PciAddress,
+                            tuple[reconcile.Usage, ...]] | None:
         return self._drift.read(looked, {
             address: self.inventories(address) for address in looked})
 
-    def earlier(self, host):
+    def earlier(self, host: model.Host
+                ) -> Iterable[reconcile.Earlier]:
         return self.gpus_of_others.known or ()
 
-    def publish(self, address):
+    def publish(self, address: model.PciAddress) -> None:
         self.publisher.publish(address)
 
-    def publish_soon(self, address):
+    def publish_soon(self, address: model.PciAddress) -> None:
         self.publisher.ask(address)
 
-    def _write(self, address, generations):
+    def _write(self, address: model.PciAddress,
+               generations: Mapping[str, int] | None) -> None:
         """Write to Placement what is left of a GPU."""
         wanted = self.inventories(address)
         if generations is None:
@@ -181,7 +192,7 @@ class Agent:
         return self._node.withdrawal.held(
             gpu.address for gpu in self._host.host().gpus)
 
-    def _make_ready(self, host):
+    def _make_ready(self, host: model.Host) -> model.Host:
         """Make idle GPUs what their policies need; the host as it is then.
 
         What a former policy has made and nobody uses goes first, which
@@ -210,7 +221,8 @@ class Agent:
                           f'offered: {offer.problem}')
         return self._node.device(gpu, offers)
 
-    def _examine(self, host):
+    def _examine(self, host: model.Host
+                 ) -> dict[model.PciAddress, health.Verdict]:
         """How every GPU is; from now on its errors are heard of.
 
         Those of a GPU that is offered whole are not: who hears of them has
@@ -222,17 +234,17 @@ class Agent:
                                 and not self._is_whole(gpu))
         return self._health.check(host)
 
-    def _is_whole(self, gpu):
+    def _is_whole(self, gpu: model.Gpu) -> bool:
         governing = self._settings.policy_for(gpu)
         return (governing is not None
                 and governing.mode is policy.Mode.PASSTHROUGH)
 
-    def _is_used(self, device):
+    def _is_used(self, device: values.ReportedDevice) -> bool:
         return (bool(self._journal.entries(device.address))
                 or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 
-    def _clean(self, decided):
+    def _clean(self, decided: withdrawal.Decision) -> None:
         """Clean whole GPUs that were given back."""
         self._node.cleaner.look(
             cleaning.Whole(self._host.gpu(deployable.gpu),
@@ -242,7 +254,7 @@ class Agent:
             for deployable in device.deployables
             if deployable.mode is policy.Mode.PASSTHROUGH)
 
-    def _enforce(self, decided):
+    def _enforce(self, decided: withdrawal.Decision) -> None:
         """Put ``reserved`` right for every GPU that is reported."""
         self._node.draining = frozenset(
             item.provider for item in decided.draining)
@@ -263,13 +275,13 @@ class Agent:
             if complete:
                 self._publisher.recovered()
 
-    def _say_empty(self, host):
+    def _say_empty(self, host: model.Host) -> None:
         if not host.gpus:
             self._say('This machine has no NVIDIA GPU'
                       + (f' ({host.nvml_problem})' if host.nvml_problem
                          else '') + '; nothing is reported.')
 
-    def _say(self, message):
+    def _say(self, message: str) -> None:
         """Log something that may stay so for long, once."""
         if message not in self._said:
             self._said.add(message)

@@ -337,7 +337,7 @@ class Node(services.Services):
                                     address in self.disabled)
 
 
-def _takes_over_capacity():
+def _takes_over_capacity() -> bool:
     """Whether Placement takes an unchanged allocation on a closed provider.
 
     It does from 14.0.0 (2025.2) on, and its API does not tell its release.

@@ -17,6 +17,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
@@ -27,6 +30,11 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
+
+_ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
+                        Iterable[model.Mdev]]
+_ChangeInstances = Callable[[tuple[model.GpuInstance, ...]],
+                            Iterable[model.GpuInstance]]
 
 
 class LiveHost:
@@ -65,8 +73,7 @@ class LiveHost:
                 gpu if self._changes[gpu.address] == before.get(
                     gpu.address, 0)
                 else known.get(gpu.address, gpu) for gpu in host.gpus)
-            self._set(dataclasses.replace(host, gpus=gpus))
-            return self._host
+            return self._set(dataclasses.replace(host, gpus=gpus))
 
     def refresh_gpu(self, address: model.PciAddress) -> model.Gpu:
         """Read one GPU again and no other; for who holds its lock.
@@ -75,18 +82,19 @@ class LiveHost:
 
         :raises UnknownGpu: if there is none at ``address``.
         """
-        self.host()
+        first = self.host()
         with self._mutex:
             before = self._changes[address]
         gpu = self._reader.gpu(address)
         with self._mutex:
+            host = self._host or first
             if self._changes[address] != before:
-                return self._host.gpu(address)
+                return host.gpu(address)
             # A snapshot that began earlier knows less.
             self._changes[address] += 1
-            others = (other for other in self._host.gpus
+            others = (other for other in host.gpus
                       if other.address != address)
-            self._set(dataclasses.replace(self._host, gpus=tuple(sorted(
+            self._set(dataclasses.replace(host, gpus=tuple(sorted(
                 (*others, gpu), key=lambda item: item.address))))
             return gpu
 
@@ -136,27 +144,29 @@ class LiveHost:
         return found
 
     def record(self, address: model.PciAddress, *,
-               made: tuple[model.GpuInstance | None, model.Vgpu] = None,
-               gone: tuple[spec.MigInstanceSpec | None, model.Vgpu] = None
-               ) -> None:
+               made: tuple[model.GpuInstance | None, model.Vgpu]
+               | None = None,
+               gone: tuple[spec.MigInstanceSpec | None, model.Vgpu]
+               | None = None) -> None:
         """Take over a change that was made to a GPU.
 
         :param made: instance (None if none was created for it) and vGPU.
         :param gone: instance (None if none went with it) and vGPU.
         """
-        self.host()
+        first = self.host()
         with self._mutex:
+            host = self._host or first
             if address not in self._owner:
                 return
-            gpu = self._host.gpu(address)
+            gpu = host.gpu(address)
             if made:
                 gpu = _with(gpu, *made)
             if gone:
                 gpu = _without(gpu, *gone)
             self._changes[address] += 1
-            self._set(dataclasses.replace(self._host, gpus=tuple(
+            self._set(dataclasses.replace(host, gpus=tuple(
                 gpu if other.address == address else other
-                for other in self._host.gpus)))
+                for other in host.gpus)))
         if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
             # Only the driver knows which placements a change leaves free,
             # and what else there is on a GPU that was lost for a while.
@@ -167,15 +177,17 @@ class LiveHost:
         with self._mutex:
             return self._changes[address]
 
-    def _set(self, host):
+    def _set(self, host: model.Host) -> model.Host:
         self._host = host
         self._owner = {
             address: gpu.address for gpu in host.gpus
             for address in (gpu.address,
                             *(function.address for function in gpu.vfs))}
+        return host
 
 
-def _with(gpu, instance, vgpu):
+def _with(gpu: model.Gpu, instance: model.GpuInstance | None, vgpu: model.Vgpu
+          ) -> model.Gpu:
     if vgpu.uuid is None:
         gpu = _on_function(
             gpu, vgpu, current_vgpu_type=vgpu_name.type_number(vgpu.type_id),
@@ -189,7 +201,8 @@ def _with(gpu, instance, vgpu):
     return _map_instances(gpu, lambda instances: (*instances, instance))
 
 
-def _without(gpu, instance, vgpu):
+def _without(gpu: model.Gpu, instance: spec.MigInstanceSpec | None,
+             vgpu: model.Vgpu) -> model.Gpu:
     if vgpu.uuid is None:
         gpu = _on_function(gpu, vgpu, current_vgpu_type=0,
                            gpu_instance_id=None, placement_id=None)
@@ -203,7 +216,8 @@ def _without(gpu, instance, vgpu):
         if spec.of(item) != instance))
 
 
-def _on_function(gpu, vgpu, **changes):
+def _on_function(gpu: model.Gpu, vgpu: model.Vgpu, **changes: Any
+                 ) -> model.Gpu:
     """The GPU with another vGPU on a function of vendor VFIO.
 
     What each function can be given changes with it, and is not read again.
@@ -214,7 +228,7 @@ def _on_function(gpu, vgpu, **changes):
         for vf in gpu.vfs))
 
 
-def _map_mdevs(gpu, change):
+def _map_mdevs(gpu: model.Gpu, change: _ChangeMdevs) -> model.Gpu:
     """The GPU with other mdevs, and what sysfs said of room forgotten.
 
     ``available_instances`` was read before the change; without it what is
@@ -226,7 +240,8 @@ def _map_mdevs(gpu, change):
         vfs=tuple(_map_function(vf, change) for vf in gpu.vfs))
 
 
-def _map_function(vf, change):
+def _map_function(vf: model.VirtualFunction, change: _ChangeMdevs
+                  ) -> model.VirtualFunction:
     types = _unread(vf.mdev_types)
     mdevs = _sorted_set(change(vf.address, vf.mdevs))
     if types is vf.mdev_types and mdevs == vf.mdevs:
@@ -234,24 +249,25 @@ def _map_function(vf, change):
     return dataclasses.replace(vf, mdev_types=types, mdevs=mdevs)
 
 
-def _unread(types):
+def _unread(types: tuple[model.MdevType, ...]) -> tuple[model.MdevType, ...]:
     if all(item.available is None for item in types):
         return types
     return tuple(dataclasses.replace(item, available=None)
                  for item in types)
 
 
-def _unread_mig(gpu, changed):
+def _unread_mig(gpu: model.Gpu, changed: tuple[Any, model.Vgpu] | None
+                ) -> bool:
     """Whether an instance came or went on a GPU seen without any."""
     return gpu.mig is None and bool(changed and changed[0])
 
 
-def _map_instances(gpu, change):
+def _map_instances(gpu: model.Gpu, change: _ChangeInstances) -> model.Gpu:
     if gpu.mig is None:
         return gpu
     return dataclasses.replace(gpu, mig=dataclasses.replace(
         gpu.mig, instances=_sorted_set(change(gpu.mig.instances))))
 
 
-def _sorted_set(items):
+def _sorted_set(items: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(set(items)))

@@ -171,7 +171,7 @@ class Keeper:
                 raise _kept(found, obstacle)
             return self._remove(now) + _instance_below(now)
 
-    def _remove(self, found):
+    def _remove(self, found: Found) -> tuple[str, ...]:
         vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
                              found.vgpu.uuid)
         executor.Executor(self._machine, found.gpu.address, found.gpu).take(
@@ -187,7 +187,7 @@ class Keeper:
                     f'boot: {error}',)
         return ()
 
-    def _on(self, gpu):
+    def _on(self, gpu: model.Gpu) -> list[Found]:
         """What is known of the vGPUs of a GPU that was read just now."""
         # Looking for who has a file open goes through all processes.
         machine = dataclasses.replace(
@@ -195,7 +195,8 @@ class Keeper:
             vfio_holders=functools.cache(privileged_vgpu.vfio_holders))
         return [self._look(machine, gpu, vgpu) for vgpu in gpu.vgpus]
 
-    def _look(self, machine, gpu, vgpu):
+    def _look(self, machine: platform.Platform, gpu: model.Gpu,
+              vgpu: model.Vgpu) -> Found:
         found = Found(gpu, vgpu, self._owner(gpu, vgpu),
                       instance_id=vgpu.instance_id)
         try:
@@ -212,7 +213,7 @@ class Keeper:
                                        unknown=str(error))
         return found
 
-    def _owner(self, gpu, vgpu):
+    def _owner(self, gpu: model.Gpu, vgpu: model.Vgpu) -> str | None:
         if self._settings.ignores(gpu):
             return 'ignored'
         for entry in self._journal.entries(gpu.address):
@@ -224,7 +225,8 @@ class Keeper:
         return None
 
 
-def _vfio_guest(machine, gpu, vgpu):
+def _vfio_guest(machine: platform.Platform, gpu: model.Gpu, vgpu: model.Vgpu
+                ) -> Guest:
     if usage.may_run(machine, gpu, vgpu.function):
         return Guest.RUNNING
     if usage.vfio_holders(machine, vgpu.function):
@@ -232,14 +234,14 @@ def _vfio_guest(machine, gpu, vgpu):
     return Guest.NONE
 
 
-def _may_be(guest, vgpu):
+def _may_be(guest: usage.GuestVgpu, vgpu: model.Vgpu) -> bool:
     """Whether a guest's vGPU is an mdev; NVML may not name its mdev."""
     if guest.uuid is None:
         return guest.type_id == vgpu.type_id
     return guest.uuid == vgpu.uuid
 
 
-def _instance_below(found):
+def _instance_below(found: Found) -> tuple[str, ...]:
     """A GPU instance that somebody else may have made stays."""
     if not found.on_instance:
         return ()
@@ -248,5 +250,5 @@ def _instance_below(found):
             'shows it)',)
 
 
-def _kept(found, reason):
+def _kept(found: Found, reason: str) -> exception.VgpuKept:
     return exception.VgpuKept(name=found.vgpu.name, reason=reason)

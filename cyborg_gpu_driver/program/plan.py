@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
@@ -111,14 +112,18 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     if shared is not None:
         return BindPlan(function, shared.profile_id, shared.placement,
                         shared.instance_id)
-    grid = geometry.Geometry(gpu.mig.profiles)
-    profile = gpu.mig.profile_by_id(offer.gi_profile_id)
+    mig = gpu.mig
+    profile = (None if mig is None or offer.gi_profile_id is None
+               else mig.profile_by_id(offer.gi_profile_id))
+    if mig is None or profile is None:
+        raise refusal(asked, 'the GPU has no such profile now')
+    grid = geometry.Geometry(mig.profiles)
     start = score.choose_start(
-        grid, grid.occupancy_of((*gpu.mig.instances,
-                                 *_unfinished(gpu, entries))), profile)
+        grid, grid.occupancy_of((*mig.instances,
+                                 *_unfinished(mig, entries))), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} beside '
-                      + _instances(gpu))
+                      + _instances(mig))
     return BindPlan(function, profile.profile_id, start)
 
 
@@ -129,7 +134,8 @@ def refusal(asked: request.Request, reason: str) -> exception.BindRefused:
         address=asked.function, reason=reason)
 
 
-def _parent(gpu, asked, entries):
+def _parent(gpu: model.Gpu, asked: request.Request,
+            entries: Iterable[journal.Entry]) -> model.PciAddress:
     """The function that the handle names, which has to be empty.
 
     Nova looks for the vGPU there and nowhere else
@@ -154,7 +160,8 @@ def _parent(gpu, asked, entries):
     return asked.function
 
 
-def _shared(gpu, offer, entries):
+def _shared(gpu: model.Gpu, offer: offers.Offer,
+            entries: Sequence[journal.Entry]) -> model.GpuInstance | None:
     """The fullest instance of ours with room for one more vGPU.
 
     An instance takes vGPUs of one framebuffer size. What somebody else has
@@ -176,25 +183,29 @@ def _shared(gpu, offer, entries):
                               instance.placement), default=None)
 
 
-def _unfinished(gpu, entries):
+def _unfinished(mig: model.Mig, entries: Iterable[journal.Entry]
+                ) -> list[spec.MigInstanceSpec]:
     """Instances that are being made or removed, whatever is there now.
 
     One whose id is not known yet is known by its place alone.
     """
-    live = {spec.of(instance) for instance in gpu.mig.instances}
+    live = {spec.of(instance) for instance in mig.instances}
     return [entry.instance for entry in entries
-            if entry.placement is not None
+            if entry.instance is not None
             and entry.phase is not journal.Phase.BOUND
             and entry.instance not in live]
 
 
-def _ours(gpu, entries):
+def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]
+          ) -> list[model.GpuInstance]:
     """The live instances that the journal has; ids alone are reused."""
     return [instance for instance in (gpu.mig.instances if gpu.mig else ())
             if any(entry.is_on(instance) for entry in entries)]
 
 
-def _placement_id(gpu, available, offer, asked, entries):
+def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
+                  offer: offers.Offer, asked: request.Request,
+                  entries: Iterable[journal.Entry]) -> int | None:
     """Where on a GPU of mixed sizes; None where the driver sees to that.
 
     What was promised before is spoken for, also while no guest runs on it
@@ -211,17 +222,17 @@ def _placement_id(gpu, available, offer, asked, entries):
     chosen = vgpu_placement.choose(
         [known[other.vgpu_type_id] for other in available
          if other.vgpu_type_id in known and not other.problem],
-        known[offer.vgpu_type_id], taken)
+        known[offer.vgpu_type_id or ''], taken)
     if chosen is None:
         raise refusal(asked, f'no placement is left for {offer.profile} '
                       f'among {len(gpu.vgpus)} vGPUs of mixed sizes')
     return chosen
 
 
-def _instances(gpu):
+def _instances(mig: model.Mig) -> str:
     names = []
-    for instance in gpu.mig.instances:
-        profile = gpu.mig.profile_by_id(instance.profile_id)
+    for instance in mig.instances:
+        profile = mig.profile_by_id(instance.profile_id)
         names.append('{}@{}'.format(
             profile.name if profile else f'profile {instance.profile_id}',
             instance.placement.start))

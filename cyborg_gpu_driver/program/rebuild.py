@@ -121,7 +121,8 @@ class Rebuilder:
         self._journal.put(*entries)
         return entries[0]
 
-    def _found(self, gpu, claims):
+    def _found(self, gpu: model.Gpu, claims: reconcile.Claims | None
+               ) -> list[journal.Entry]:
         record = self._store.read(gpu.address)
         bare = entries(
             gpu, self._host.offers(gpu), claims,
@@ -138,7 +139,7 @@ class Rebuilder:
             gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
             record.owned_instances)]
 
-    def _lacks_instance(self, entry):
+    def _lacks_instance(self, entry: journal.Entry) -> bool:
         if entry.placement is not None:
             return False
         return any(offer.profile == entry.profile
@@ -160,12 +161,14 @@ def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
     requested = {} if claims is None else {
         claim.handle: claim for claim in claims.bound}
     vfio = gpu.framework is model.Framework.VENDOR_VFIO
+    there: list[tuple[str, model.Vgpu | None]]
     if vfio:
         there = [(claim.handle, differences.claimed_vgpu(gpu, claim))
                  for claim in requested.values()]
     else:
         there = [(vgpu.uuid, vgpu) for vgpu in gpu.vgpus
-                 if claims is None or vgpu.uuid in requested]
+                 if vgpu.uuid is not None
+                 and (claims is None or vgpu.uuid in requested)]
     # Outside of mixed sizes the driver sees to it.
     places = {vf.address: vf.placement_id for vf in gpu.vfs
               if gpu.mixed_sizes}
@@ -195,15 +198,19 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
     """
     bare = tuple(bare)
     by_type = {offer.vgpu_type_id: offer for offer in offers
-               if offer.gi_profile_id is not None}
+               if offer.vgpu_type_id is not None
+               and offer.gi_profile_id is not None}
     told = {vgpu.name: vgpu.instance_id for vgpu in gpu.vgpus}
-    told.update((vgpu.uuid, vgpu.instance_id) for vgpu in running)
+    told.update((vgpu.uuid, vgpu.instance_id) for vgpu in running
+                if vgpu.uuid is not None)
     free = {instance.instance_id: instance
             for instance in (gpu.mig.instances if gpu.mig else ())
             if spec.of(instance) not in taken}
-    below = {entry.handle: free[told[name]] for entry in bare
-             for name in (differences.vgpu_name(entry),)
-             if told.get(name) in free}
+    below = {}
+    for entry in bare:
+        number = told.get(differences.vgpu_name(entry))
+        if number is not None and number in free:
+            below[entry.handle] = free[number]
     pending = collections.defaultdict(list)
     for entry in bare:
         if entry.handle not in below and entry.mdev_type in by_type:
@@ -247,7 +254,8 @@ def _guessed(instances: Sequence[model.GpuInstance],
             for number, entry in enumerate(waiting)}
 
 
-def _on(entry, instance):
+def _on(entry: journal.Entry, instance: model.GpuInstance | None
+        ) -> journal.Entry:
     if instance is None:
         return entry
     return dataclasses.replace(

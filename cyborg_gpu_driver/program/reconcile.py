@@ -23,6 +23,8 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 
 from oslo_log import log as logging
 
@@ -148,7 +150,8 @@ class Reconciler:
                     gpu, entries, claims, usages.get(gpu.address, ())))
         return tuple(found)
 
-    def _broken(self, host):
+    def _broken(self, host: model.Host
+                ) -> dict[model.PciAddress, reconcile.Difference]:
         """GPUs whose records cannot be used, and what to say of each."""
         found = {}
         for gpu in host.gpus:
@@ -159,7 +162,9 @@ class Reconciler:
                                                             str(error))
         return found
 
-    def _facts(self, gpu, entries, claims, usages):
+    def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
+               claims: reconcile.Claims | None,
+               usages: tuple[reconcile.Usage, ...]) -> differences.Facts:
         record = dataclasses.replace(self._store.read(gpu.address),
                                      claims=entries)
         facts = differences.Facts(gpu, record, self._governs(gpu), claims,
@@ -170,7 +175,7 @@ class Reconciler:
             if lost else {},
             in_use=self._in_use(facts))
 
-    def _governs(self, gpu):
+    def _governs(self, gpu: model.Gpu) -> bool:
         """Whether what nobody explains on a GPU is worth a word."""
         governing = self._settings.policy_for(gpu)
         if governing is None or governing.mode not in _SLICED:
@@ -179,7 +184,8 @@ class Reconciler:
                 or self._settings.vfio_handles
                 or bool(governing.fixed_vgpus))
 
-    def _in_use(self, facts):
+    def _in_use(self, facts: differences.Facts
+                ) -> Mapping[model.Placement, str] | None:
         """What uses the instances of which nothing else is known."""
         if not facts.governed or not differences.unexplained(facts):
             return {}
@@ -190,7 +196,8 @@ class Reconciler:
                       {'gpu': facts.gpu.address, 'error': error})
             return None
 
-    def _due(self, found):
+    def _due(self, found: Iterable[reconcile.Difference]
+             ) -> list[reconcile.Difference]:
         """Those that have lasted as long as they have to."""
         now = self._clock()
         self._since = {difference.key: self._since.get(difference.key, now)
@@ -199,7 +206,7 @@ class Reconciler:
                 if not difference.may_pass
                 or now - self._since[difference.key] >= self._grace]
 
-    def _repaired(self, difference):
+    def _repaired(self, difference: reconcile.Difference) -> bool:
         """Whether a difference is repaired, now or by the report."""
         if not difference.safe:
             return False
@@ -219,7 +226,7 @@ class Reconciler:
                                            'done': done})
         return True
 
-    def _name(self, found):
+    def _name(self, found: Iterable[reconcile.Difference]) -> None:
         """Name what is new; what comes again after it was gone is new."""
         for difference in found:
             if self._said.get(difference.key) != difference.text:
@@ -231,7 +238,7 @@ class Reconciler:
         self._unrepaired = {key: text for key, text
                             in self._unrepaired.items() if key in self._said}
 
-    def _tell_count(self, count):
+    def _tell_count(self, count: int) -> None:
         if count == self._count:
             return
         self._count = count

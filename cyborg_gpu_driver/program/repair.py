@@ -19,6 +19,7 @@ since.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 from cyborg_gpu_driver import exception
@@ -79,7 +80,7 @@ class Repairer:
         """
         return self._ways[difference.kind](difference)
 
-    def _return(self, difference):
+    def _return(self, difference: reconcile.Difference) -> str:
         """Return what a handle has that Cyborg does not know any more.
 
         Cyborg is asked before the GPU is locked: binds do not wait for it.
@@ -107,13 +108,13 @@ class Repairer:
         self._finish(difference)
         return f'returned {entry.profile} of handle {entry.handle}'
 
-    def _finish(self, difference):
+    def _finish(self, difference: reconcile.Difference) -> str:
         self._binder.recover()
         if self._journal.get(difference.subject) is not None:
             raise _kept('it cannot be removed yet; the log says why')
         return f'removed what handle {difference.subject} had left'
 
-    def _make_again(self, difference):
+    def _make_again(self, difference: reconcile.Difference) -> str:
         """Make a handle's instance and vGPU again, where they were."""
         parts, done = self._parts, []
         entry = self._entry(difference)
@@ -140,10 +141,12 @@ class Repairer:
         return (f'made {" and ".join(done) or "nothing"} again for handle '
                 f'{entry.handle}')
 
-    def _create_instance(self, gpu, entry):
+    def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
+                         ) -> journal.Entry:
         """Create the instance of an entry, and of those that share it."""
         parts, records = self._parts, self._journal
-        profile = gpu.mig.profile_by_id(entry.profile_id) if gpu.mig else None
+        profile = (None if gpu.mig is None or entry.profile_id is None
+                   else gpu.mig.profile_by_id(entry.profile_id))
         if profile is None:
             raise _kept('the GPU has no such profile now')
         made = parts.create_instance(gpu, dataclasses.replace(
@@ -156,10 +159,10 @@ class Repairer:
             == (entry.instance, entry.instance_id)))
         return made
 
-    def _record(self, difference):
+    def _record(self, difference: reconcile.Difference) -> str:
         """Write the entry of a request whose vGPU is there."""
         claims = self._cloud.requests()
-        claim = claims and claims.of(difference.subject)
+        claim = None if claims is None else claims.of(difference.subject)
         if claim is None:
             raise _kept('no accelerator request has it any more')
         with self._locked(difference):
@@ -169,20 +172,21 @@ class Repairer:
         self._cloud.publish(difference.gpu)
         return f'recorded handle {claim.handle} as bound'
 
-    def _publish(self, difference):
+    def _publish(self, difference: reconcile.Difference) -> str:
         self._cloud.publish(difference.gpu)
         return 'wrote reserved'
 
-    def _locked(self, difference):
+    def _locked(self, difference: reconcile.Difference
+                ) -> contextlib.AbstractContextManager:
         return locks.gpu(self._state_path, difference.gpu)
 
-    def _entry(self, difference):
+    def _entry(self, difference: reconcile.Difference) -> journal.Entry:
         entry = self._journal.get(difference.subject)
         if entry is None or entry.phase is not journal.Phase.BOUND:
             raise _kept('it is not bound any more')
         return entry
 
-    def _check_unchanged(self, entry):
+    def _check_unchanged(self, entry: journal.Entry) -> None:
         if self._journal.get(entry.handle) != entry:
             raise _kept('it has been bound or unbound meanwhile')
 
@@ -203,5 +207,5 @@ def users(keeper: orphans.Keeper, gpu: model.PciAddress,
     return found
 
 
-def _kept(reason):
+def _kept(reason: str) -> exception.StepFailed:
     return exception.StepFailed(reason=reason)
