@@ -143,6 +143,8 @@ class CheckTest(base.BaseTestCase):
     def test_one_entry_at_most(self):
         what = {'type': 'object', 'maxProperties': 1}
         for value, said in (({'a': 1, 'b': 1}, 'both a and b; leave one'),
+                            ({'a': 1, 'b': 1, 'c': 1, 'd': 1},
+                             'both a and b and c; leave one'),
                             ({'a\n': 1, 'x' * 99: 1},
                              f"both 'a\\n' and '{'x' * 60}'... (99 char")):
             self.assertIn(said, self.said(value, what))

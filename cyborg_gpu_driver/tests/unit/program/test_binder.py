@@ -23,6 +23,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu
 from cyborg_gpu_driver.record import store
@@ -43,6 +44,10 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(empty, self.truth())
         self.assert_quiet()
         self.assertEqual([self.address] * 2, self.published)
+        self.assertEqual(
+            [('bound', handle[2]), ('unbound', handle[2])],
+            [(record.what, record.subject) for record
+             in audit.read(self.state_path).records])
 
     def test_a_bind_makes_few_nvml_calls(self):
         calls = self.calls(self.binder.bind, *self.handle('1g.5gb'))
@@ -249,6 +254,23 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(3, len(self.truth()[0]))
         self.binder.unbind(*self.handle('1g.5gb'))
         self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
+
+    def test_a_stranger_that_is_always_quicker(self):
+        places, taking = [6, 5, 4], []
+
+        def take(_seconds):
+            if places and not taking:
+                taking.append(True)
+                self.stranger(19, places.pop(0), 1)
+                taking.clear()
+
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  1, sleep=take)
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('1g.5gb'))
+        self.assertIn('taken by somebody else', str(error))
+        self.assertEqual(([(19, 4), (19, 5), (19, 6)], []), self.truth())
+        self.assertEqual((), self.journal.entries())
 
     def test_a_stranger_at_the_place_is_not_undone(self):
         # The view is old, and NVML's answer leaves open what it did.

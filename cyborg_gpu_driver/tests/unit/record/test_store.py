@@ -269,7 +269,8 @@ class OwnedTest(base.BaseTestCase):
 
     def test_who_owns_an_instance(self):
         record = gpu_record.GpuRecord(
-            claims=(claim(1), claim(2, placement=None, profile_id=None)),
+            claims=(claim(1), claim(2, placement=None, profile_id=None),
+                    claim(3, profile_id=None)),
             fixed=FIXED, layout=LAYOUT)
         used = FIXED.instances | {
             spec.MigInstanceSpec(model.Placement(1, 1), 19)}

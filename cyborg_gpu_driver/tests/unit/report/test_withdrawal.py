@@ -106,6 +106,16 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertEqual(build.cpid_info(_ADDRESS),
                              devices[_ADDRESS].cpid_info)
 
+    def test_a_sick_gpu_that_is_left_alone_is_promised_to_nobody(self):
+        known = {item.provider_uuid for item
+                 in self.report(_GPU)[_ADDRESS].deployables}
+        for sick, draining in (((), set()), ((_ADDRESS,), known)):
+            decision = self.withdrawal.decide(
+                model.Host(gpus=(_UNSEEN,)), _device, (), set(), sick)
+            self.assertTrue(decision.devices[0].stub)
+            self.assertEqual(draining, {item.provider for item
+                                        in decision.draining})
+
     def test_without_library_a_gpu_never_seen_is_whole(self):
         devices = self.report(_UNSEEN, library_missing=True)
         self.assertFalse(devices[_ADDRESS].stub)
