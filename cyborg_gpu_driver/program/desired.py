@@ -23,6 +23,7 @@ import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import action
@@ -152,21 +153,24 @@ def _differing(gpu: model.Gpu, wanted: Sequence[spec.MigInstanceSpec],
     return (*away, *missing)
 
 
-def _step(gpu, what, place, **compute):
-    return action.Step(what, gpu.mig.profile_by_id(place.profile_id),
-                       place.placement, **compute)
+def _step(gpu: model.Gpu, what: action.Action, place: spec.MigInstanceSpec,
+          **compute: Any) -> action.Step:
+    profile = gpu.mig.profile_by_id(place.profile_id) if gpu.mig else None
+    return action.Step(what, profile, place.placement, **compute)
 
 
-def _compute(gpu, what, place, parts):
+def _compute(gpu: model.Gpu, what: action.Action, place: spec.MigInstanceSpec,
+             parts: Iterable[tuple[int, int]]) -> list[action.Step]:
     return [_step(gpu, what, place, slices=size, start=start)
             for start, size in sorted(parts)]
 
 
-def _mode(enabled):
+def _mode(enabled: bool) -> str:
     return 'on' if enabled else 'off'
 
 
-def _order(group):
+def _order(group: tuple[spec.MigInstanceSpec | None,
+                        Sequence[gpu_record.Claim]]) -> tuple:
     instance, claims = group
     return (instance is not None, -len(claims), instance or ())
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterator
 
 from oslo_log import log as logging
 
@@ -111,7 +112,8 @@ class Restorer:
                 tell(words)
         return apply.Status.CHANGED if done else apply.Status.UNCHANGED
 
-    def _restore(self, gpu, saved, done):
+    def _restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
+                 done: list[str]) -> None:
         if self._transactions.recover(gpu):
             done.append(transaction.RECOVERED)
         failed: list[str] = []
@@ -137,9 +139,10 @@ class Restorer:
             raise exception.RestoreIncomplete(gpu=gpu.address,
                                               reason='; '.join(failed))
 
-    def _modes(self, gpu, record, done, failed):
+    def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
+               done: list[str], failed: list[str]) -> model.Gpu:
         """MIG mode, virtual functions, mixed sizes and scheduler."""
-        def wanted(now):
+        def wanted(now: model.Gpu) -> readiness.Wants:
             return desired.desired(now, record, prepare.wants(
                 self._settings, now)).wants
 
@@ -174,7 +177,8 @@ class Restorer:
             done.extend(map(str, taken))
         return now
 
-    def _group(self, gpu, group, done, failed):
+    def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
+               failed: list[str]) -> None:
         """A GPU instance and the vGPUs on it, as far as they are missing."""
         claims = group.claims
         if group.instance is not None:
@@ -197,7 +201,7 @@ class Restorer:
 
 
 @contextlib.contextmanager
-def _noted(failed, what):
+def _noted(failed: list[str], what: str) -> Iterator[None]:
     """Go on with what comes after, whatever fails here."""
     try:
         yield

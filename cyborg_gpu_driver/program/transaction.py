@@ -194,7 +194,8 @@ class Transactions:
                     step='the rollback of an interrupted change')
             return True
 
-    def _roll_back(self, gpu, change):
+    def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change
+                   ) -> str | None:
         """Roll a change back; never raises.
 
         Each round reads what is there and goes on from that, whatever an
@@ -221,7 +222,7 @@ class Transactions:
             LOG.error('GPU %s: %s', gpu.address, error)
         return problem
 
-    def _round(self, gpu, change):
+    def _round(self, gpu: model.Gpu, change: gpu_record.Change) -> str | None:
         """Go as far back as it goes; what is left, None if nothing."""
         before = change.before
         now = self._read(gpu, change)
@@ -237,7 +238,7 @@ class Transactions:
         left = desired.differences(self._read(gpu, change), change)
         return '; '.join(left) or None
 
-    def _read(self, gpu, change):
+    def _read(self, gpu: model.Gpu, change: gpu_record.Change) -> model.Gpu:
         if change.vgpus:
             gpu = vfio.read_functions(self.machine, gpu)
         return self._reader.read(gpu)
@@ -268,5 +269,5 @@ def _reasons(step: action.Step, used: Mapping[model.Placement, str]
                      and step.placement == place)]
 
 
-def _is_enabled(gpu):
+def _is_enabled(gpu: model.Gpu) -> bool:
     return gpu.mig is not None and gpu.mig.enabled
