@@ -21,15 +21,11 @@ import signal
 from concurrent import futures
 
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests.integration import base
-from cyborg_gpu_driver.tests.unit.osc import running
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _DEADLINE = 300
-_HANDLES = 'handles in use'
 
 
 class RestartCase(base.TestCase):
@@ -66,14 +62,12 @@ class RestartCase(base.TestCase):
 
         :param most: how many binds may have been lost.
         """
-        openstack = running.Openstack(connection.Cloud(self.admin, 'admin'))
-        if self.arqs():
-            openstack.run(orphan.CleanOrphan, '--yes', '--older-than', '0')
+        self.clean_requests()
         with contextlib.suppress(base.Late):
-            self.until(lambda: set(self.left()) <= {_HANDLES},
+            self.until(lambda: set(self.left()) <= {base.HANDLES},
                        'at most handles are left', _DEADLINE)
         left = self.left()
-        self.assertLessEqual(len(left.pop(_HANDLES, ())), most)
+        self.assertLessEqual(len(left.pop(base.HANDLES, ())), most)
         self.assertEqual({}, left)
         self.cloud.release_handles()
         self.assert_nothing_withheld()
