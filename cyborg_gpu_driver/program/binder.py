@@ -267,17 +267,20 @@ class Binder:
         mdevctl is asked without the GPU's lock.
         """
         gone = False
-        if not entry.vfio and entry.phase is not journal.Phase.BINDING:
+        try:
+            if not entry.vfio and entry.phase is not journal.Phase.BINDING:
+                with self._unfinished(entry, seconds) as current:
+                    if current is not None:
+                        self._maker.remove_vgpu(current)
+                        gone = True
+                if gone:
+                    self._parts.undefine_mdev(entry.handle)
             with self._unfinished(entry, seconds) as current:
                 if current is not None:
-                    self._maker.remove_vgpu(current)
-                    gone = True
-            if gone:
-                self._parts.undefine_mdev(entry.handle)
-        with self._unfinished(entry, seconds) as current:
-            if current is not None:
-                self._maker.remove(current)
-        if current is not None:
+                    self._maker.remove(current)
+        finally:
+            # What stays is no server's any more: without its allocation
+            # Placement would give its place to the next one.
             self._cloud.publish(entry.gpu)
 
     @contextlib.contextmanager

@@ -149,8 +149,9 @@ class Withdrawal:
                 draining.extend(_drained(before, left))
             if reason:
                 self._say(address, reason, _LEFT)
-                draining.extend(_drained(before, before.providers)
-                                if before and address in sick else ())
+                # What is still offered is closed as the GPU's inventories are.
+                draining.extend(_drained(before, memory.withdrawn(
+                    before, device)) if before and address in sick else ())
             elif look.waiting or device is not None:
                 self._say(address, look.waiting, _WAITING)
             # Also where it stays beside what is to be withdrawn.

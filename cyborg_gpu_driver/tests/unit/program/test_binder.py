@@ -350,6 +350,15 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual([self.address] * 2, self.published)
 
 
+    def test_what_a_guest_still_holds_is_published(self):
+        """No allocation covers it from now on."""
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        self.machine.start_guest(handle[2])
+        self.assertRaises(exception.SysfsError, self.binder.unbind, *handle)
+        self.assertEqual([self.address] * 2, self.published)
+
+
 class MdevctlTest(binder_case.BinderCase):
     """What Nova lets mdevctl define would be started at the next boot."""
 

@@ -62,10 +62,10 @@ class WithdrawalTest(base.BaseTestCase):
             self.state_path, self.placement.keeper())
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
-               library_missing=False, earlier=()):
+               library_missing=False, earlier=(), sick=()):
         decision = self.withdrawal.decide(
             model.Host(gpus=gpus, library_missing=library_missing), make,
-            ignored, set(claimed), earlier=earlier)
+            ignored, set(claimed), sick, earlier)
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -228,6 +228,20 @@ class WithdrawalTest(base.BaseTestCase):
             decision, devices = self.decide(_GPU, make=fewer)
             self.assertEqual(fewer(_GPU), devices[_ADDRESS])
             self.assertEqual((), decision.draining)
+
+    def test_of_a_sick_gpu_only_what_is_not_offered_is_drained(self):
+        """What is offered is closed as its inventory says, and once."""
+        first = self.report(_GPU)[_ADDRESS]
+        dropped = first.deployables[1]
+        self.placement.used.add(dropped.provider_uuid)
+        decision, _ = self.decide(
+            _GPU, sick=[_ADDRESS], make=lambda gpu: _device(
+                gpu, profiles=(first.deployables[0].profile,)))
+        self.assertEqual({dropped.provider_uuid},
+                         {item.provider for item in decision.draining})
+        decision, _ = self.decide(_UNSEEN, sick=[_ADDRESS])
+        self.assertEqual({item.provider_uuid for item in first.deployables},
+                         {item.provider for item in decision.draining})
 
     def test_use_of_a_profile_that_stays_does_not_hold_up_the_others(self):
         first = self.report(_GPU)[_ADDRESS]
