@@ -157,14 +157,15 @@ class Applier:
             status = Status.UNCHANGED
             if not planned.is_empty:
                 now, pending = self._transactions.run(
-                    now, planned.steps, lambda gpu: _verify(gpu, planned),
+                    now, planned.steps,
+                    lambda gpu: self._settled(gpu, planned, remember),
                     may_reset=options.may_reset)
                 status = Status.PENDING if pending else Status.CHANGED
                 LOG.info('GPU %(gpu)s: %(wanted)s', {
                     'gpu': gpu.address, 'wanted': planned.wanted})
-            elif self._store.read(gpu.address).change is not None:
-                self._store.put(gpu.address, change=None)
-            if status is not Status.PENDING:
+            else:
+                if self._store.read(gpu.address).change is not None:
+                    self._store.put(gpu.address, change=None)
                 self._remember(now, remember)
             return status
 
@@ -194,11 +195,25 @@ class Applier:
         by_gpu = {outcome.gpu: outcome for outcome in outcomes}
         return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
 
+    def _settled(self, now, planned, remember):
+        """Check a change; what to record of it as its own record goes.
+
+        In one write: a process that is killed leaves no instance that
+        neither record explains, and no layout that is not there.
+        """
+        _verify(now, planned)
+        return self._remembered(now, remember)
+
+    def _remembered(self, now, anew):
+        """The GPU as it is now, for its record, if that is to have it."""
+        if anew or self._store.read(now.address).layout is not None:
+            return {'layout': self.saved(now)}
+        return {}
+
     def _remember(self, now, anew):
-        """Put the GPU into the checkpoint as it is now."""
+        """Put the GPU into its record as it is now."""
         try:
-            if anew or self._store.read(now.address).layout is not None:
-                self._store.put(now.address, layout=self.saved(now))
+            self._store.put(now.address, **self._remembered(now, anew))
         except exception.JournalError as error:
             LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
                         '%(error)s', {'gpu': now.address, 'error': error})

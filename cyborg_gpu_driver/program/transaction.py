@@ -27,6 +27,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -90,13 +91,14 @@ class Transactions:
                                self._store.read(gpu.address).claims)
 
     def run(self, gpu: model.Gpu, steps: Sequence[action.Step],
-            check: Callable[[model.Gpu], None], *, may_reset: bool = True
-            ) -> tuple[model.Gpu, bool]:
+            check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
+            may_reset: bool = True) -> tuple[model.Gpu, bool]:
         """Take all steps, or none.
 
         :param gpu: as :meth:`read` gives it.
         :param check: called with the GPU as it is when all steps are taken;
-            raises if that is not what was wanted.
+            raises if that is not what was wanted. It returns what else of
+            the GPU's record is to be written as the change goes from it.
         :param may_reset: False leaves a MIG mode that waits for a reset
             pending, and the steps after it untaken.
         :returns: the GPU as it is then, and whether it waits for a reset.
@@ -110,6 +112,7 @@ class Transactions:
             vgpus=earlier.vgpus if earlier else ())
         runner = executor.Executor(self.machine, gpu.address, gpu, may_reset)
         now, doing = gpu, ''
+        kept: Mapping[str, Any] = {}
         try:
             for number, step in enumerate(steps):
                 before, change = change, _about_to(change, number, step)
@@ -128,8 +131,8 @@ class Transactions:
             else:
                 doing = 'the check at the end'
                 now = self._read(gpu, change)
-                check(now)
-            self._store.put(gpu.address, change=None)
+                kept = check(now) or {}
+            self._store.put(gpu.address, change=None, **kept)
         except Exception as error:
             LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; rolling '
                         'back', {'gpu': gpu.address, 'step': doing,
