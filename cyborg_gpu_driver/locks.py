@@ -52,18 +52,18 @@ _holders: dict[str, str] = {}
 
 
 def gpu(state_path: str, address: model.PciAddress,
-        seconds: float = REPORT_SECONDS, purpose: str = ''
+        seconds: float | None = None, purpose: str = ''
         ) -> contextlib.AbstractContextManager:
     """Hold one GPU. Every change of its partition needs this lock.
 
     :param state_path: ``[gpu] state_path``; the files lie below ``locks``.
-    :param seconds: how long to wait.
+    :param seconds: how long to wait; None for :data:`REPORT_SECONDS`.
     :param purpose: what the lock is for, for people.
     :raises LockTimeout: on entry, if the wait takes longer.
     :raises JournalError: on entry, if the lock cannot be used at all.
     """
-    return _lock(state_path, f'gpu-{address}', f'GPU {address}', seconds,
-                 purpose)
+    return _lock(state_path, f'gpu-{address}', f'GPU {address}',
+                 REPORT_SECONDS if seconds is None else seconds, purpose)
 
 
 def record(state_path: str, address: model.PciAddress

@@ -25,6 +25,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 import urllib.parse
 
 import fixtures
@@ -126,6 +127,8 @@ class Door(fixtures.Fixture):
         self._target = (parsed.hostname, parsed.port)
         self._answer = None
         self._refused = None
+        self._delay = 0.0
+        self._mute = False
         self._listener = None
         self._port = 0
         self._open: set[socket.socket] = set()
@@ -163,6 +166,29 @@ class Door(fixtures.Fixture):
     def silent(self):
         """Take requests and answer none for the time of the block."""
         return self._answering(b'')
+
+    @contextlib.contextmanager
+    def slow(self, seconds: float):
+        """Keep each request for so long, for the time of the block."""
+        self._delay = seconds
+        try:
+            yield
+        finally:
+            self._delay = 0.0
+
+    @contextlib.contextmanager
+    def mute(self):
+        """Pass requests on and no answers back, for the block.
+
+        The service does what it is asked for; nobody hears of it.
+        """
+        self._mute = True
+        self._hang_up()
+        try:
+            yield
+        finally:
+            self._mute = False
+            self._hang_up()
 
     @contextlib.contextmanager
     def _answering(self, answer):
@@ -205,8 +231,9 @@ class Door(fixtures.Fixture):
         with connection, contextlib.suppress(OSError):
             if self._answer is None:
                 with socket.create_connection(self._target) as service:
-                    threading.Thread(target=_pass_on, args=(
-                        service, connection), daemon=True).start()
+                    threading.Thread(
+                        target=_drain if self._mute else _pass_on,
+                        args=(service, connection), daemon=True).start()
                     self._pass_requests(connection, service)
             else:
                 while connection.recv(_CHUNK):
@@ -218,6 +245,7 @@ class Door(fixtures.Fixture):
             if self._refused and self._refused in data:
                 connection.sendall(_REFUSAL)
                 return
+            time.sleep(self._delay)
             service.sendall(data)
         service.shutdown(socket.SHUT_RDWR)
 
@@ -227,6 +255,66 @@ def _pass_on(source, sink):
         while data := source.recv(_CHUNK):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_RDWR)
+
+
+def _drain(source, _sink):
+    with contextlib.suppress(OSError):
+        while source.recv(_CHUNK):
+            pass
+
+
+class Gate:
+    """A service that keeps requests for as long as a test wants.
+
+    :param application: the service, as WSGI has it.
+    """
+
+    def __init__(self, application):
+        self._application = application
+        self._left: int | None = None
+        self._opened = threading.Event()
+        self._changed = threading.Event()
+
+    def __call__(self, environ, start_response):
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._changed.set()
+                self._opened.wait()
+        return self._application(environ, start_response)
+
+    @contextlib.contextmanager
+    def shut_during(self, act, after):
+        """Let something happen, and its requests wait, for the block.
+
+        :param act: called in a thread. The block begins when a request of
+            it waits, or when it has ended. What it raises, leaves the block.
+        :param after: how many requests are answered first.
+        """
+        errors = []
+
+        def run():
+            try:
+                act()
+            except Exception as error:
+                errors.append(error)
+            finally:
+                self._changed.set()
+
+        self._opened.clear()
+        self._changed.clear()
+        self._left = after
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._changed.wait()
+        try:
+            yield
+        finally:
+            self._left = None
+            self._opened.set()
+            thread.join()
+        if errors:
+            raise errors[0]
 
 
 class SmallDisk(fixtures.Fixture):

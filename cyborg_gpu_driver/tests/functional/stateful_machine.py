@@ -23,6 +23,7 @@ import collections
 import dataclasses
 import random
 import sys
+import traceback
 
 import hypothesis
 import pynvml
@@ -32,24 +33,35 @@ from hypothesis import strategies
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests.functional import stateful_faults
+from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.functional import stateful_world
 
 _UP = 15
 """Operations between two reboots, at least: they take long."""
-GPUS = (stateful_world.FIRST, stateful_world.SECOND, stateful_world.THIRD)
+GPUS = stateful_kinds.GPUS
 PICKS = strategies.integers(0, 255)
 WEIGHTS = {
     'bind': 14, 'unbind': 7, 'bind_again': 3, 'unbind_again': 4,
     'bind_too_late': 2, 'guest_starts': 3, 'guest_ends': 2, 'report': 3,
     'restart': 3, 'reboot': 1, 'fault': 7, 'fall_sick': 3, 'recover': 2,
     'outsider_cuts': 3, 'outsider_returns': 2, 'change_policies': 2,
-    'be_quiet': 1}
+    'be_quiet': 1, **stateful_faults.WEIGHTS}
 """How often each operation is tried, where it is possible."""
+
+_TOLD = frozenset({
+    'bind', 'unbind', 'bind_again', 'unbind_again', 'bind_too_late',
+    'guest_starts', 'guest_ends', 'report', 'change_policies', 'doctor',
+    'be_quiet'})
+"""Operations after which the agent knows all that there is to know, if it
+did before."""
+_IDLE = frozenset({'guest_starts', 'guest_ends'})
+"""Those of them that change nothing that is published."""
 
 XIDS = (79, 62, 31, 94)
 
 
-class Operations(stateful.RuleBasedStateMachine):
+class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
     """Has a cloud of its own from its beginning to its end."""
 
     case: stateful_world.StatefulCase
@@ -59,6 +71,7 @@ class Operations(stateful.RuleBasedStateMachine):
         super().__init__()
         self.began = False
         self.drawn = 0
+        self.story: list[str] = []
         self.servers: list[tuple[nova_part.Server,
                                  list[stateful_world.Held]]] = []
         self.old: list[tuple[str, str, str]] = []
@@ -87,7 +100,18 @@ class Operations(stateful.RuleBasedStateMachine):
         # and again is dull.
         self.drawn += 1
         chance = random.Random(f'{luck} {self.drawn}')
-        getattr(self, chance.choice(self.possible()))(chance.randrange(256))
+        name = chance.choice(self.possible())
+        pick = chance.randrange(256)
+        self.tell(f'{name}({pick})')
+        self.settled = self.settled and name in _TOLD
+        getattr(self, name)(pick)
+        if name not in _IDLE:
+            self.check_doctor()
+
+    def tell(self, what):
+        """Note something for whoever reads of a failure."""
+        self.story.append(what)
+        hypothesis.note(what)
 
     def possible(self):
         """Names of operations, each as often as it weighs."""
@@ -99,7 +123,7 @@ class Operations(stateful.RuleBasedStateMachine):
                    'bind_too_late': not self._past(),
                    'recover': not self.ill,
                    'outsider_returns': not self.foreign,
-                   'reboot': self.up < _UP}
+                   'reboot': self.up < _UP, **self.missing()}
         return [name for name, weight in WEIGHTS.items()
                 if not missing.get(name) for _ in range(weight)]
 
@@ -131,11 +155,11 @@ class Operations(stateful.RuleBasedStateMachine):
         return found
 
     def bind(self, pick):
-        profiles = self.case.profiles
-        if pick % 8:
-            # Mostly what can be had.
-            profiles = self._promised() or profiles
-        self._count('bind', self._bind(_one(profiles, pick // 8)))
+        profiles = list(self.case.profiles)
+        random.Random(pick).shuffle(profiles)
+        # Mostly what can be had.
+        profile = next(self._promised(profiles), None) if pick % 8 else None
+        self._count('bind', self._bind(profile or profiles[0]))
 
     def unbind(self, pick):
         server, held = _one(self.servers, pick)
@@ -211,20 +235,21 @@ class Operations(stateful.RuleBasedStateMachine):
     # What happens to the agent and to the machine
 
     def report(self, _pick):
-        known = set(self.case.capacities())
+        known = set(self.case.cloud.placement.providers())
         self.case.cloud.report()
         self._count('report')
-        if not self.faulty:
-            self._check_sick(known)
+        # What Cyborg has just made is written in the next one.
+        if not self.disturbed and known >= set(
+                self.case.cloud.placement.providers()):
+            self.settled = True
+            self._check_sick()
 
-    def _check_sick(self, known):
-        """Nothing is promised on what a report has found to be sick.
-
-        A provider that Cyborg has just made is so from the next one on.
-        """
+    def _check_sick(self):
+        """Nothing is promised on what a report has found to be sick."""
         sick = self.case.sick()
-        for (gpu, label), left in self.case.capacities().items():
-            if gpu in sick and (gpu, label) in known:
+        for (gpu, label), left in (
+                self.case.capacities().items() if sick else ()):
+            if gpu in sick:
                 self.case.assertLessEqual(left, 0, (gpu, label))
 
     def restart(self, _pick):
@@ -232,57 +257,10 @@ class Operations(stateful.RuleBasedStateMachine):
         self._count('restart')
 
     def _restart(self):
+        # A new process would not wait for calls of the old one.
+        self.nvml_answers()
         self.case.restart_agent()
         self.faulty = False
-
-    def reboot(self, _pick):
-        self.up = 0
-        before = self._promises()
-        self.case.world.reboot()
-        self.foreign.clear()
-        self.ill.clear()
-        self.case.restore()
-        self._assert_kept(before, self._promises())
-        live = self.case.live()
-        for _, held in self.servers:
-            for item in held:
-                item.what = self._what(item, live)
-        self._restart()
-        self._count('reboot')
-
-    def _assert_kept(self, before, after):
-        """All is as before the reboot.
-
-        Where instances hold several vGPUs, the driver chooses the instance
-        of each anew; but it is one of those that were there.
-        """
-        there = [found[-1] for found in before.values()]
-        places = [found[-1] for found in after.values()]
-        shared = [place for place in there
-                  if max(there.count(place), places.count(place)) > 1]
-        for handle, found in after.items():
-            if before.get(handle, [None])[-1] in shared or (
-                    found[-1] in shared):
-                self.case.assertIn(found[-1], there)
-                after[handle] = (*found[:-1], before[handle][-1])
-        self.case.assertEqual(before, after)
-
-    def _promises(self):
-        """What has to be the same after a reboot, of each bound handle."""
-        live, states = self.case.live(), self.case.state()
-        found = {}
-        for entry in self.case.journal():
-            if entry['phase'] != 'bound':
-                continue
-            name = entry['function'] if entry['vfio'] else entry['handle']
-            item, place = live[name], entry['placement']
-            there = {(instance.profile_id, instance.start, instance.size)
-                     for instance in states[item.gpu].instances.values()}
-            found[entry['handle']] = (
-                item.gpu, item.function, item.type_id, item.placement,
-                place and (entry['profile_id'], place['start'],
-                           place['size']) in there and place)
-        return found
 
     def fault(self, pick):
         known = self.case.kind['faults']
@@ -338,10 +316,11 @@ class Operations(stateful.RuleBasedStateMachine):
     def change_policies(self, pick):
         self._configure(pick % len(self.case.kind['configurations']))
         # As the agent does at its start.
-        self.case.cloud.report()
+        self.report(pick)
         self._count('policies')
 
     def _configure(self, number):
+        self.nvml_answers()
         self.case.configure(number)
         self.faulty = False
         self.changed = number != 0
@@ -351,7 +330,7 @@ class Operations(stateful.RuleBasedStateMachine):
     def be_quiet(self, pick):
         self._quiet()
         self._count('quiet')
-        given = self._promised()
+        given = list(self._promised(self.case.profiles))
         if given and not self._outsiders_in_the_way():
             # What Placement still promises can be had.
             self.case.assertEqual('bound', self._bind(_one(given, pick)))
@@ -367,10 +346,10 @@ class Operations(stateful.RuleBasedStateMachine):
                    and ('vgpu', item.number) in self.foreign
                    for item in self.case.live().values())
 
-    def _promised(self):
-        """Device profiles for which Placement has something left."""
-        return [profile for profile in self.case.profiles
-                if self._candidates(profile)]
+    def _promised(self, profiles):
+        """Those device profiles for which Placement has something left."""
+        return (profile for profile in profiles
+                if self._candidates(profile))
 
     def _candidates(self, profile):
         try:
@@ -381,6 +360,7 @@ class Operations(stateful.RuleBasedStateMachine):
             return []
 
     def _quiet(self):
+        self.end_faults()
         for gpu in GPUS:
             self.case.heal(gpu)
         self.ill.clear()
@@ -389,12 +369,15 @@ class Operations(stateful.RuleBasedStateMachine):
             if name not in mine:
                 self.case.world.stop_guest(name)
         self.case.faults().clear()
+        self.mend()
         if self.faulty:
             # What has failed is left alone for a minute by the same agent.
             self._restart()
         self.case.report()
         self.strays.clear()
+        self.settled = True
         self.check()
+        self.check_doctor()
         # Nothing is under way any more.
         self.case.assertEqual(
             {item.handle for item in self._bound()},
@@ -443,9 +426,7 @@ class Operations(stateful.RuleBasedStateMachine):
         mine = {item.handle for item in self._bound()}
         self.case.assertLessEqual(mine, bound)
         self.case.assertLessEqual(bound - mine, self.strays)
-        places = {(entry['gpu'], entry['profile_id'],
-                   entry['placement']['start'])
-                  for entry in entries if entry['placement']}
+        places = self.case.explained()
         for address, gpu in self.case.state().items():
             for item in gpu.instances.values():
                 self.case.assertTrue(
@@ -458,6 +439,12 @@ class Operations(stateful.RuleBasedStateMachine):
     def teardown(self):
         if self.began and sys.exc_info()[0] is None:
             self._end()
+        elif self.began:
+            # Hypothesis tries again, and shows nothing of the first time if
+            # the second ends in another way.
+            print('\n'.join((f'Seed {self.case.seed}:', *self.story,
+                             traceback.format_exc())), flush=True)
+            self.end_faults()
 
     def _end(self):
         """All is given back, and as at the beginning."""
@@ -468,7 +455,10 @@ class Operations(stateful.RuleBasedStateMachine):
         self._quiet()
         for what in self.foreign:
             self.case.outsider_returns(*what)
+        self.clear_layouts()
         self._configure(0)
+        self._quiet()
+        self.clear_layouts()
         self._quiet()
         for part in ('placement', 'arqs', 'journal'):
             self.case.assertEqual(self.case.untouched[part],

@@ -22,10 +22,10 @@ from __future__ import annotations
 import configparser
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import shutil
+import time
 
 import fixtures
 import pynvml
@@ -34,8 +34,11 @@ from cyborg.agent import rpcapi
 from cyborg.api import app as cyborg_app
 from oslo_config import cfg
 
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import health_facts
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import mig
@@ -43,96 +46,21 @@ from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator import vgpu as vgpus
 from cyborg_gpu_driver.tests.functional import base
+from cyborg_gpu_driver.tests.functional import commands_apart
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.functional import outages
+from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
-FIRST = '0000:3b:00.0'
-SECOND = '0000:41:00.0'
-THIRD = '0000:81:00.0'
-WHOLE = 'passthrough'
 TOO_HOT = 120
 """Degrees Celsius at which every board gives up."""
-
-
-def policies(first, second, third):
-    """The policies of the three GPUs, as sections of cyborg.conf."""
-    return {f'gpu_policy:p{number}': {'match_address': address, **options}
-            for number, (address, options) in enumerate(
-                ((FIRST, first), (SECOND, second), (THIRD, third)))}
-
-
-def _vgpu(names, **more):
-    return {'mode': 'vgpu', 'vgpu_types': names, **more}
-
-
-def _mig(**options):
-    return {'mode': 'mig', **options}
-
-
-_PASSTHROUGH = {'mode': WHOLE}
-
-_CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
-_DESTROY = 'nvmlGpuInstanceDestroy'
-_FAULTS = (
-    # What fails, how, and whether its work is done all the same.
-    (_CREATE, pynvml.NVML_ERROR_UNKNOWN, False),
-    (_CREATE, pynvml.NVML_ERROR_UNKNOWN, True),
-    (_CREATE, pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, False),
-    (_DESTROY, pynvml.NVML_ERROR_IN_USE, False),
-    (_DESTROY, pynvml.NVML_ERROR_UNKNOWN, False),
-    (_DESTROY, pynvml.NVML_ERROR_UNKNOWN, True),
-    ('nvmlDeviceGetGpuInstances', pynvml.NVML_ERROR_UNKNOWN, False),
-    ('nvmlGpuInstanceGetInfo', pynvml.NVML_ERROR_UNKNOWN, False),
-    ('nvmlDeviceGetHandleByPciBusId_v2', pynvml.NVML_ERROR_TIMEOUT, False),
-    ('nvmlDeviceSetMigMode', pynvml.NVML_ERROR_UNKNOWN, False),
-    ('nvmlDeviceGetRemappedRows', pynvml.NVML_ERROR_UNKNOWN, False),
-    ('sriov-manage', errno.EBUSY, False), ('*/reset', errno.EIO, False))
-
-MDEV = {
-    'framework': 'mdev',
-    'faults': (
-        *_FAULTS, ('mdevctl', errno.EIO, False),
-        ('*/create', errno.EIO, False), ('*/create', errno.EIO, True),
-        ('*/create', errno.ENOSPC, False), ('*/remove', errno.EBUSY, False),
-        ('*/remove', errno.EIO, True)),
-    'models': ('t4', 'a100-80', 'h100-80'),
-    'configurations': (
-        policies(_vgpu('T4-4C,T4-8C'),
-                 _mig(profiles='1g.10gb,2g.20gb,3g.40gb,7g.80gb'),
-                 _PASSTHROUGH),
-        policies(_vgpu('T4-4C'), _mig(profiles='1g.10gb,3g.40gb'),
-                 _PASSTHROUGH),
-        policies(_PASSTHROUGH, _vgpu('A100DX-20C'),
-                 _mig(profiles='2g.20gb')),
-        policies({'mode': 'off'}, _mig(profiles='1g.10gb'),
-                 _vgpu('H100XM-40C'))),
-    'classes': ('T4_4C', 'T4_8C', '1G_10GB', '2G_20GB', '3G_40GB', '7G_80GB',
-                'A100DX_20C', 'H100XM_40C')}
-"""vGPUs on the GPU itself, slices on virtual functions, and a whole GPU."""
-
-VFIO = {
-    'framework': 'vendor-vfio',
-    'faults': (
-        *_FAULTS, ('*/current_vgpu_type', errno.EIO, False),
-        ('*/current_vgpu_type', errno.EIO, True),
-        ('*/current_vgpu_type', errno.EBUSY, False),
-        ('*/vgpu_params', errno.EBUSY, False)),
-    'models': ('rtx-pro-6000', 'a100-40', 'l40s'),
-    'configurations': (
-        policies(_mig(vgpu_types='DC-1-8Q,DC-1-12A,DC-2-24Q',
-                      max_instances='DC-1-8Q:5,DC-1-12A:3'),
-                 _vgpu('A100X-8C,A100X-20C', mixed_sizes='true'),
-                 _PASSTHROUGH),
-        policies(_mig(vgpu_types='DC-1-8Q', max_instances='DC-1-8Q:5'),
-                 _vgpu('A100X-20C', mixed_sizes='true'), _PASSTHROUGH),
-        policies(_vgpu('DC-24C'), _mig(profiles='2g.10gb,3g.20gb'),
-                 _vgpu('L40S-12Q')),
-        policies(_mig(vgpu_types='DC-2-24Q'), _vgpu('A100X-10C'),
-                 {'mode': 'off'})),
-    'classes': ('DC_1_8Q', 'DC_1_12A', 'DC_2_24Q', 'A100X_8C', 'A100X_20C',
-                'DC_24C', '2G_10GB', '3G_20GB', 'L40S_12Q', 'A100X_10C')}
-"""Several vGPUs to a slice, vGPUs of mixed sizes, and a whole GPU."""
+_NVML_SECONDS = 2
+_PLACEMENT_SECONDS = 2
+SLOW_SECONDS = 0.1
+A_WHILE = 20
+"""Seconds: more than a bind takes that waits for nothing, and less than the
+deadline of one that does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +112,7 @@ class Held:
 class StatefulCase(gpu_cloud.GpuTestCase):
     """One cloud after the other, each with a new host of three GPUs."""
 
-    kind = MDEV
+    kind = stateful_kinds.MDEV
 
     def setUp(self):
         self._stack = contextlib.ExitStack()
@@ -192,8 +120,11 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.overrides = {
             'gpu': {'policies': 'p0,p1,p2', 'os_cloud': 'here',
                     'orphan_grace': 0, 'health_clean_checks': 1,
-                    'nova_vfio_handles': self.kind is VFIO},
+                    'nvml_timeout': _NVML_SECONDS,
+                    'nova_vfio_handles': self.kind is stateful_kinds.VFIO},
             **self.kind['configurations'][0]}
+        self.commands = self.useFixture(commands_apart.Commands(
+            lambda: self.cloud.cloud.config_path))
         super().setUp()
         self.addCleanup(self.stop)
 
@@ -202,18 +133,29 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return host_files.write_host(directory, [
             {'model': name, 'address': address, 'numa_node': 0,
              'framework': self.kind['framework']}
-            for name, address in zip(
-                self.kind['models'], (FIRST, SECOND, THIRD), strict=True)])
+            for name, address in zip(self.kind['models'],
+                                     stateful_kinds.GPUS, strict=True)])
 
     def use_cloud(self, **kwargs):
-        """A cloud that lasts until :meth:`stop`."""
-        return self._stack.enter_context(base.CloudFixture(**kwargs))
+        """A cloud that lasts until :meth:`stop`.
+
+        Its agent, and no other service, reaches Placement through a door.
+        """
+        cloud = self._stack.enter_context(base.CloudFixture(**kwargs))
+        self.door = self._stack.enter_context(outages.Door(
+            cloud.cloud.placement_service.url))
+        self._write_options(cloud.cloud.config_path, {'placement': {
+            'endpoint_override': self.door.url, 'connect_retries': '0',
+            'timeout': str(_PLACEMENT_SECONDS)}})
+        cfg.CONF.reload_config_files()
+        return cloud
 
     def start(self, **overrides):
         """Start a cloud that has the device profiles of all classes."""
         super().start(**overrides)
-        accounts = self._stack.enter_context(keystone.KeystoneFixture(
-            cyborg_app.load_app()))
+        self.gate = outages.Gate(cyborg_app.load_app())
+        accounts = self._stack.enter_context(
+            keystone.KeystoneFixture(self.gate))
         accounts.write_clouds(here=accounts.auth_url)
         self.world = simulator.Machine.load(self.machine, self.hardware_path)
         self.profiles = [self.profile(f'CUSTOM_NVIDIA_{name}')
@@ -245,15 +187,61 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     def configure(self, number):
         """Write the policies of a configuration; the agent starts again."""
+        wanted = self.kind['configurations'][number]
+        self._write_options(self.cloud.cloud.config_path, wanted, wanted)
+        self.restart_agent()
+
+    @staticmethod
+    def _write_options(path, sections, without=()):
+        """Write options to cyborg.conf.
+
+        :param without: sections that keep no other option.
+        """
         parser = configparser.RawConfigParser(default_section='')
-        path = self.cloud.cloud.config_path
         parser.read(path, encoding='utf-8')
-        for section, options in self.kind['configurations'][number].items():
+        for section in without:
             parser.remove_section(section)
-            parser.read_dict({section: options})
+        parser.read_dict(sections)
         with open(path, 'w', encoding='utf-8') as stream:
             parser.write(stream)
-        self.restart_agent()
+
+    def apart(self, *arguments, stop=None):
+        """Run ``cyborg-gpu`` on this host, in a process of its own.
+
+        :param stop: before which step it stops; None for none.
+        """
+        done = self.commands.run(*arguments, stop=stop,
+                                 steps=self.state_path,
+                                 spare=self.hardware_path)
+        self.assertNotIn('Traceback', done.errors)
+        return done
+
+    def restore(self):
+        """Run what the systemd unit runs before nova-compute starts."""
+        return self.apart('layout', 'restore')
+
+    def write_layout(self, gpu, counts):
+        """Write a layout file for a GPU; what names it to a command."""
+        path = os.path.join(self.state_path, 'layouts.yaml')
+        index = [item.address for item in self.world.gpus].index(gpu)
+        with open(path, 'w', encoding='utf-8') as stream:
+            # JSON is YAML.
+            json.dump({'version': 'v1', 'mig-configs': {'one': [{
+                'devices': [index], 'mig-enabled': True,
+                'mig-devices': counts}]}}, stream)
+        return '-f', path, '-c', 'one'
+
+    @contextlib.contextmanager
+    def impatient(self):
+        """Let nobody wait long for a GPU, as something has it for long."""
+        with contextlib.ExitStack() as stack:
+            for name in ('bind_timeout', 'access_timeout'):
+                cfg.CONF.set_override(name, 1, group='gpu')
+                stack.callback(cfg.CONF.clear_override, name, group='gpu')
+            for name in ('REPORT_SECONDS', '_RECORD_SECONDS'):
+                stack.enter_context(fixtures.MonkeyPatch(
+                    f'{locks.__name__}.{name}', 0.5))
+            yield
 
     # What Cyborg's conductor asks of the agent
 
@@ -281,6 +269,18 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.world.find_gpu(gpu)
         self.world.set_remapped_rows(gpu)
         self.world.set_health(gpu, uncorrected=0, celsius=31, recovery=0)
+
+    def hang(self, gpu):
+        """Let no NVML call about a GPU return."""
+        self.world.hang_gpu(gpu)
+
+    def answer(self, gpu):
+        """Let them go on; come back when those of the agent have ended."""
+        self.world.hang_gpu(gpu, False)
+        end = time.monotonic() + 3 * A_WHILE
+        while deadline.stuck():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
 
     def outsider_cuts(self, gpu, pick):
         """Make a GPU instance or vGPU by hand; what, None if none fits."""
@@ -347,6 +347,29 @@ class StatefulCase(gpu_cloud.GpuTestCase):
             else gpu.instances[vgpu.instance].serial, vgpu.guest)
             for address, gpu in self.state().items() for vgpu in gpu.vgpus}
 
+    def explained(self):
+        """(GPU, profile, start) of each GPU instance in a record."""
+        found = set()
+        for address, record in store.Store(self.state_path).records().items():
+            known = set(record.owned_instances)
+            if record.change is not None:
+                known.update(record.change.touched,
+                             record.change.before.bare)
+            found.update((str(address), item.profile_id,
+                          item.placement.start) for item in known)
+        return found
+
+    def bound_places(self, gpu):
+        """(profile, start) of each GPU instance that handles have."""
+        return {(entry['profile_id'], entry['placement']['start'])
+                for entry in self.journal()
+                if entry['gpu'] == gpu and entry['placement']}
+
+    def differences(self):
+        """What doctor finds, each as a mapping."""
+        done = self.apart('doctor', '--os-cloud', 'here', '-f', 'json')
+        return json.loads(done.output)
+
     def sick(self):
         """Addresses of GPUs that say so when they are asked."""
         return {address for address, gpu in self.state().items()
@@ -378,7 +401,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         machine = simulator.Machine(self.world.host, copy)
         with machine.operation(write=True):
             board = machine.gpu(gpu)
-            if label == WHOLE:
+            if label == stateful_kinds.WHOLE:
                 return int(board.state.driver == 'vfio-pci' and not (
                     board.state.lost or board.busy() or board.state.vfs
                     or board.state.mig))
