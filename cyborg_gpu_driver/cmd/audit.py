@@ -19,12 +19,12 @@ import re
 from typing import Any
 
 from cliff import columns as cliff_columns
-from cliff import lister
 from oslo_utils import timeutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import model
@@ -46,11 +46,13 @@ class Evidence(cliff_columns.FormattableColumn):
         return self._value
 
 
-class ListAudit(lister.Lister):
+class ListAudit(table.Lister):
     """List what servers were given, and what was done after them.
 
     Oldest first, as far back as is kept.
     """
+
+    brief = ('time', 'gpu', 'what', 'subject')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -76,7 +78,7 @@ class ListAudit(lister.Lister):
             cmd_machine.say(f'{reading.bad} line(s) of the audit record '
                             'cannot be read and are left out.')
         return (('time', 'gpu', 'what', 'subject', 'evidence'), [
-            (record.time.isoformat(timespec='seconds'), str(record.gpu),
+            (columns.Time(record.time), str(record.gpu),
              record.what, columns.Optional(record.subject or None),
              Evidence(record.evidence))
             for record in reading.records

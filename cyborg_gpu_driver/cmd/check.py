@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import os
 
-from cliff import lister
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import agents
 from cyborg_gpu_driver.check import cyborg_conf
@@ -29,6 +27,7 @@ from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.cmd import nova
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.nova import conf_file
 
@@ -36,7 +35,7 @@ _PLACEMENT_CONF = '/etc/placement/placement.conf'
 _NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
 
 
-class CheckHost(lister.Lister):
+class CheckHost(table.Lister):
     """Check that this host's GPUs, Cyborg and Nova fit together.
 
     Changes nothing. The exit code is 0 if all is well, 1 if something is

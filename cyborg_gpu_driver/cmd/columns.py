@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from cliff import columns
 
 
@@ -28,10 +30,10 @@ class Names(columns.FormattableColumn):
 
 
 class Counts(columns.FormattableColumn):
-    """How many there are of each name."""
+    """How many there are of each name, one name a line for people."""
 
     def human_readable(self) -> str:
-        return ', '.join(f'{count}x {name}'
+        return '\n'.join(f'{count}x {name}'
                          for name, count in sorted(self._value.items()))
 
     def machine_readable(self) -> dict[str, int]:
@@ -46,6 +48,17 @@ class Optional(columns.FormattableColumn):
 
     def machine_readable(self):
         return self._value
+
+
+class Time(columns.FormattableColumn):
+    """An aware moment, or None: of two words for people, who see UTC."""
+
+    def human_readable(self) -> str:
+        return '-' if self._value is None else self._value.astimezone(
+            datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%SZ')
+
+    def machine_readable(self) -> str | None:
+        return self._value and self._value.isoformat(timespec='seconds')
 
 
 class Structure(columns.FormattableColumn):

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import functools
 
-from cliff import lister
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
@@ -25,6 +23,7 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.report import drift
@@ -35,7 +34,7 @@ _DIFFERENT = 1
 _NOT_COMPARED = 2
 
 
-class Doctor(lister.Lister):
+class Doctor(table.Lister):
     """Compare journal, hardware, Cyborg and Placement on this host.
 
     Lists every difference with what to do about it. Exits 1 if there is one,
@@ -44,6 +43,8 @@ class Doctor(lister.Lister):
     Accelerator requests are known only where a cloud is named, to an
     administrator of it; Placement where cyborg.conf has [placement].
     """
+
+    brief = ('gpu', 'kind', 'what', 'remedy')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

@@ -18,10 +18,10 @@ import collections
 import datetime
 
 from cliff import columns as cliff_columns
-from cliff import lister
 from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
@@ -39,32 +39,29 @@ class Vgpus(cliff_columns.FormattableColumn):
         return self._value
 
 
-class ListGpu(lister.Lister):
+class ListGpu(table.Lister):
     """List the NVIDIA GPUs of this host."""
+
+    brief = ('address', 'model', 'mode', 'partitions', 'health')
 
     def take_action(self, parsed_args):
         machine = self.app.machine
         machine.explain()
-        shown = (_BRIEF if parsed_args.formatter == 'table'
-                 and not parsed_args.columns else _NAMES)
-        rows = [_row(machine, gpu) for gpu in machine.host.gpus]
-        return shown, [tuple(row[name] for name in shown) for row in rows]
+        return _NAMES, [_row(machine, gpu) for gpu in machine.host.gpus]
 
 
 _NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
           'memory_mib', 'driver', 'vgpu_framework', 'partitions', 'health')
-_BRIEF = tuple(name for name in _NAMES if name != 'uuid')
-"""A table with UUIDs fits no terminal; -c uuid shows them."""
 
 
 def _row(machine, gpu):
-    return dict(zip(_NAMES, (
+    return (
         columns.Optional(choice.index(machine.host, gpu)), str(gpu.address),
         columns.Optional(gpu.uuid), columns.Optional(gpu.model),
         _mode(machine, gpu), columns.Optional(gpu.numa_node),
         columns.Optional(gpu.memory_mib), columns.Optional(gpu.driver),
         gpu.framework.value, columns.Counts(partitions(gpu)),
-        condition.state(gpu)), strict=True))
+        condition.state(gpu))
 
 
 def _mode(machine, gpu):

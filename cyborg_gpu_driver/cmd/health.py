@@ -19,11 +19,11 @@ import contextlib
 import datetime
 
 from cliff import command
-from cliff import lister
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
@@ -32,7 +32,7 @@ _SICK = 1
 _NOT_KNOWN = 2
 
 
-class ShowHealth(lister.Lister):
+class ShowHealth(table.Lister):
     """Show the health of this host's GPUs.
 
     Asks the GPUs and reads what cyborg-agent knows of them; changes
@@ -40,6 +40,8 @@ class ShowHealth(lister.Lister):
     instance of one, and 2 if none is and the health of one that NVIDIA's
     driver has is not known.
     """
+
+    brief = ('address', 'instance', 'state', 'reasons', 'since')
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -107,10 +109,10 @@ def _rows(status):
 def _columns(status, place, state):
     verdict = status.instances[place] if place else status.verdict
     since = verdict.since and datetime.datetime.fromtimestamp(
-        verdict.since, datetime.timezone.utc).isoformat(timespec='seconds')
+        verdict.since, datetime.timezone.utc)
     return (str(status.gpu.address),
             columns.Optional(str(place) if place else None), state,
-            columns.Names(verdict.reasons), columns.Optional(since))
+            columns.Names(verdict.reasons), columns.Time(since or None))
 
 
 def _state(status):

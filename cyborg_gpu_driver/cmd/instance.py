@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 
 from cliff import command
-from cliff import lister
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import node_context
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.host import model
@@ -36,11 +36,13 @@ _GPU = f'the GPU, by {choice.WAYS}'
 _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
 
 
-class ListInstance(lister.Lister):
+class ListInstance(table.Lister):
     """List the GPU instances of this host and what uses them.
 
     Exits 1 if NVIDIA's driver has a GPU that cannot be read.
     """
+
+    brief = ('address', 'profile', 'start', 'in_use')
 
     failed = False
 

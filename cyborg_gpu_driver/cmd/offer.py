@@ -14,21 +14,22 @@
 
 from __future__ import annotations
 
-from cliff import lister
-
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import condition
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 
 
-class ListOffer(lister.Lister):
+class ListOffer(table.Lister):
     """List what each GPU offers, and how much of it can be made now.
 
     Whether an offer is reported follows from what the agent would send
     now; what stands in the way of one goes to standard error too.
     """
+
+    brief = ('address', 'profile', 'total', 'in_use', 'creatable', 'reported')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -45,14 +46,11 @@ class ListOffer(lister.Lister):
                 for row in _rows(machine, gpu, parsed_args.everything)]
         for problem in problems(rows, 'profile'):
             cmd_machine.say(problem)
-        shown = (_BRIEF if parsed_args.formatter == 'table'
-                 and not parsed_args.columns else _NAMES)
-        return shown, [tuple(row[name] for name in shown) for row in rows]
+        return _NAMES, [tuple(row.values()) for row in rows]
 
 
 _NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
           'creatable', 'reported', 'problem', 'traits')
-_BRIEF = _NAMES[:-2]
 
 
 def _rows(machine, gpu, everything):

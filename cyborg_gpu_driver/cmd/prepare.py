@@ -14,16 +14,15 @@
 
 from __future__ import annotations
 
-from cliff import lister
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import node_context
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host import choice
 from cyborg_gpu_driver.host import condition
 
 
-class PrepareGpu(lister.Lister):
+class PrepareGpu(table.Lister):
     """Make idle GPUs ready for what their policy says.
 
     MIG mode, virtual functions, mixed-size mode and vGPU scheduler are set,

@@ -14,16 +14,15 @@
 
 from __future__ import annotations
 
-from cliff import lister
-
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import offer
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import view
 
 
-class ShowReport(lister.Lister):
+class ShowReport(table.Lister):
     """Show what the agent would send to Cyborg and Placement now.
 
     A row is an offer; one that is reported is a deployable of Cyborg's and
@@ -32,6 +31,8 @@ class ShowReport(lister.Lister):
     what servers use and it would withdraw.
     """
 
+    brief = ('address', 'resource_class', 'total', 'reserved', 'reported')
+
     def take_action(self, parsed_args):
         machine = self.app.machine
         machine.explain()
@@ -39,16 +40,12 @@ class ShowReport(lister.Lister):
                 for row in _rows(machine, address, sent)]
         for problem in offer.problems(rows, 'name'):
             cmd_machine.say(problem)
-        shown = (_BRIEF if parsed_args.formatter == 'table'
-                 and not parsed_args.columns else _FULL)
-        return shown, [tuple(row[name] for name in shown) for row in rows]
+        return _NAMES, [tuple(row[name] for name in _NAMES) for row in rows]
 
 
-_BRIEF = ('address', 'name', 'resource_class', 'total', 'reserved',
-          'reported', 'traits')
-_FULL = ('address', 'name', 'provider_uuid', 'resource_class', 'total',
-         'reserved', 'reported', 'problem', 'traits', 'attributes',
-         'driver_name', 'attach_handles', 'device')
+_NAMES = ('address', 'name', 'provider_uuid', 'resource_class', 'total',
+          'reserved', 'reported', 'problem', 'traits', 'attributes',
+          'driver_name', 'attach_handles', 'device')
 _NONE = columns.Optional(None)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cliff import command
-from cliff import lister
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
@@ -26,6 +25,7 @@ from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import orphans
@@ -34,13 +34,15 @@ _UNKNOWN = '?'
 _NONE = 'none'
 
 
-class ListVgpu(lister.Lister):
+class ListVgpu(table.Lister):
     """List the live vGPUs of this host and whose they are.
 
     An orphan has no owner in the journal of binds, is no fixed vGPU, has no
     guest and no accelerator request. The last is known only where a cloud
     is named, to an administrator of it.
     """
+
+    brief = ('name', 'gpu', 'type', 'orphan')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

@@ -99,6 +99,14 @@ class AuditListTest(base.CommandCase):
         self.fill()
         output, _ = self.run_program('--config-file', self.config, 'audit',
                                      'list')
+        handle = self.rows('--config-file', self.config, 'audit', 'list')[0]
+        self.assertIn(f"| {handle['subject']} ", output)
+        for line in output.splitlines():
+            self.assertLessEqual(len(line), 80)
+        output, _ = self.run_program('--config-file', self.config, 'audit',
+                                     'list', '--long')
+        self.assertIn(handle['time'].replace('T', ' ').replace('+00:00', 'Z'),
+                      output)
         self.assertIn('before processes: 0', output)
         self.assertIn('seconds: 0.5', output)
         self.assertNotIn('uuid', output)

@@ -72,8 +72,12 @@ class TestHealth(base.CommandCase):
         self.assertEqual(
             ('transient', {'119': 1}, '1970-01-02T00:00:00+00:00'),
             (row['state'], row['xids'], row['since']))
-        self.assertIn('XID 119 (the GPU system processor does not answer)',
-                      self.run_program(*self.arguments, 'show', code=1)[0])
+        self.assertIn(
+            'XID 119 (the GPU system processor does not answer)',
+            self.run_program(*self.arguments, 'show', '--long', code=1)[0])
+        for line in self.run_program(*self.arguments, 'show',
+                                     code=1)[0].splitlines():
+            self.assertLessEqual(len(line), 80)
         self.run_program(*self.arguments, 'clear', _GPU)
         self.show(0)
 

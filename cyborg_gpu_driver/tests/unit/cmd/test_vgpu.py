@@ -93,7 +93,7 @@ class MdevTest(VgpuCase):
             {key: value for key, value in first.items() if key != 'type'})
         self.assertRegex(first['type'], 'T4-')
         self.assertEqual(('none', '?'), (second['owner'], second['orphan']))
-        self.assertIn('| owner', self.vgpu('list')[0])
+        self.assertIn('| owner', self.vgpu('list', '--long')[0])
 
     def test_only_orphans_are_listed(self):
         self.machine.start_guest(_UUIDS[1])

@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Commands that list: what people see of a table, and programs of a value.
+
+cliff (4.17) shows every column in a table, fits it to a terminal by breaking
+words, and writes the ``repr`` of lists into CSV.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from cliff import columns
+from cliff import lister
+from cliff import utils
+from cliff.formatters import base
+
+WIDTH = 80
+"""Characters in a line of a table that is not shown on a terminal."""
+_EDGE = 1
+_BESIDE = 3
+"""Characters that the table adds to each column: a border, two blanks."""
+
+
+class Lister(lister.Lister):
+    """A list whose default table is short enough for a terminal.
+
+    ``brief`` are the columns of that table, all if it is empty. ``--long``
+    shows the others too, and so does every format for programs.
+    """
+
+    brief: tuple[str, ...] = ()
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--long', action='store_true',
+            help='show all columns in the table, however wide it gets')
+        return parser
+
+    def produce_output(self, parsed_args, column_names, data):
+        if parsed_args.formatter in _AS_JSON:
+            self.formatter = _Plain(self.formatter,
+                                    _AS_JSON[parsed_args.formatter])
+        elif (parsed_args.formatter == 'table' and not parsed_args.long
+              and not parsed_args.columns):
+            parsed_args.columns = list(self.brief)
+            self.formatter = _Fitted(self.formatter,
+                                     self._width(parsed_args.max_width))
+        return super().produce_output(parsed_args, column_names, data)
+
+    def _width(self, wanted):
+        if wanted > 0:
+            return wanted
+        return self.app.stdout.isatty() and utils.terminal_width() or WIDTH
+
+
+class _Plain(base.ListFormatter):
+    """A format of flat text: nested values are written as JSON.
+
+    :param formatter: the formatter of the format.
+    :param nothing: what stands for None.
+    """
+
+    def __init__(self, formatter, nothing):
+        self._formatter = formatter
+        self._nothing = nothing
+
+    def add_argument_group(self, parser):
+        self._formatter.add_argument_group(parser)
+
+    def emit_list(self, column_names, data, stdout, parsed_args):
+        self._formatter.emit_list(
+            column_names, [[self._plain(cell) for cell in row]
+                           for row in data], stdout, parsed_args)
+
+    def _plain(self, cell):
+        if isinstance(cell, columns.FormattableColumn):
+            cell = cell.machine_readable()
+        if isinstance(cell, (dict, list, tuple)):
+            return json.dumps(cell)
+        return self._nothing if cell is None else cell
+
+
+_AS_JSON = {'csv': '', 'value': 'None'}
+"""Formats that know no nested values, and what None is in them. In ``value``
+a blank ends a value, so none may be empty."""
+
+
+class _Fitted(base.ListFormatter):
+    """A table with lines that are folded between words.
+
+    :param formatter: the formatter of tables.
+    :param width: characters in a line.
+    """
+
+    def __init__(self, formatter, width):
+        self._formatter = formatter
+        self._width = width
+
+    def add_argument_group(self, parser):
+        self._formatter.add_argument_group(parser)
+
+    def emit_list(self, column_names, data, stdout, parsed_args):
+        self._formatter.emit_list(
+            column_names, fold(column_names, data, self._width), stdout,
+            parsed_args)
+
+
+def fold(names: Sequence[str], rows: Iterable[Sequence[Any]], width: int
+         ) -> list[list[Any]]:
+    """Fold the texts of a table so that its lines are short enough.
+
+    The widest columns are folded first. A word is broken only where the
+    table does not fit otherwise, and the name of a column never.
+
+    :param width: characters in a line of the table with its borders.
+    :returns: the rows, with texts and numbers for columns.
+    """
+    shown = [[_shown(cell) for cell in row] for row in rows]
+    texts = [[str(row[index]) for row in shown]
+             for index in range(len(names))]
+    widths = _widths(names, texts, width - _EDGE - _BESIDE * len(names))
+    return [[_folded(cell, limit) for cell, limit in
+             zip(row, widths, strict=True)] for row in shown]
+
+
+def _shown(cell):
+    if isinstance(cell, columns.FormattableColumn):
+        return cell.human_readable()
+    return cell
+
+
+def _widths(names, texts, space):
+    """The width of each column, all of them in ``space`` if they can be."""
+    least = [len(name) for name in names]
+    words = _longest(texts, least, str.split)
+    lines = _longest(texts, least, str.splitlines)
+    for floors in words, least:
+        for limit in range(max(lines, default=0), 0, -1):
+            found = [max(floor, min(line, limit))
+                     for floor, line in zip(floors, lines, strict=True)]
+            if sum(found) <= space:
+                return _widened(texts, least, found, lines, space)
+    return least
+
+
+def _widened(texts, least, widths, lines, space):
+    """Give what folding leaves to columns that then need no folding.
+
+    :param lines: how wide each column is unfolded.
+    """
+    found = _longest([[_folded(text, width) for text in column]
+                      for column, width in zip(texts, widths, strict=True)],
+                     least, str.splitlines)
+    for index, line in enumerate(lines):
+        if sum(found) - found[index] + line <= space:
+            found[index] = line
+    return found
+
+
+def _longest(texts, least, parts):
+    """The longest part of the texts of each column, or what is least."""
+    return [max([floor, *(len(part) for text in column
+                          for part in parts(text))])
+            for column, floor in zip(texts, least, strict=True)]
+
+
+def _folded(cell, width):
+    if not isinstance(cell, str):
+        return cell
+    return '\n'.join(
+        part for line in cell.splitlines() for part in textwrap.wrap(
+            line, width, break_on_hyphens=False) or [''])
