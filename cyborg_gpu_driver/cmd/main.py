@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -34,8 +35,10 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 
 NAMESPACE = 'cyborg_gpu_driver.command'
+_PACKAGE = 'cyborg_gpu_driver'
 _PROGRAM = 'cyborg-gpu'
-_QUIET = frozenset({'stevedore', 'cyborg_gpu_driver'})
+_QUIET = frozenset({'stevedore', _PACKAGE})
+_USAGE = 2
 
 
 class Commands(commandmanager.CommandManager):
@@ -55,16 +58,18 @@ class Commands(commandmanager.CommandManager):
 class CyborgGpu(app.App):
     """The program; its commands are entry points."""
 
+    NAME = _PROGRAM
+
     def __init__(self):
         super().__init__(
             description='See the NVIDIA GPUs of this host as Cyborg, '
                         'Placement and Nova are to see them.',
-            version=pbr.version.VersionInfo(
-                'cyborg_gpu_driver').version_string(),
+            version=version(),
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
         self.machine = None
         self._records = None
+        self._misused = False
 
     def build_option_parser(self, description, version,
                             argparse_kwargs=None):
@@ -109,6 +114,17 @@ class CyborgGpu(app.App):
         if not isinstance(cmd, (complete.CompleteCommand,
                                 help_command.HelpCommand)):
             policies.read(self.machine.conf)
+
+    def interact(self):
+        """Show the help; cliff would open a shell without a command."""
+        self.parser.print_help(self.stderr)
+        self.stderr.write('\nName a command:\n' + ''.join(
+            f'  {name}\n' for name in sorted(self.command_manager.commands)))
+        self._misused = True
+
+    def run(self, argv):
+        code = super().run(argv)
+        return _USAGE if self._misused else code
 
     def close(self):
         """Remove what was kept for this process only."""
@@ -157,6 +173,21 @@ def _configuration(options):
 
 def _keep_records(conf, directory):
     conf.set_override('state_path', os.path.abspath(directory), group='gpu')
+
+
+def version() -> str:
+    """The version of this build, with its git revision if that is known.
+
+    pbr writes the revision into the metadata of what it builds from a clone
+    (pbr.json, key git_version).
+    """
+    number = pbr.version.VersionInfo(_PACKAGE).release_string()
+    try:
+        revision = json.loads(metadata.distribution(_PACKAGE).read_text(
+            'pbr.json') or '{}').get('git_version')
+    except (metadata.PackageNotFoundError, ValueError):
+        revision = None
+    return f'{number} ({revision})' if revision else number
 
 
 def main(argv: list[str] | None = None) -> int:

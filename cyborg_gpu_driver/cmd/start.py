@@ -1,0 +1,34 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Where the process of ``cyborg-gpu`` starts.
+
+Imports nothing before :func:`main` runs: the imports of a command take long
+enough for a person to press Ctrl-C meanwhile.
+"""
+
+from __future__ import annotations
+
+_SIGINT_EXIT = 130
+"""What a shell reports of a process that SIGINT (2) ended: 128 + 2."""
+
+
+def main() -> int:
+    """Run the command of ``sys.argv``.
+
+    :returns: its exit code; 130 if a person interrupted it.
+    """
+    try:
+        from cyborg_gpu_driver.cmd import main as program
+        return program.main()
+    except KeyboardInterrupt:
+        return _SIGINT_EXIT

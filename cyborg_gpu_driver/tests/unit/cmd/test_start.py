@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How the process starts, and what it does without a command."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+from importlib import metadata
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.tests.unit.cmd import base
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+_INTERRUPTED = '''
+import os, signal, sys
+
+class Interrupt:
+    """Ctrl-C in the middle of an import."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ['cyborg-gpu', '--simulate', 'wsl', 'gpu', 'list']
+from cyborg_gpu_driver.cmd import start
+sys.exit(start.main())
+'''
+
+
+class InterruptTest(base.CommandCase):
+
+    def test_while_it_imports(self):
+        # Early, and what the one command that runs needs.
+        for module in ('cliff', 'cyborg_gpu_driver.cmd.gpu'):
+            done = subprocess.run(
+                [sys.executable, '-c', _INTERRUPTED.format(module=module)],
+                capture_output=True, text=True, check=False, timeout=120)
+            self.assertEqual(
+                (128 + signal.SIGINT, '', ''),
+                (done.returncode, done.stdout, done.stderr), module)
+
+    def test_nothing_is_imported_before(self):
+        done = subprocess.run(
+            [sys.executable, '-c', 'import sys\n'
+             'from cyborg_gpu_driver.cmd import start\n'
+             'print(*(name for name in sys.modules if "cliff" in name or '
+             '"oslo" in name))'],
+            capture_output=True, text=True, check=True, timeout=120)
+        self.assertEqual('\n', done.stdout)
+
+    def test_the_program_starts_there(self):
+        config = configparser.ConfigParser()
+        config.read(documents.ROOT / 'setup.cfg')
+        self.assertIn('cyborg-gpu = cyborg_gpu_driver.cmd.start:main',
+                      config['entry_points']['console_scripts'].splitlines())
+
+
+class NoCommandTest(base.CommandCase):
+
+    def test_it_shows_the_help_and_no_shell(self):
+        for arguments in ((), ('--simulate', 'wsl')):
+            output, errors = self.run_program(*arguments, code=2)
+            self.assertEqual('', output)
+            self.assertIn('--config-file FILE', errors)
+            self.assertIn('\n  layout plan\n', errors)
+
+    def test_an_unknown_command(self):
+        output, _ = self.run_program('--simulate', 'wsl', 'gpu', 'lost',
+                                     code=2)
+        self.assertIn("cyborg-gpu: 'gpu lost' is not a cyborg-gpu command",
+                      output)
+
+
+class VersionTest(base.CommandCase):
+
+    def test_it_tells_builds_apart(self):
+        built = metadata.distribution('cyborg_gpu_driver')
+        # There is none in what was built outside a clone.
+        revision = json.loads(
+            built.read_text('pbr.json') or '{}').get('git_version')
+        self.assertEqual(
+            built.version + (f' ({revision})' if revision else ''),
+            main.version())
+
+    def test_it_is_printed(self):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            self.assertRaises(SystemExit, main.CyborgGpu().run, ['--version'])
+        self.assertIn(main.version(), printed.getvalue())
