@@ -20,6 +20,7 @@ from typing import Any
 
 from cliff import columns as cliff_columns
 from oslo_utils import timeutils
+from oslo_utils import uuidutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
@@ -72,6 +73,11 @@ class ListAudit(table.Lister):
 
     def take_action(self, parsed_args):
         since = _since(parsed_args.since)
+        if parsed_args.handle and not uuidutils.is_uuid_like(
+                parsed_args.handle):
+            raise exception.InvalidValue(
+                what='--handle', value=parsed_args.handle,
+                expected='expected the UUID of an attach handle or server')
         address = parsed_args.gpu and self._address(parsed_args.gpu)
         reading = audit.read(gpu_conf.state_path(self.app.machine.conf))
         if reading.bad:

@@ -107,8 +107,10 @@ class CheckpointLayout(layout_options.LayoutCommand):
                 if not context.ignores(gpu) and not condition.is_away(gpu)]
         saved = [context.applier.saved(context.current(gpu))
                  for gpu in context.reachable(gpus)]
-        if parsed_args.checkpoint_file:
-            checkpoint.write(parsed_args.checkpoint_file, saved)
+        path = parsed_args.checkpoint_file
+        if path:
+            _check_directory(path)
+            checkpoint.write(path, saved)
         else:
             checkpoint.remember(context.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
@@ -169,6 +171,18 @@ def _add_checkpoint(parser):
         default=os.environ.get(layout_options.CHECKPOINT),
         help='the file (default: the records of the GPUs in [gpu] '
              'state_path)')
+
+
+def _check_directory(path):
+    """Refuse a mistyped path, which would make directories.
+
+    :raises InvalidValue: if there is no directory for the file.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        raise exception.InvalidValue(
+            what='--checkpoint-file', value=path,
+            expected=f'there is no directory {directory}')
 
 
 def _saved(parsed_args, context):

@@ -155,7 +155,7 @@ def _configuration(options):
         files = cfg.find_config_files(project='cyborg', prog='cyborg')
     try:
         conf([], project='cyborg', prog=_PROGRAM, default_config_files=files)
-    except cfg.Error as error:
+    except (cfg.Error, OSError, UnicodeDecodeError) as error:
         raise exception.InvalidValue(
             what='--config-file', value=', '.join(files),
             expected=str(error)) from error

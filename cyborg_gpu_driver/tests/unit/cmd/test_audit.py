@@ -75,6 +75,12 @@ class AuditListTest(base.CommandCase):
                          self.whats('--handle', _SERVER))
         self.assertEqual([], self.whats('--gpu', _GPU, '--handle', _SERVER))
 
+    def test_a_handle_that_is_none(self):
+        _, errors = self.run_program('--config-file', self.config, 'audit',
+                                     'list', '--handle', 'notuuid', code=1)
+        self.assertIn('--handle', errors)
+        self.assertIn('UUID', errors)
+
     def test_since(self):
         self.fill()
         now = datetime.datetime.now(datetime.timezone.utc)

@@ -47,6 +47,14 @@ class RestoreTest(layouts.LayoutCase):
         _, errors = self.layout('restore', '-f', path + '.not', code=1)
         self.assertIn('is not there', errors)
 
+    def test_a_checkpoint_makes_no_directory(self):
+        directory = os.path.join(self.directory, 'typo')
+        _, errors = self.layout('checkpoint', '-f',
+                                os.path.join(directory, 'c.json'), code=1)
+        self.assertIn('--checkpoint-file', errors)
+        self.assertIn(f'there is no directory {directory}', errors)
+        self.assertFalse(os.path.exists(directory))
+
     def test_nothing_to_restore(self):
         output, _ = self.layout('restore', '-o', 'json')
         self.assertEqual({'unchanged'}, {

@@ -249,7 +249,12 @@ class MistakeTest(base.CommandCase):
 
     def test_each_is_named(self):
         directory = self.useFixture(fixtures.TempDir()).path
+        binary = os.path.join(directory, 'binary')
+        with open(binary, 'wb') as stream:
+            stream.write(b'\x80')
         for arguments, words in (
+                (('--config-file', directory), '--config-file'),
+                (('--config-file', binary), '--config-file'),
                 (('--simulate', 'nonsense'), 'dgx-a100-80'),
                 (('--simulate', f'{directory}/none.yaml'), 'none.yaml'),
                 (('--state', 'x'), '--simulate'),
