@@ -45,6 +45,8 @@ class Gate:
         self._in_vain = False
         """Whether the last one who waited gave up: the next need not."""
         self._held: int | None = None
+        self.is_open = False
+        """Whether the session is open."""
 
     @contextlib.contextmanager
     def kept(self, seconds: float | None = None) -> Iterator[None]:
@@ -71,13 +73,18 @@ class Gate:
         if self._held is None:
             self._held = self.access.share(
                 self.access.timeout if seconds is None else seconds)
+        self.is_open = True
         _keepers.look_after(self)
 
     def closed(self) -> None:
-        """To be called when NVML was closed."""
+        """To be called when NVML was closed.
+
+        It takes no lock: a session that is no more is closed wherever Python
+        collects garbage, also in a thread that holds one.
+        """
+        self.is_open = False
         held, self._held = self._held, None
         access_module.release(held)
-        _keepers.forget(self)
 
     def yield_to_others(self) -> None:
         """Close the session if it is idle and somebody wants that."""
@@ -91,6 +98,7 @@ class Gate:
         self.access.forget()
         self._mutex = threading.RLock()
         self._users = 0
+        self.is_open = False
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
@@ -219,26 +227,26 @@ class _Keepers:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+        self._gates: list[weakref.ref[Gate]] = []
         self._thread: threading.Thread | None = None
 
     def look_after(self, gate: Gate) -> None:
+        known = weakref.ref(gate)
         with self._mutex:
-            self._gates.add(gate)
+            if known not in self._gates:
+                self._gates.append(known)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name='cyborg-gpu-nvml', daemon=True)
                 self._thread.start()
 
-    def forget(self, gate: Gate) -> None:
-        with self._mutex:
-            self._gates.discard(gate)
-
     def _run(self) -> None:
         while True:
             time.sleep(access_module.POLL)
             with self._mutex:
-                gates = list(self._gates)
+                gates = [gate for gate in (known() for known in self._gates)
+                         if gate is not None and gate.is_open]
+                self._gates = [weakref.ref(gate) for gate in gates]
                 if not gates:
                     self._thread = None
                     return

@@ -233,6 +233,14 @@ class GateTest(base.BaseTestCase):
         self.assertFalse(os.path.exists(self.state_path))
         os.mkdir(self.state_path)
 
+    def test_a_session_is_closed_whatever_lock_is_held(self):
+        """Garbage is collected in any thread, also in one that has a lock."""
+        session = self.session()
+        session.use()
+        with gate._keepers._mutex:
+            self.in_thread(session.reset).get(timeout=_SECONDS)
+        self.assertEqual('alone', self._alone(self.session()))
+
     def test_nested(self):
         session = self.session()
         with session.alone(), session.alone():
