@@ -18,6 +18,7 @@ import atexit
 import os
 import threading
 import weakref
+from typing import Any
 
 from cyborg.accelerator.drivers.gpu import base
 from cyborg.common import placement_client
@@ -54,14 +55,14 @@ class GPUDriver(base.GPUDriver):
 
     VENDOR = 'cyborg_gpu_driver'
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
         self._settings = policies.read(self._conf)
         self._mutex = threading.Lock()
-        self._agent = None
-        self._process = None
+        self._agent: agent.Agent | None = None
+        self._process: int | None = None
         self._failure = ''
         atexit.register(_stop, weakref.ref(self))
         self._mdev_problem = cyborg_hooks.mismatch()
@@ -73,7 +74,7 @@ class GPUDriver(base.GPUDriver):
                       'releases of Cyborg and Nova: %s. Only whole GPUs are '
                       'offered.', self._mdev_problem)
 
-    def discover(self):
+    def discover(self) -> list[Any]:
         """Everything to report, as Cyborg's driver objects.
 
         Never raises: the agent would lose the reports of all its drivers.
@@ -107,7 +108,7 @@ class GPUDriver(base.GPUDriver):
         if running is not None:
             running.stop()
 
-    def _say_failure(self, error):
+    def _say_failure(self, error: Exception) -> None:
         reason = exception.steady(error)
         if reason != self._failure:
             self._failure = reason
@@ -164,7 +165,7 @@ class GPUDriver(base.GPUDriver):
                 self._process = os.getpid()
             return self._agent
 
-    def _placement(self):
+    def _placement(self) -> placement_client.PlacementClient:
         """Cyborg's client, which waits no longer than a bind may take.
 
         Without ``[placement] timeout`` keystoneauth waits for ever.
@@ -174,7 +175,8 @@ class GPUDriver(base.GPUDriver):
                                    'placement')
         return placement_client.PlacementClient()
 
-    def _is_in_trees(self, running, function: model.PciAddress) -> bool:
+    def _is_in_trees(self, running: agent.Agent,
+                     function: model.PciAddress) -> bool:
         """Whether a handle is the business of Cyborg's own GPU driver.
 
         It may be enabled beside ours, for GPUs that ours ignores or for
@@ -184,14 +186,14 @@ class GPUDriver(base.GPUDriver):
                 and not running.owns(function))
 
 
-def _stop(reference):
+def _stop(reference: weakref.ReferenceType[GPUDriver]) -> None:
     """Stop a driver at the exit of the interpreter, if it still exists."""
     driver = reference()
     if driver is not None:
         driver.stop()
 
 
-def _check_placement(group):
+def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
     """Whether Placement can be asked at all.
 
     Before Cyborg 16 the agent itself did not (cyborg/agent/manager.py), and

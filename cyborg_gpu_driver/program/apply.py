@@ -23,6 +23,7 @@ import concurrent.futures
 import dataclasses
 import enum
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from oslo_log import log as logging
@@ -42,6 +43,9 @@ from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
+_Counted = collections.Counter[
+    tuple[spec.MigInstanceSpec, tuple[int, ...]]]
+"""GPU instances, each with the slices of its compute instances."""
 _AT_ONCE = 16
 """GPUs that are changed at the same time."""
 
@@ -180,7 +184,7 @@ class Applier:
 
         :returns: outcomes in the order of ``gpus``.
         """
-        def one(item):
+        def one(item: tuple[model.Gpu, layout.Wanted]) -> Outcome:
             gpu, wanted = item
             try:
                 return Outcome(gpu.address, self.apply(gpu, wanted, options))
@@ -195,7 +199,8 @@ class Applier:
         by_gpu = {outcome.gpu: outcome for outcome in outcomes}
         return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
 
-    def _settled(self, now, planned, remember):
+    def _settled(self, now: model.Gpu, planned: change.Change,
+                 remember: bool) -> Mapping[str, object]:
         """Check a change; what to record of it as its own record goes.
 
         In one write: a process that is killed leaves no instance that
@@ -204,13 +209,14 @@ class Applier:
         _verify(now, planned)
         return self._remembered(now, remember)
 
-    def _remembered(self, now, anew):
+    def _remembered(self, now: model.Gpu, anew: bool
+                    ) -> Mapping[str, object]:
         """The GPU as it is now, for its record, if that is to have it."""
         if anew or self._store.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
 
-    def _remember(self, now, anew):
+    def _remember(self, now: model.Gpu, anew: bool) -> None:
         """Put the GPU into its record as it is now."""
         try:
             self._store.put(now.address, **self._remembered(now, anew))
@@ -219,12 +225,12 @@ class Applier:
                         '%(error)s', {'gpu': now.address, 'error': error})
 
 
-def _switches(gpu, wanted):
+def _switches(gpu: model.Gpu, wanted: layout.Wanted) -> bool:
     """Whether a GPU of a snapshot has to change its MIG mode."""
     return gpu.mig is not None and gpu.mig.enabled != wanted.enabled
 
 
-def _verify(now, planned):
+def _verify(now: model.Gpu, planned: change.Change) -> None:
     """Compare what was read back, whatever the steps have said."""
     expected = _expected(planned)
     found = collections.Counter(
@@ -239,7 +245,7 @@ def _verify(now, planned):
                    f'for, and lacks {_listed(expected - found)}')
 
 
-def _expected(planned):
+def _expected(planned: change.Change) -> _Counted:
     """Instances as they should be when all steps are taken."""
     return collections.Counter([
         *((spec.of(kept.instance), _compute_of(kept))
@@ -249,20 +255,20 @@ def _expected(planned):
            tuple(sorted(made.wanted.compute))) for made in planned.create)])
 
 
-def _compute_of(kept):
+def _compute_of(kept: change.Kept) -> tuple[int, ...]:
     """Slices of the compute instances; in one in use they stay as is."""
     if kept.in_use is None:
         return tuple(sorted(kept.wanted.compute))
     return tuple(sorted(part.size for part in kept.instance.compute))
 
 
-def _mode_of(gpu):
+def _mode_of(gpu: model.Gpu) -> tuple[bool, bool]:
     if gpu.mig is None:
         return False, False
     return gpu.mig.enabled, gpu.mig.pending
 
 
-def _listed(counted):
+def _listed(counted: _Counted) -> str:
     return ', '.join(
         f'{item} with compute instances of {list(sizes)} slices'
         for item, sizes in sorted(counted)) or 'nothing'

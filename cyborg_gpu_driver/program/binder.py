@@ -25,6 +25,8 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TypeVar
 
 from oslo_log import log as logging
 
@@ -44,6 +46,8 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import turns
 
 LOG = logging.getLogger(__name__)
+
+_Subject = TypeVar('_Subject', journal.Entry, request.Request)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +187,8 @@ class Binder:
             if reason:
                 self._tell_kept(entry, reason)
 
-    def _bind(self, address, turn):
+    def _bind(self, address: model.PciAddress, turn: turns.Turn
+              ) -> journal.Entry | None:
         """The entry that was made; None where the handle has it already."""
         purpose = f'the bind of handle {turn.asked.handle}'
         defined: list[str] = []
@@ -210,7 +215,8 @@ class Binder:
                     target=self._parts.undefine_mdev, args=(handle,),
                     daemon=True, name=f'mdevctl undefine {handle}').start()
 
-    def _finish_others(self, address, handle, defined):
+    def _finish_others(self, address: model.PciAddress, handle: str,
+                       defined: list[str]) -> None:
         """Finish what is under way for other handles of a GPU.
 
         Whoever began it is dead, or has no time left. An instance that is
@@ -230,7 +236,8 @@ class Binder:
                         and not entry.vfio):
                     defined.append(entry.handle)
 
-    def _soon(self, function, subject):
+    def _soon(self, function: Callable[[_Subject, float], None],
+              subject: _Subject) -> None:
         """Call a function of an unbind; after a while it goes on alone.
 
         :raises Exception: what it raises until then.
@@ -239,7 +246,7 @@ class Binder:
         errors: list[Exception] = []
         late = threading.Event()
 
-        def run():
+        def run() -> None:
             try:
                 function(subject, self._limits.unbind)
             except Exception as error:
@@ -261,7 +268,7 @@ class Binder:
         if errors:
             raise errors[0]
 
-    def _return(self, entry, seconds):
+    def _return(self, entry: journal.Entry, seconds: float) -> None:
         """Return what an entry has, unless that was done or is not wanted.
 
         mdevctl is asked without the GPU's lock.
@@ -284,7 +291,8 @@ class Binder:
             self._cloud.publish(entry.gpu)
 
     @contextlib.contextmanager
-    def _unfinished(self, entry, seconds):
+    def _unfinished(self, entry: journal.Entry, seconds: float
+                    ) -> Iterator[journal.Entry | None]:
         """Hold the GPU; the entry as it is then, if it is to be removed."""
         with locks.gpu(self._state_path, entry.gpu, seconds):
             current = self._journal.get(entry.handle)
@@ -293,7 +301,8 @@ class Binder:
                 current = None
             yield current
 
-    def _remove_unrecorded(self, asked, seconds):
+    def _remove_unrecorded(self, asked: request.Request, seconds: float
+                           ) -> None:
         """Remove the mdev of a handle that the journal does not know.
 
         Its UUID is the handle's, so it is Cyborg's; which instance it was
@@ -318,7 +327,7 @@ class Binder:
                     'been on stays.',
                     {'handle': asked.handle, 'gpu': address})
 
-    def _tell_kept(self, entry, reason):
+    def _tell_kept(self, entry: journal.Entry, reason: str) -> None:
         """Say once why something cannot be removed."""
         if self._kept.get(entry.handle) == reason:
             return
@@ -329,5 +338,5 @@ class Binder:
                      'error': reason})
 
 
-def _where(entry):
+def _where(entry: journal.Entry) -> str:
     return f' at {entry.placement}' if entry.placement is not None else ''

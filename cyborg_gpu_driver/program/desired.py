@@ -91,6 +91,12 @@ def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec]
     return _differing(gpu, tuple(instances), ())
 
 
+def removal(gpu: model.Gpu, instances: Collection[spec.MigInstanceSpec]
+            ) -> tuple[action.Step, ...]:
+    """The steps that destroy those instances that a GPU has."""
+    return _differing(gpu, (), instances)
+
+
 def rollback(gpu: model.Gpu, change: gpu_record.Change
              ) -> tuple[action.Step, ...]:
     """The steps from how a GPU is to how it was before a change.

@@ -104,19 +104,25 @@ class Executor:
         """
         _ACTIONS[step.action](self, step)
 
-    def instance(self, placement: model.Placement) -> model.GpuInstance:
+    def instance(self, placement: model.Placement | None
+                 ) -> model.GpuInstance:
         """The live instance at a placement.
 
         :raises StepFailed: if there is none.
         """
-        try:
-            return self._live[placement]
-        except KeyError:
-            raise _refused(f'there is no instance at {placement}') from None
+        found = None if placement is None else self._live.get(placement)
+        if found is None:
+            raise _refused(f'there is no instance at {placement}')
+        return found
+
+    def _snapshot(self) -> model.Gpu:
+        if self._gpu is None:
+            raise _refused(f'GPU {self._address} was not read')
+        return self._gpu
 
     def _switch_mig(self, enable: bool, _step: action.Step) -> None:
-        self.pending = not mig_mode.switch(self._machine, self._gpu, enable,
-                                           self._may_reset)
+        self.pending = not mig_mode.switch(self._machine, self._snapshot(),
+                                           enable, self._may_reset)
 
     def _create_instance(self, step: action.Step) -> None:
         """A GPU instance at its explicit placement."""
@@ -179,7 +185,7 @@ class Executor:
 
     def _create_vgpu(self, step: action.Step) -> None:
         """A vGPU; nothing, where it is already."""
-        vgpu = step.vgpu
+        vgpu = _vgpu(step)
         found = type_of(self._machine, vgpu)
         if found == vgpu.type_id:
             return
@@ -211,11 +217,11 @@ class Executor:
 
     def _destroy_vgpu(self, step: action.Step) -> None:
         """A vGPU that nobody uses; nothing, where it is gone."""
-        vgpu = step.vgpu
+        vgpu = _vgpu(step)
         if vgpu.uuid is not None:
             self._remove_mdev(vgpu.uuid)
         elif type_of(self._machine, vgpu) == vgpu.type_id:
-            vfio.check_idle(self._machine, self._gpu, vgpu.function)
+            vfio.check_idle(self._machine, self._snapshot(), vgpu.function)
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
 
     def _remove_mdev(self, uuid: str) -> None:
@@ -241,22 +247,24 @@ class Executor:
         privileged_gpu.set_mixed_sizes(self._address, enable)
 
     def _schedule(self, step: action.Step) -> None:
+        if step.scheduler is None:
+            raise _refused(f'{step}: the step names none')
         scheduler, time_slice = step.scheduler
-        _check_scheduler(self._gpu.scheduler, scheduler, time_slice)
+        _check_scheduler(self._snapshot().scheduler, scheduler, time_slice)
         privileged_gpu.set_scheduler(self._address, scheduler.value,
                                      time_slice)
 
     def _bind_nvidia(self, _step: action.Step) -> None:
-        whole.bind(self._machine, self._gpu.address, drivers.NVIDIA)
+        whole.bind(self._machine, self._snapshot().address, drivers.NVIDIA)
 
     def _bind_vfio(self, _step: action.Step) -> None:
-        whole.hand_over(self._machine, self._gpu)
+        whole.hand_over(self._machine, self._snapshot())
 
     def _release(self, _step: action.Step) -> None:
-        whole.release(self._machine, self._gpu)
+        whole.release(self._machine, self._snapshot())
 
     def _reopen(self, _step: action.Step) -> None:
-        whole.reopen(self._machine, self._gpu)
+        whole.reopen(self._machine, self._snapshot())
 
 
 def _check_scheduler(now: model.Scheduler | None,
@@ -280,6 +288,12 @@ def _check_scheduler(now: model.Scheduler | None,
     else:
         return
     raise _refused(reason)
+
+
+def _vgpu(step: action.Step) -> spec.VgpuSpec:
+    if step.vgpu is None:
+        raise _refused(f'{step}: the step names none')
+    return step.vgpu
 
 
 def _refused(reason: str) -> exception.StepFailed:

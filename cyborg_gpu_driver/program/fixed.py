@@ -22,6 +22,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 
 from oslo_log import log as logging
 
@@ -121,7 +123,7 @@ class FixedVgpus:
             gpu.address, lambda: self._make(gpu),
             lambda reason: Made(gpu.address, reason=reason))
 
-    def _policy(self, gpu):
+    def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy whose fixed vGPUs are to be on a GPU, None if none."""
         governing = self._settings.policy_for(gpu)
         if (self._settings.policies is None or self._settings.vfio_handles
@@ -131,7 +133,7 @@ class FixedVgpus:
 
     # Away with what is not wanted
 
-    def _release(self, gpu):
+    def _release(self, gpu: model.Gpu) -> Made:
         record = self._store.read(gpu.address).fixed
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
@@ -146,12 +148,7 @@ class FixedVgpus:
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
             record = self._still_ours(now, record)
-            steps = [
-                action.Step(action.Action.DESTROY_INSTANCE,
-                            now.mig.profile_by_id(instance.profile_id),
-                            instance.placement)
-                for instance in (now.mig.instances if now.mig else ())
-                if spec.of(instance) in record.instances]
+            steps = desired.removal(now, record.instances)
             used = self._transactions.in_use(now) if steps else {}
             # One below vGPUs that stay is as it should be.
             gone, refused = self._transactions.take_idle(now, [
@@ -164,7 +161,8 @@ class FixedVgpus:
             return Made(gpu.address, tuple(map(str, (*taken, *gone))),
                         '; '.join((*blocked, *refused)))
 
-    def _unwanted(self, gpu, record):
+    def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                  ) -> tuple[model.PciAddress, ...]:
         """Functions that carry what is ours and is to go."""
         bound = {entry.function
                  for entry in self._store.read(gpu.address).claims}
@@ -179,7 +177,8 @@ class FixedVgpus:
             return tuple(sorted(ours))
         return fixed.surplus(gpu, self._policy(gpu), ours)
 
-    def _is_left_over(self, gpu, record):
+    def _is_left_over(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                      ) -> bool:
         """Whether there is only an end of a release that was killed.
 
         Its vGPUs are gone and their instances are not.
@@ -188,7 +187,8 @@ class FixedVgpus:
                 and not any(vf.current_vgpu_type for vf in gpu.vfs
                             if vf.address in record.types))
 
-    def _in_the_way(self, gpu, ours):
+    def _in_the_way(self, gpu: model.Gpu,
+                    ours: Mapping[model.PciAddress, str]) -> bool:
         """Whether nothing but what is ours keeps a GPU from changing."""
         wants = prepare.wants(self._settings, gpu)
         if _READY.issuperset(readiness.actions(gpu, wants)):
@@ -198,7 +198,8 @@ class FixedVgpus:
             or self._store.read(gpu.address).claims
             or blockers.of_running(self._machine, gpu))
 
-    def _still_ours(self, gpu, record):
+    def _still_ours(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                    ) -> gpu_record.FixedVgpus:
         """The record of what is still ours.
 
         What a policy still wants stays remembered while it is away.
@@ -218,7 +219,7 @@ class FixedVgpus:
 
     # What is wanted
 
-    def _ready_policy(self, gpu):
+    def _ready_policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy to make vGPUs by; None if there is nothing to make."""
         if (not self._settings.prepare
                 or gpu.framework is not model.Framework.VENDOR_VFIO
@@ -227,15 +228,15 @@ class FixedVgpus:
             return None
         return self._policy(gpu)
 
-    def _make(self, gpu):
+    def _make(self, gpu: model.Gpu) -> Made:
         governing = self._ready_policy(gpu)
         if governing is None:
             return Made(gpu.address)
-        record = self._store.read(gpu.address)
-        if record.change is not None:
+        known = self._store.read(gpu.address)
+        if known.change is not None:
             self._transactions.recover(gpu, locks.REPORT_SECONDS)
         elif not _missing(gpu, fixed.plan(gpu, governing,
-                                          record.fixed.types)):
+                                          known.fixed.types)):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
             now = self._transactions.read(
@@ -252,16 +253,17 @@ class FixedVgpus:
             steps = _creation(now, planned)
             try:
                 self._transactions.run(
-                    now, steps, lambda gpu: self._check(gpu, missing))
+                    now, steps, lambda gpu: self._check(governing, missing))
             except exception.ChangeFailed:
                 if self._store.read(gpu.address).change is None:
                     self._store.put(gpu.address, fixed=record)
                 raise
             return Made(gpu.address, tuple(map(str, steps)))
 
-    def _check(self, gpu, vgpus):
+    def _check(self, governing: policy.Policy,
+               vgpus: Iterable[spec.VgpuSpec]) -> None:
         """See to it that those on slices have one below them."""
-        if self._policy(gpu).mode is not policy.Mode.MIG:
+        if governing.mode is not policy.Mode.MIG:
             return
         for item in vgpus:
             if vfio.instance_under(self._machine, item.function) is None:
@@ -269,13 +271,15 @@ class FixedVgpus:
                     reason=f'{item} lies on no GPU instance')
 
 
-def _removal(functions, record):
+def _removal(functions: Iterable[model.PciAddress],
+             record: gpu_record.FixedVgpus) -> list[action.Step]:
     """The steps that remove the vGPUs of functions."""
     return [action.Step(action.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
         function, record.types[function])) for function in functions]
 
 
-def _creation(gpu, planned):
+def _creation(gpu: model.Gpu, planned: fixed.FixedPlan
+              ) -> list[action.Step]:
     """The steps that create what is missing of a plan.
 
     Instances come first: a type without one is EIO. Of the vGPUs the
@@ -290,7 +294,8 @@ def _creation(gpu, planned):
               -sizes.get(item.type_id, 0), item.function)))]
 
 
-def _missing(gpu, planned):
+def _missing(gpu: model.Gpu, planned: fixed.FixedPlan
+             ) -> list[spec.VgpuSpec]:
     carried = {vf.address: f'nvidia-{vf.current_vgpu_type}'
                for vf in gpu.vfs}
     return [item for item in planned.vgpus

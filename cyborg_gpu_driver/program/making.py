@@ -55,7 +55,7 @@ of vendor VFIO."""
 class _Refused(Exception):
     """NVML made nothing; carries its error past the undoing."""
 
-    def __init__(self, error):
+    def __init__(self, error: exception.GpuDriverError):
         super().__init__(error)
         self.error = error
 
@@ -197,7 +197,8 @@ class Maker:
         self._host.record(address, gone=(None, model.Vgpu(
             asked.function, asked.mdev_type, asked.handle)))
 
-    def _make(self, gpu, turn, share):
+    def _make(self, gpu: model.Gpu, turn: turns.Turn, share: bool
+              ) -> journal.Entry:
         asked = turn.asked
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
@@ -238,7 +239,8 @@ class Maker:
                 self._undo(entry)
         return entry
 
-    def _check_unclaimed(self, entry, asked):
+    def _check_unclaimed(self, entry: journal.Entry,
+                         asked: request.Request) -> None:
         """See to it that what is to be made is not there already."""
         if self._parts.vgpu_type(entry) is not None:
             raise plan.refusal(asked, (
@@ -246,7 +248,8 @@ class Maker:
                 else 'an mdev with that UUID exists')
                 + ' that this driver did not make')
 
-    def _make_instance(self, gpu, entry):
+    def _make_instance(self, gpu: model.Gpu, entry: journal.Entry
+                       ) -> journal.Entry:
         try:
             return self._parts.create_instance(gpu, entry)
         except exception.NvmlError as error:
@@ -259,10 +262,12 @@ class Maker:
     def _entry(self, gpu: model.Gpu, offer: offers.Offer,
                planned: plan.BindPlan, asked: request.Request
                ) -> journal.Entry:
-        foreign = ()
-        if planned.placement is not None and planned.instance_id is None:
-            foreign = self._parts.instance_ids(
-                gpu.address, gpu.mig.profile_by_id(planned.profile_id))
+        foreign: tuple[int, ...] = ()
+        profile = None
+        if gpu.mig is not None and planned.profile_id is not None:
+            profile = gpu.mig.profile_by_id(planned.profile_id)
+        if profile is not None and planned.instance_id is None:
+            foreign = self._parts.instance_ids(gpu.address, profile)
         return self._parts.numbered(journal.Entry(
             handle=asked.handle, gpu=gpu.address, function=planned.function,
             mdev_type=asked.mdev_type, profile=offer.profile,
@@ -271,7 +276,7 @@ class Maker:
             vfio=gpu.framework is model.Framework.VENDOR_VFIO,
             vgpu_placement=planned.vgpu_placement), planned.instance_id)
 
-    def _undo(self, entry):
+    def _undo(self, entry: journal.Entry) -> None:
         """Roll a bind back; what resists is left to the next report."""
         try:
             self.remove(entry)
@@ -284,10 +289,12 @@ class Maker:
                            error, exception.GpuDriverError))
 
 
-def created(entry: journal.Entry) -> model.GpuInstance:
+def created(entry: journal.Entry) -> model.GpuInstance | None:
     """The instance of an entry, as NVML has just given it back."""
-    return model.GpuInstance(entry.placement, entry.profile_id,
-                             entry.instance_id)
+    if entry.instance is None or entry.instance_id is None:
+        return None
+    return model.GpuInstance(entry.instance.placement,
+                             entry.instance.profile_id, entry.instance_id)
 
 
 def check_same(entry: journal.Entry, asked: request.Request) -> None:
@@ -303,12 +310,14 @@ def check_same(entry: journal.Entry, asked: request.Request) -> None:
         raise plan.refusal(asked, f'the handle is bound on {entry.function}')
 
 
-def _is_full(error):
+def _is_full(error: exception.SysfsError | exception.VgpuNotCreatable
+             ) -> bool:
     """Whether no GPU instance takes the vGPU, by what the kernel says."""
     return (isinstance(error, exception.VgpuNotCreatable)
             or error.errno in _NO_ROOM)
 
 
-def _vgpu(entry, instance_id=None):
+def _vgpu(entry: journal.Entry, instance_id: int | None = None
+          ) -> model.Vgpu:
     return model.Vgpu(entry.function, entry.mdev_type,
                       None if entry.vfio else entry.handle, instance_id)

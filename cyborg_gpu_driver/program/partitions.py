@@ -130,9 +130,11 @@ class Partitions:
         :raises StepFailed: if the driver put it somewhere else.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
-        runner.take(action.Step(
-            Action.CREATE_INSTANCE, gpu.mig.profile_by_id(entry.profile_id),
-            entry.placement))
+        profile = None
+        if gpu.mig is not None and entry.profile_id is not None:
+            profile = gpu.mig.profile_by_id(entry.profile_id)
+        runner.take(action.Step(Action.CREATE_INSTANCE, profile,
+                                entry.placement))
         return self.numbered(
             entry, runner.instance(entry.placement).instance_id)
 
@@ -237,7 +239,8 @@ class Partitions:
 
         :raises NvmlError: if the live instances cannot be read.
         """
-        if entry.placement is None or self._is_past(entry):
+        if (entry.placement is None or entry.profile_id is None
+                or self._is_past(entry)):
             return None
         nvml = self._machine.nvml
         try:
@@ -269,20 +272,21 @@ class Partitions:
             vgpus[vgpu.instance_id].add(vgpu.name)
         processes = {process.instance_id for process
                      in usage.processes(self._machine, gpu.address)}
-        places = {instance.instance_id: instance.placement
-                  for instance in (gpu.mig.instances if gpu.mig else ())}
+        used = blockers.in_use(self._machine, gpu, ())
+        reason = ''.join(
+            used.get(instance.placement, '')
+            for instance in (gpu.mig.instances if gpu.mig else ())
+            if instance.instance_id == instance_id)
         return Usage(
             vgpus, frozenset({*vgpus, *processes}),
             bool(nvml.compute_instances(nvml.device(gpu.address),
-                                        instance_id)),
-            blockers.in_use(self._machine, gpu, ()).get(
-                places.get(instance_id), ''))
+                                        instance_id)), reason)
 
-    def _is_past(self, entry):
+    def _is_past(self, entry: journal.Entry) -> bool:
         """Whether an entry's instance was made before the last boot."""
         return entry.boot not in (None, self._machine.boot_id())
 
-    def _destroy(self, entry):
+    def _destroy(self, entry: journal.Entry) -> None:
         """Destroy the entry's instance; does nothing if it is gone.
 
         Instance ids are reused, so the instance with the entry's id is
@@ -294,13 +298,17 @@ class Partitions:
         if instance is not None:
             self._take(entry, instance, Action.DESTROY_INSTANCE)
 
-    def _take(self, entry, instance, *actions):
+    def _take(self, entry: journal.Entry, instance: model.GpuInstance,
+              *actions: action.Action) -> None:
         runner = executor.Executor(self._machine, entry.gpu)
         runner.know(instance)
         for item in actions:
             runner.take(action.Step(item, placement=instance.placement))
 
-    def _remove_used(self, entry, read, error):
+    def _remove_used(self, entry: journal.Entry,
+                     read: Callable[[model.PciAddress], model.Gpu],
+                     error: exception.NvmlError
+                     ) -> spec.MigInstanceSpec | None:
         instance = self.own_instance(entry)
         if instance is None:
             raise error
@@ -327,7 +335,9 @@ class Partitions:
                    Action.DESTROY_INSTANCE)
         return entry.instance
 
-    def _exchange(self, entry, number, busy, error):
+    def _exchange(self, entry: journal.Entry, number: int,
+                  busy: frozenset[int], error: exception.NvmlError
+                  ) -> spec.MigInstanceSpec | None:
         """Give the instance to whose vGPU is on it, and remove theirs.
 
         NVML says that there is a vGPU and nobody tells whose: its guest
@@ -340,7 +350,10 @@ class Partitions:
         for other in self._finished(entry):
             if other.instance_id not in busy:
                 groups[_place(other)].append(other)
-        ours = {'placement': entry.placement, 'instance_id': number}
+        def on_ours(other: journal.Entry) -> journal.Entry:
+            return dataclasses.replace(other, placement=entry.placement,
+                                       instance_id=number)
+
         for others in groups.values():
             try:
                 self._destroy(others[0])
@@ -352,30 +365,31 @@ class Partitions:
                 dataclasses.replace(
                     entry, placement=others[0].placement,
                     instance_id=others[0].instance_id),
-                *(dataclasses.replace(other, **ours) for other in others))
+                *map(on_ours, others))
             return others[0].instance
         for others in groups.values():
             if len(others) > 1:
-                self._journal.put(dataclasses.replace(others[-1], **ours))
+                self._journal.put(on_ours(others[-1]))
                 return None
         raise error
 
-    def _finished(self, entry):
+    def _finished(self, entry: journal.Entry) -> list[journal.Entry]:
         """The others whose bind has ended."""
         return [other for other in self._others(entry)
                 if other.phase is not journal.Phase.BINDING]
 
-    def _others(self, entry):
+    def _others(self, entry: journal.Entry) -> list[journal.Entry]:
         """Other entries on instances of the same profile."""
         return [other for other in self._journal.entries(entry.gpu)
                 if other.handle != entry.handle
                 and other.placement is not None
                 and other.profile_id == entry.profile_id]
 
-    def _sharers(self, entry):
+    def _sharers(self, entry: journal.Entry) -> list[journal.Entry]:
         return [other for other in self._others(entry)
                 if _place(other) == _place(entry)]
 
 
-def _place(entry):
+def _place(entry: journal.Entry
+           ) -> tuple[model.Placement | None, int | None]:
     return entry.placement, entry.instance_id

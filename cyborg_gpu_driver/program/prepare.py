@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 
 from oslo_log import log as logging
 
@@ -146,7 +147,7 @@ class Preparer:
                                    if not taken else
                                    f'{taken[-1]}: {reason}'))
 
-    def _prepare(self, gpu, taken):
+    def _prepare(self, gpu: model.Gpu, taken: list[action.Step]) -> Outcome:
         rolled_back = (
             self._settings.prepare
             and self._store.read(gpu.address).change is not None
@@ -163,7 +164,8 @@ class Preparer:
                 take(self._machine, self._reader, now, self.wants, taken)
         return Outcome(gpu.address, tuple(taken), reason, rolled_back)
 
-    def _in_the_way(self, gpu, steps):
+    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step]
+                    ) -> str:
         """Why the steps cannot be taken now, for people; or ``''``."""
         if gpu.problems:
             return '; '.join(gpu.problems)
