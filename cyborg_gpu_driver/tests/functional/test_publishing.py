@@ -32,7 +32,8 @@ class SilentTest(test_outages_services.PlacementCase):
             for _ in range(3):
                 self.cloud.unbind(self.staying)
                 self.staying = self.cloud.bind(self.stays)
-        said = [line for line in self.lines() if 'cannot be written' in line]
+            said = [line for line in self.lines()
+                    if 'cannot be written' in line]
         self.assertEqual(1, len(said), said)
         self.report()
         self.assert_both()
