@@ -161,8 +161,8 @@ class Node(services.Services):
     @functools.cached_property
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
-        return binder.Binder(self.live, self.partitions, self.journal,
-                             self.state_path, self, self.health)
+        return binder.Binder(self.live, self.partitions, self.transactions,
+                             self.journal, self, self.health)
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:

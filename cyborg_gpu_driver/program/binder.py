@@ -43,6 +43,7 @@ from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import turns
 
 LOG = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class Binder:
 
     :param host: what is known of the machine.
     :param parts: create and destroy what claims stand for.
+    :param transactions: roll back what a process that died has left.
     :param records: the journal.
-    :param state_path: where the locks are.
     :param cloud: publishes what can still be made on a GPU when that may
         have changed.
     :param keeper: forgets the health of instances that were destroyed.
@@ -73,16 +74,18 @@ class Binder:
     """
 
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
-                 records: journal.Journal, state_path: str,
-                 cloud: services.Services, keeper: health.HealthKeeper,
+                 transactions: transaction.Transactions,
+                 records: journal.Journal, cloud: services.Services,
+                 keeper: health.HealthKeeper,
                  limits: Limits = Limits()):
         self._host = host
         self._parts = parts
+        self._transactions = transactions
         self._journal = records
-        self._state_path = state_path
+        self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
-        self._audit = audit.Audit(state_path)
+        self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(host, parts, records, self._audit,
                                    keeper)
         self._turns = turns.Turns(limits.clock)
@@ -195,6 +198,7 @@ class Binder:
         try:
             with locks.gpu(self._state_path, address, turn.left, purpose):
                 turn.check()
+                self._finish_change(address, turn)
                 self._finish_others(address, turn.asked.handle, defined)
                 if self._maker.is_made(address, turn.asked):
                     return None
@@ -214,6 +218,20 @@ class Binder:
                 threading.Thread(
                     target=self._parts.undefine_mdev, args=(handle,),
                     daemon=True, name=f'mdevctl undefine {handle}').start()
+
+    def _finish_change(self, address: model.PciAddress, turn: turns.Turn
+                       ) -> None:
+        """Roll back the change of a GPU that a process left that died.
+
+        A bind might take a place that the rollback needs.
+
+        :raises BindRefused: if it cannot be rolled back now.
+        """
+        try:
+            if self._transactions.finish(self._host.gpu(address)):
+                self._host.refresh_gpu(address)
+        except exception.ChangeFailed as error:
+            raise plan.refusal(turn.asked, str(error)) from error
 
     def _finish_others(self, address: model.PciAddress, handle: str,
                        defined: list[str]) -> None:

@@ -187,15 +187,19 @@ class Transactions:
         """
         with locks.gpu(self.state_path, gpu.address, seconds):
             self._store.check_gpu(gpu.address)
-            change = self._store.read(gpu.address).change
-            if change is None:
-                return False
-            problem = self._roll_back(gpu, change)
-            if problem:
-                raise exception.ChangeFailed(
-                    gpu=gpu.address, reason=problem, outcome=STUCK,
-                    step='the rollback of an interrupted change')
-            return True
+            return self.finish(gpu)
+
+    def finish(self, gpu: model.Gpu) -> bool:
+        """As :meth:`recover`, for who holds the GPU's lock."""
+        change = self._store.read(gpu.address).change
+        if change is None:
+            return False
+        problem = self._roll_back(gpu, change)
+        if problem:
+            raise exception.ChangeFailed(
+                gpu=gpu.address, reason=problem, outcome=STUCK,
+                step='the rollback of an interrupted change')
+        return True
 
     def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change
                    ) -> str | None:

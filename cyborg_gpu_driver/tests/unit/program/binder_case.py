@@ -33,6 +33,7 @@ from cyborg_gpu_driver.program import live
 from cyborg_gpu_driver.program import partitions
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
 
@@ -77,7 +78,8 @@ class BinderCase(base.BaseTestCase):
             self.journal)
         self.binder = binder.Binder(
             self.live, partitions.Partitions(platform_, self.journal),
-            self.journal, self.state_path, self.cloud, health.HealthKeeper(
+            transaction.Transactions(platform_, self.state_path),
+            self.journal, self.cloud, health.HealthKeeper(
                 platform_, self.state_path, self.cloud), self.limits)
         self.live.refresh()
 

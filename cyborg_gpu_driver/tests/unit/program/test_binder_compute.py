@@ -18,7 +18,10 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import binder_case
 
 _SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
@@ -119,6 +122,45 @@ class UnbindTest(ComputeCase):
         self.assertEqual(number, self.entry(second).instance_id)
         self.live.refresh()
         self.assert_quiet()
+
+
+class ChangeTest(ComputeCase):
+    """A layout was being applied when its process died."""
+
+    def left(self, start):
+        """The record of a change that has destroyed 1g.5gb at a start."""
+        self.before = spec.MigInstanceSpec(model.Placement(start, 1), 19)
+        records = store.of(self.state_path)
+        records.put(self.address, change=gpu_record.Change(
+            self.address, spec.MigLayout(True, True, (self.before,)), ('a',),
+            touched=(self.before,)))
+        return records
+
+    def test_a_bind_rolls_it_back_first(self):
+        self.live.refresh()
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        own = self.entry(handle).placement
+        self.binder.unbind(*handle)
+        # Just where the bind would go.
+        records = self.left(own.start)
+        self.binder.bind(*handle)
+        self.assertIsNone(records.read(self.address).change)
+        self.assertNotEqual(own, self.entry(handle).placement)
+        self.assertIn((19, own.start), self.truth()[0])
+
+    def test_a_bind_is_refused_while_it_cannot_be(self):
+        self.live.refresh()
+        handle = self.handle('1g.5gb')
+        records = self.left(0)
+        self.machine.faults.fail(
+            'nvmlDeviceCreateGpuInstanceWithPlacement', 999, times=None)
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('rollback of an interrupted change', str(error))
+        self.machine.faults.clear()
+        self.binder.bind(*handle)
+        self.assertIsNone(records.read(self.address).change)
 
 
 class LeftoverTest(ComputeCase):
