@@ -161,8 +161,8 @@ def _differing(gpu: model.Gpu, wanted: Sequence[spec.MigInstanceSpec],
 
 def _step(gpu: model.Gpu, what: action.Action, place: spec.MigInstanceSpec,
           **compute: Any) -> action.Step:
-    profile = gpu.mig.profile_by_id(place.profile_id) if gpu.mig else None
-    return action.Step(what, profile, place.placement, **compute)
+    return action.Step(what, gpu.instance_profile(place.profile_id),
+                       place.placement, **compute)
 
 
 def _compute(gpu: model.Gpu, what: action.Action, place: spec.MigInstanceSpec,

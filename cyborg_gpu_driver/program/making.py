@@ -263,9 +263,7 @@ class Maker:
                planned: plan.BindPlan, asked: request.Request
                ) -> journal.Entry:
         foreign: tuple[int, ...] = ()
-        profile = None
-        if gpu.mig is not None and planned.profile_id is not None:
-            profile = gpu.mig.profile_by_id(planned.profile_id)
+        profile = gpu.instance_profile(planned.profile_id)
         if profile is not None and planned.instance_id is None:
             foreign = self._parts.instance_ids(gpu.address, profile)
         return self._parts.numbered(journal.Entry(

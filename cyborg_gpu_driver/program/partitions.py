@@ -130,11 +130,9 @@ class Partitions:
         :raises StepFailed: if the driver put it somewhere else.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
-        profile = None
-        if gpu.mig is not None and entry.profile_id is not None:
-            profile = gpu.mig.profile_by_id(entry.profile_id)
-        runner.take(action.Step(Action.CREATE_INSTANCE, profile,
-                                entry.placement))
+        runner.take(action.Step(
+            Action.CREATE_INSTANCE, gpu.instance_profile(entry.profile_id),
+            entry.placement))
         return self.numbered(
             entry, runner.instance(entry.placement).instance_id)
 

@@ -145,8 +145,7 @@ class Repairer:
                          ) -> journal.Entry:
         """Create the instance of an entry, and of those that share it."""
         parts, records = self._parts, self._journal
-        profile = (None if gpu.mig is None or entry.profile_id is None
-                   else gpu.mig.profile_by_id(entry.profile_id))
+        profile = gpu.instance_profile(entry.profile_id)
         if profile is None:
             raise _kept('the GPU has no such profile now')
         made = parts.create_instance(gpu, dataclasses.replace(
