@@ -34,7 +34,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live
@@ -327,8 +326,7 @@ class Binder:
         on is not known, and an instance that we do not know is left alone.
         So is a vGPU of vendor VFIO, which does not tell whose it is.
         """
-        if (executor.type_of(self._parts.machine, asked.mdev)
-                != asked.mdev_type):
+        if self._parts.vgpu_type(asked.mdev) != asked.mdev_type:
             LOG.info('Handle %s has nothing on this machine that is known '
                      'to be its own', asked.handle)
             return

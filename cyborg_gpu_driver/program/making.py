@@ -27,7 +27,6 @@ from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import executor
@@ -98,7 +97,7 @@ class Maker:
             return False
         if entry.phase is journal.Phase.BOUND:
             check_same(entry, asked)
-            if self._parts.vgpu_type(entry) == entry.mdev_type:
+            if self._parts.vgpu_type(entry.vgpu) == entry.mdev_type:
                 self._journal.put(dataclasses.replace(
                     entry, repeats=entry.repeats + 1))
                 return True
@@ -168,7 +167,8 @@ class Maker:
             with contextlib.suppress(exception.JournalError):
                 self._journal.give_back(entry.handle)
         self._parts.destroy_vgpu(
-            entry, self._host.gpu(entry.gpu) if entry.vfio else None)
+            entry.gpu, entry.vgpu,
+            self._host.gpu(entry.gpu) if entry.vfio else None)
 
     def remove_instance(self, entry: journal.Entry) -> None:
         """Return the instance of an entry whose vGPU is gone, and forget it.
@@ -192,8 +192,7 @@ class Maker:
 
         :raises SysfsError: EBUSY while a guest holds it.
         """
-        executor.Executor(self._parts.machine, address).take(action.Step(
-            action.Action.DESTROY_VGPU, vgpu=asked.mdev))
+        self._parts.destroy_vgpu(address, asked.mdev)
         self._host.record(address, gone=(None, model.Vgpu(
             asked.function, asked.mdev_type, asked.handle)))
 
@@ -242,7 +241,7 @@ class Maker:
     def _check_unclaimed(self, entry: journal.Entry,
                          asked: request.Request) -> None:
         """See to it that what is to be made is not there already."""
-        if self._parts.vgpu_type(entry) is not None:
+        if self._parts.vgpu_type(entry.vgpu) is not None:
             raise plan.refusal(asked, (
                 'that virtual function carries a vGPU' if entry.vfio
                 else 'an mdev with that UUID exists')

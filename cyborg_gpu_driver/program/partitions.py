@@ -78,17 +78,13 @@ class Partitions:
         self._machine = machine
         self._journal = records
 
-    @property
-    def machine(self) -> platform.Platform:
-        return self._machine
-
-    def vgpu_type(self, entry: journal.Entry) -> str | None:
-        """Type of the vGPU that is where the entry's is to be.
+    def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
+        """Type of the vGPU that is where ``vgpu`` is to be.
 
         :returns: ``nvidia-474``; None if there is none.
         :raises SysfsError: if that cannot be read.
         """
-        return executor.type_of(self._machine, entry.vgpu)
+        return executor.type_of(self._machine, vgpu)
 
     @gate.series
     def instance_ids(self, address: model.PciAddress,
@@ -175,17 +171,18 @@ class Partitions:
             return None
         return vfio.instance_under(self._machine, entry.function)
 
-    def destroy_vgpu(self, entry: journal.Entry, gpu: model.Gpu | None
-                     ) -> None:
-        """Destroy the entry's vGPU; does nothing if it is gone.
+    def destroy_vgpu(self, address: model.PciAddress, vgpu: spec.VgpuSpec,
+                     gpu: model.Gpu | None = None) -> None:
+        """Destroy a vGPU; does nothing if it is gone.
 
-        :param gpu: the entry's, where it is of vendor VFIO.
+        :param address: of its GPU.
+        :param gpu: the GPU, where the vGPU is of vendor VFIO.
         :raises SysfsError: EBUSY while a guest holds it.
         :raises VgpuInUse: if somebody uses it.
         :raises UsageUnknown, NvmlError: if that is not known.
         """
-        executor.Executor(self._machine, entry.gpu, gpu).take(
-            action.Step(Action.DESTROY_VGPU, vgpu=entry.vgpu))
+        executor.Executor(self._machine, address, gpu).take(
+            action.Step(Action.DESTROY_VGPU, vgpu=vgpu))
 
     def undefine_mdev(self, handle: str) -> None:
         """Let mdevctl forget the mdev of a handle; never raises.

@@ -131,7 +131,7 @@ class Repairer:
                 cut = making.created(entry)
                 done.append(f'GPU instance at {entry.placement}')
             below = None
-            if parts.vgpu_type(entry) is None:
+            if parts.vgpu_type(entry.vgpu) is None:
                 entry, below = parts.create_vgpu(gpu, entry)
                 self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')

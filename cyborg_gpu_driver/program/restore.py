@@ -191,7 +191,7 @@ class Restorer:
                 group.instance.placement))
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
-                if self._partitions.vgpu_type(claim) == claim.mdev_type:
+                if self._partitions.vgpu_type(claim.vgpu) == claim.mdev_type:
                     continue
                 made, _ = self._partitions.create_vgpu(gpu, claim)
                 if made != claim:

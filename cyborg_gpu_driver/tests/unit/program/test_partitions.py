@@ -47,11 +47,11 @@ class VgpuCase(binder_case.BinderCase):
 class VgpuTests:
 
     def test_made_once_and_not_again(self):
-        self.assertIsNone(self.parts.vgpu_type(self.entry))
+        self.assertIsNone(self.parts.vgpu_type(self.entry.vgpu))
         for _ in range(2):
             self.assertEqual((self.entry, None), self.create(self.entry))
             self.assertEqual(self.types[0],
-                             self.parts.vgpu_type(self.entry))
+                             self.parts.vgpu_type(self.entry.vgpu))
         self.assertEqual(1, len(self.truth()[1]))
 
     def test_what_is_there_is_not_made_something_else(self):
@@ -66,7 +66,7 @@ class VgpuTests:
         self.create(self.entry)
         gpu = self.live.gpu(self.address)
         for _ in range(2):
-            self.parts.destroy_vgpu(self.entry, gpu)
+            self.parts.destroy_vgpu(self.address, self.entry.vgpu, gpu)
             self.assertEqual([], self.truth()[1])
 
     def test_only_vendor_vfio_tells_of_an_instance(self):
@@ -92,13 +92,15 @@ class VfioTest(VgpuTests, VgpuCase):
     def test_a_function_that_is_gone_has_no_vgpu(self):
         gone = dataclasses.replace(
             self.entry, function=model.PciAddress.parse('0000:b1:1f.7'))
-        self.assertIsNone(self.parts.vgpu_type(gone))
-        self.parts.destroy_vgpu(gone, self.live.gpu(self.address))
+        self.assertIsNone(self.parts.vgpu_type(gone.vgpu))
+        self.parts.destroy_vgpu(self.address, gone.vgpu,
+                                self.live.gpu(self.address))
 
     def test_another_type_is_not_cleared(self):
         privileged_vgpu.set_vgpu_type(self.function, 697)
         before = self.truth()
-        self.parts.destroy_vgpu(self.entry, self.live.gpu(self.address))
+        self.parts.destroy_vgpu(self.address, self.entry.vgpu,
+                                self.live.gpu(self.address))
         self.assertEqual(before, self.truth())
 
 
