@@ -144,7 +144,7 @@ class FixedVgpus:
             now = self._reader.complete_gpu(gpu.address)
             record = self._store.read(gpu.address).fixed
             taken, blocked = self._transactions.take_idle(
-                now, _removal(self._unwanted(now, record), record))
+                now, _removal(self._unwanted(now, record), record), {})
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
             record = self._still_ours(now, record)
@@ -152,7 +152,7 @@ class FixedVgpus:
             used = self._transactions.in_use(now) if steps else {}
             # One below vGPUs that stay is as it should be.
             gone, refused = self._transactions.take_idle(now, [
-                step for step in steps if step.placement not in used])
+                step for step in steps if step.placement not in used], used)
             places = {step.placement for step in gone}
             self._store.put(gpu.address, fixed=dataclasses.replace(
                 record, instances=frozenset(
@@ -233,12 +233,11 @@ class FixedVgpus:
         if governing is None:
             return Made(gpu.address)
         known = self._store.read(gpu.address)
-        if known.change is not None:
-            self._transactions.recover(gpu, locks.REPORT_SECONDS)
-        elif not _missing(gpu, fixed.plan(gpu, governing,
-                                          known.fixed.types)):
+        if known.change is None and not _missing(gpu, fixed.plan(
+                gpu, governing, known.fixed.types)):
             return Made(gpu.address)
         with locks.gpu(self._state_path, gpu.address):
+            self._transactions.finish(gpu)
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
             record = self._store.read(gpu.address).fixed

@@ -180,10 +180,10 @@ class Preparer:
             elif _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
             else:
-                found = blockers.of_preparing(
-                    self._machine, gpu,
-                    self._store.read(gpu.address).claims)
-                if not found and self._store.read(gpu.address).change:
+                record = self._store.read(gpu.address)
+                found = blockers.of_preparing(self._machine, gpu,
+                                              record.claims)
+                if not found and record.change:
                     found = ('a change of its layout did not come to its '
                              'end',)
                 if not found:

@@ -144,19 +144,16 @@ class Transactions:
             ) from error
         return now, runner.pending
 
-    def take_idle(self, gpu: model.Gpu, steps: Iterable[action.Step]
+    def take_idle(self, gpu: model.Gpu, steps: Iterable[action.Step],
+                  used: Mapping[model.Placement, str]
                   ) -> tuple[list[action.Step], list[str]]:
         """Take those steps that leave alone what is in use.
 
         :param gpu: as it is, with compute instances.
+        :param used: what of it is in use, as of :meth:`in_use`.
         :returns: those taken, and why others were not, for people. After
             one that the hardware refused come none: they may need it.
-        :raises NvmlError, SysfsError, JournalError: if it is not known what
-            is in use.
         """
-        steps = tuple(steps)
-        used = self.in_use(gpu) if any(
-            step.placement is not None for step in steps) else {}
         runner = executor.Executor(self.machine, gpu.address, gpu)
         taken: list[action.Step] = []
         blocked: list[str] = []
@@ -236,7 +233,10 @@ class Transactions:
         if before.enabled and not _is_enabled(now):
             mig_mode.put_back(self.machine, gpu, True, before.pending)
             now = self._read(gpu, change)
-        _, blocked = self.take_idle(now, desired.rollback(now, change))
+        steps = desired.rollback(now, change)
+        used = self.in_use(now) if any(
+            step.placement is not None for step in steps) else {}
+        _, blocked = self.take_idle(now, steps, used)
         if blocked:
             return '; '.join(blocked)
         if gpu.mig is not None:
