@@ -353,13 +353,6 @@ class Gpu:
     problems: tuple[str, ...] = ()
     """What could not be read, for people; empty on a healthy GPU."""
 
-    def instance_profile(self, profile_id: int | None
-                         ) -> GpuInstanceProfile | None:
-        """Its GPU instance profile with an id; None if it has none now."""
-        if self.mig is None or profile_id is None:
-            return None
-        return self.mig.profile_by_id(profile_id)
-
     @property
     def vgpus(self) -> tuple[Vgpu, ...]:
         """Every live vGPU on this GPU, of either framework."""

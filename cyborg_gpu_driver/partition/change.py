@@ -119,7 +119,7 @@ class Change:
             ' after', *picture.lines(self.gpu, after, pens, self.after()))
 
     def _name(self, instance: model.GpuInstance) -> str:
-        profile = self.gpu.instance_profile(instance.profile_id)
+        profile = spec.profile(self.gpu, instance.profile_id)
         return profile.name if profile else f'id {instance.profile_id}'
 
     @staticmethod

@@ -82,6 +82,14 @@ class VgpuSpec:
         return f'{self.name or self.type_id} on {self.function}'
 
 
+def profile(gpu: model.Gpu, profile_id: int | None
+            ) -> model.GpuInstanceProfile | None:
+    """The GPU instance profile with an id; None if a GPU has none now."""
+    if gpu.mig is None or profile_id is None:
+        return None
+    return gpu.mig.profile_by_id(profile_id)
+
+
 def of(instance: model.GpuInstance) -> MigInstanceSpec:
     """The specification of a live GPU instance without compute instances."""
     return MigInstanceSpec(instance.placement, instance.profile_id)

@@ -161,7 +161,7 @@ def _differing(gpu: model.Gpu, wanted: Sequence[spec.MigInstanceSpec],
 
 def _step(gpu: model.Gpu, what: action.Action, place: spec.MigInstanceSpec,
           **compute: Any) -> action.Step:
-    return action.Step(what, gpu.instance_profile(place.profile_id),
+    return action.Step(what, spec.profile(gpu, place.profile_id),
                        place.placement, **compute)
 
 

@@ -28,6 +28,7 @@ from oslo_utils import excutils
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health
@@ -262,7 +263,7 @@ class Maker:
                planned: plan.BindPlan, asked: request.Request
                ) -> journal.Entry:
         foreign: tuple[int, ...] = ()
-        profile = gpu.instance_profile(planned.profile_id)
+        profile = spec.profile(gpu, planned.profile_id)
         if profile is not None and planned.instance_id is None:
             foreign = self._parts.instance_ids(gpu.address, profile)
         return self._parts.numbered(journal.Entry(

@@ -127,7 +127,7 @@ class Partitions:
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
         runner.take(action.Step(
-            Action.CREATE_INSTANCE, gpu.instance_profile(entry.profile_id),
+            Action.CREATE_INSTANCE, spec.profile(gpu, entry.profile_id),
             entry.placement))
         return self.numbered(
             entry, runner.instance(entry.placement).instance_id)

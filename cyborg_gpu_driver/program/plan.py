@@ -113,7 +113,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
         return BindPlan(function, shared.profile_id, shared.placement,
                         shared.instance_id)
     mig = gpu.mig
-    profile = gpu.instance_profile(offer.gi_profile_id)
+    profile = spec.profile(gpu, offer.gi_profile_id)
     if mig is None or profile is None:
         raise refusal(asked, 'the GPU has no such profile now')
     grid = geometry.Geometry(mig.profiles)

@@ -26,6 +26,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import journal
@@ -145,7 +146,7 @@ class Repairer:
                          ) -> journal.Entry:
         """Create the instance of an entry, and of those that share it."""
         parts, records = self._parts, self._journal
-        profile = gpu.instance_profile(entry.profile_id)
+        profile = spec.profile(gpu, entry.profile_id)
         if profile is None:
             raise _kept('the GPU has no such profile now')
         made = parts.create_instance(gpu, dataclasses.replace(
