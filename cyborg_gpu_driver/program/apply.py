@@ -39,7 +39,6 @@ from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -87,8 +86,7 @@ class Applier:
     def __init__(self, transactions: transaction.Transactions):
         self._transactions = transactions
         self._machine = transactions.machine
-        self._state_path = transactions.state_path
-        self._store = store.of(transactions.state_path)
+        self._records = transactions.records
 
     def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
         """What a checkpoint remembers of a GPU.
@@ -96,7 +94,7 @@ class Applier:
         :param gpu: as :meth:`.transaction.Transactions.read` gives it.
         :raises JournalError: if it is not known what is whose on it.
         """
-        return checkpoint.saved(gpu, self._store.read(gpu.address))
+        return checkpoint.saved(gpu, self._records.read(gpu.address))
 
     def plan(self, gpu: model.Gpu, wanted: layout.Wanted,
              options: Options = Options()) -> change.Change:
@@ -126,7 +124,7 @@ class Applier:
 
         :raises JournalError: if it cannot be read.
         """
-        return self._store.read(gpu).change
+        return self._records.read(gpu).change
 
     def apply(self, gpu: model.Gpu, wanted: layout.Wanted,
               options: Options = Options()) -> Status:
@@ -154,8 +152,7 @@ class Applier:
             not have yet. One that it has is always kept up to date.
         :raises: as :meth:`apply`.
         """
-        with locks.gpu(self._state_path, gpu.address,
-                       locks.COMMAND_SECONDS):
+        with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             now = self._transactions.read(gpu)
             planned = decide(now)
             status = Status.UNCHANGED
@@ -168,8 +165,8 @@ class Applier:
                 LOG.info('GPU %(gpu)s: %(wanted)s', {
                     'gpu': gpu.address, 'wanted': planned.wanted})
             else:
-                if self._store.read(gpu.address).change is not None:
-                    self._store.put(gpu.address, change=None)
+                if self._records.read(gpu.address).change is not None:
+                    self._records.put(gpu.address, change=None)
                 self._remember(now, remember)
             return status
 
@@ -212,14 +209,14 @@ class Applier:
     def _remembered(self, now: model.Gpu, anew: bool
                     ) -> Mapping[str, object]:
         """The GPU as it is now, for its record, if that is to have it."""
-        if anew or self._store.read(now.address).layout is not None:
+        if anew or self._records.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
 
     def _remember(self, now: model.Gpu, anew: bool) -> None:
         """Put the GPU into its record as it is now."""
         try:
-            self._store.put(now.address, **self._remembered(now, anew))
+            self._records.put(now.address, **self._remembered(now, anew))
         except exception.JournalError as error:
             LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
                         '%(error)s', {'gpu': now.address, 'error': error})

@@ -28,7 +28,6 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
@@ -44,7 +43,6 @@ from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -77,9 +75,8 @@ class FixedVgpus:
         self._machine = transactions.machine
         self._reader = host_reader
         self._transactions = transactions
-        self._state_path = transactions.state_path
         self._settings = settings
-        self._store = store.of(self._state_path)
+        self._records = transactions.records
         self._making = backoff.Backoff(LOG, clock)
         self._releasing = backoff.Backoff(LOG, clock)
 
@@ -91,7 +88,7 @@ class FixedVgpus:
         if not self._settings.prepare or self._settings.ignores(gpu):
             return Made(gpu.address)
         try:
-            record = self._store.read(gpu.address).fixed
+            record = self._records.read(gpu.address).fixed
             steps = _removal(self._unwanted(gpu, record), record)
             governing = self._ready_policy(gpu)
             if governing is not None:
@@ -134,15 +131,15 @@ class FixedVgpus:
     # Away with what is not wanted
 
     def _release(self, gpu: model.Gpu) -> Made:
-        record = self._store.read(gpu.address).fixed
+        record = self._records.read(gpu.address).fixed
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
                 or not (self._unwanted(gpu, record)
                         or self._is_left_over(gpu, record))):
             return Made(gpu.address)
-        with locks.gpu(self._state_path, gpu.address):
+        with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
-            record = self._store.read(gpu.address).fixed
+            record = self._records.read(gpu.address).fixed
             taken, blocked = self._transactions.take_idle(
                 now, _removal(self._unwanted(now, record), record), {})
             now = self._transactions.read(
@@ -154,7 +151,7 @@ class FixedVgpus:
             gone, refused = self._transactions.take_idle(now, [
                 step for step in steps if step.placement not in used], used)
             places = {step.placement for step in gone}
-            self._store.put(gpu.address, fixed=dataclasses.replace(
+            self._records.put(gpu.address, fixed=dataclasses.replace(
                 record, instances=frozenset(
                     item for item in record.instances
                     if item.placement not in places)))
@@ -165,7 +162,7 @@ class FixedVgpus:
                   ) -> tuple[model.PciAddress, ...]:
         """Functions that carry what is ours and is to go."""
         bound = {entry.function
-                 for entry in self._store.read(gpu.address).claims}
+                 for entry in self._records.read(gpu.address).claims}
         ours = {vf.address: record.types[vf.address] for vf in gpu.vfs
                 if vf.address in record.types
                 and vf.address not in bound
@@ -195,7 +192,7 @@ class FixedVgpus:
             return False
         return not (
             any(vgpu.function not in ours for vgpu in gpu.vgpus)
-            or self._store.read(gpu.address).claims
+            or self._records.read(gpu.address).claims
             or blockers.of_running(self._machine, gpu))
 
     def _still_ours(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
@@ -232,20 +229,20 @@ class FixedVgpus:
         governing = self._ready_policy(gpu)
         if governing is None:
             return Made(gpu.address)
-        known = self._store.read(gpu.address)
+        known = self._records.read(gpu.address)
         if known.change is None and not _missing(gpu, fixed.plan(
                 gpu, governing, known.fixed.types)):
             return Made(gpu.address)
-        with locks.gpu(self._state_path, gpu.address):
+        with self._transactions.lock(gpu.address):
             self._transactions.finish(gpu)
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
-            record = self._store.read(gpu.address).fixed
+            record = self._records.read(gpu.address).fixed
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
             if not missing:
                 return Made(gpu.address)
-            self._store.put(gpu.address, fixed=gpu_record.FixedVgpus(
+            self._records.put(gpu.address, fixed=gpu_record.FixedVgpus(
                 {**record.types, **{
                     item.function: item.type_id for item in missing}},
                 record.instances | frozenset(planned.instances)))
@@ -254,8 +251,8 @@ class FixedVgpus:
                 self._transactions.run(
                     now, steps, lambda gpu: self._check(governing, missing))
             except exception.ChangeFailed:
-                if self._store.read(gpu.address).change is None:
-                    self._store.put(gpu.address, fixed=record)
+                if self._records.read(gpu.address).change is None:
+                    self._records.put(gpu.address, fixed=record)
                 raise
             return Made(gpu.address, tuple(map(str, steps)))
 

@@ -42,7 +42,6 @@ from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.program import whole
-from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -115,11 +114,10 @@ class Preparer:
         self._machine = transactions.machine
         self._reader = host_reader
         self._transactions = transactions
-        self._state_path = transactions.state_path
         self._settings = settings
         self._health = keeper
         self._cloud = cloud
-        self._store = store.of(self._state_path)
+        self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
 
     def wants(self, gpu: model.Gpu) -> readiness.Wants:
@@ -150,13 +148,13 @@ class Preparer:
     def _prepare(self, gpu: model.Gpu, taken: list[action.Step]) -> Outcome:
         rolled_back = (
             self._settings.prepare
-            and self._store.read(gpu.address).change is not None
+            and self._records.read(gpu.address).change is not None
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
         if not readiness.steps(gpu, self.wants(gpu)):
             return Outcome(gpu.address, rolled_back=rolled_back)
-        with locks.gpu(self._state_path, gpu.address):
+        with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
             reason = self._in_the_way(now, readiness.steps(
                 now, self.wants(now)))
@@ -180,7 +178,7 @@ class Preparer:
             elif _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
             else:
-                record = self._store.read(gpu.address)
+                record = self._records.read(gpu.address)
                 found = blockers.of_preparing(self._machine, gpu,
                                               record.claims)
                 if not found and record.change:

@@ -46,7 +46,6 @@ from cyborg_gpu_driver.program import prepare
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -73,11 +72,10 @@ class Restorer:
         self._machine = transactions.machine
         self._reader = host_reader
         self._transactions = transactions
-        self._state_path = transactions.state_path
         self._fixed = fixed_vgpus
         self._settings = settings
         self._cloud = cloud
-        self._store = store.of(self._state_path)
+        self._records = transactions.records
         self._journal = records
         self._partitions = parts
 
@@ -117,9 +115,8 @@ class Restorer:
         if self._transactions.recover(gpu):
             done.append(transaction.RECOVERED)
         failed: list[str] = []
-        with locks.gpu(self._state_path, gpu.address,
-                       locks.COMMAND_SECONDS):
-            record = dataclasses.replace(self._store.read(gpu.address),
+        with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
+            record = dataclasses.replace(self._records.read(gpu.address),
                                          layout=saved)
             bound = any(claim.phase is journal.Phase.BOUND
                         for claim in record.claims)

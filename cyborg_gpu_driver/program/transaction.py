@@ -22,6 +22,7 @@ completes the rollback. A process that died leaves the same record.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -66,7 +67,7 @@ class Transactions:
     def __init__(self, machine: platform.Platform, state_path: str):
         self.machine = machine
         self.state_path = state_path
-        self._store = store.of(state_path)
+        self.records = store.of(state_path)
         self._reader = gpu_state.StateReader(machine)
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
@@ -81,6 +82,12 @@ class Transactions:
                 gpu=gpu.address, reason='; '.join(gpu.problems))
         return self._reader.read(gpu)
 
+    def lock(self, address: model.PciAddress,
+             seconds: float = locks.REPORT_SECONDS
+             ) -> contextlib.AbstractContextManager:
+        """Hold a GPU, see :func:`cyborg_gpu_driver.locks.gpu`."""
+        return locks.gpu(self.state_path, address, seconds)
+
     def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
         """GPU instances in use and what uses them, by placement.
 
@@ -88,7 +95,7 @@ class Transactions:
         :raises NvmlError, SysfsError, JournalError: if it is not known.
         """
         return blockers.in_use(self.machine, gpu,
-                               self._store.read(gpu.address).claims)
+                               self.records.read(gpu.address).claims)
 
     def run(self, gpu: model.Gpu, steps: Sequence[action.Step],
             check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
@@ -104,7 +111,7 @@ class Transactions:
         :returns: the GPU as it is then, and whether it waits for a reset.
         :raises ChangeFailed: saying whether all is as it was.
         """
-        earlier = self._store.read(gpu.address).change
+        earlier = self.records.read(gpu.address).change
         change = gpu_record.Change(
             gpu.address, earlier.before if earlier else spec.layout_of(gpu),
             steps=tuple(map(str, steps)),
@@ -117,7 +124,7 @@ class Transactions:
             for number, step in enumerate(steps):
                 before, change = change, _about_to(change, number, step)
                 doing = 'writing the record'
-                self._store.put(gpu.address, change=change)
+                self.records.put(gpu.address, change=change)
                 doing = str(step)
                 try:
                     runner.take(step)
@@ -132,7 +139,7 @@ class Transactions:
                 doing = 'the check at the end'
                 now = self._read(gpu, change)
                 kept = check(now) or {}
-            self._store.put(gpu.address, change=None, **kept)
+            self.records.put(gpu.address, change=None, **kept)
         except Exception as error:
             LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; rolling '
                         'back', {'gpu': gpu.address, 'step': doing,
@@ -182,13 +189,13 @@ class Transactions:
         :raises ChangeFailed: if it cannot be rolled back now.
         :raises JournalError: if its record cannot be got at.
         """
-        with locks.gpu(self.state_path, gpu.address, seconds):
-            self._store.check_gpu(gpu.address)
+        with self.lock(gpu.address, seconds):
+            self.records.check_gpu(gpu.address)
             return self.finish(gpu)
 
     def finish(self, gpu: model.Gpu) -> bool:
         """As :meth:`recover`, for who holds the GPU's lock."""
-        change = self._store.read(gpu.address).change
+        change = self.records.read(gpu.address).change
         if change is None:
             return False
         problem = self._roll_back(gpu, change)
@@ -213,14 +220,14 @@ class Transactions:
             try:
                 problem = self._round(gpu, change)
                 if problem is None:
-                    self._store.put(gpu.address, change=None)
+                    self.records.put(gpu.address, change=None)
                     return None
             except exception.GpuDriverError as error:
                 problem = str(error)
         LOG.error('GPU %(gpu)s: cannot be brought back to what it was: '
                   '%(problem)s', {'gpu': gpu.address, 'problem': problem})
         try:
-            self._store.put(gpu.address, change=dataclasses.replace(
+            self.records.put(gpu.address, change=dataclasses.replace(
                 change, problem=problem))
         except exception.JournalError as error:
             LOG.error('GPU %s: %s', gpu.address, error)
