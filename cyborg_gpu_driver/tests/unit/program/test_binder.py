@@ -238,8 +238,9 @@ class BindTest(binder_case.BinderCase):
         self.binder.unbind(*self.handle('1g.5gb'))
         self.assertEqual([(19, 6)], self.truth()[0])
 
-    def test_a_stranger_that_is_quicker_twice(self):
-        places, taking = [6, 5], []
+    def strangers_come_first(self, *starts):
+        """Somebody takes a place whenever we are about to."""
+        places, taking = list(starts), []
 
         def take(_seconds):
             if places and not taking:
@@ -249,6 +250,9 @@ class BindTest(binder_case.BinderCase):
 
         self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
                                   1, sleep=take)
+
+    def test_a_stranger_that_is_quicker_twice(self):
+        self.strangers_come_first(6, 5)
         self.binder.bind(*self.handle('1g.5gb'))
         self.assertEqual([(19, 5), (19, 6)], self.truth()[0][-2:])
         self.assertEqual(3, len(self.truth()[0]))
@@ -256,16 +260,7 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
 
     def test_a_stranger_that_is_always_quicker(self):
-        places, taking = [6, 5, 4], []
-
-        def take(_seconds):
-            if places and not taking:
-                taking.append(True)
-                self.stranger(19, places.pop(0), 1)
-                taking.clear()
-
-        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
-                                  1, sleep=take)
+        self.strangers_come_first(6, 5, 4)
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *self.handle('1g.5gb'))
         self.assertIn('taken by somebody else', str(error))
