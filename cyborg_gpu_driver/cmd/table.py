@@ -18,6 +18,7 @@ words, and writes the ``repr`` of lists into CSV.
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from collections.abc import Iterable
@@ -54,13 +55,13 @@ class Lister(lister.Lister):
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.formatter in _AS_JSON:
-            self.formatter = _Plain(self.formatter,
-                                    _AS_JSON[parsed_args.formatter])
+            self.formatter = _Prepared(self.formatter, functools.partial(
+                _plain, _AS_JSON[parsed_args.formatter]))
         elif (parsed_args.formatter == 'table' and not parsed_args.long
               and not parsed_args.columns):
             parsed_args.columns = list(self.brief)
-            self.formatter = _Fitted(self.formatter,
-                                     self._width(parsed_args.max_width))
+            self.formatter = _Prepared(self.formatter, functools.partial(
+                fold, width=self._width(parsed_args.max_width)))
         return super().produce_output(parsed_args, column_names, data)
 
     def _width(self, wanted):
@@ -69,31 +70,24 @@ class Lister(lister.Lister):
         return self.app.stdout.isatty() and utils.terminal_width() or WIDTH
 
 
-class _Plain(base.ListFormatter):
-    """A format of flat text: nested values are written as JSON.
+class _Prepared(base.ListFormatter):
+    """A format whose rows are prepared for it.
 
     :param formatter: the formatter of the format.
-    :param nothing: what stands for None.
+    :param prepare: called with names and rows; returns the rows to show.
     """
 
-    def __init__(self, formatter, nothing):
+    def __init__(self, formatter, prepare):
         self._formatter = formatter
-        self._nothing = nothing
+        self._prepare = prepare
 
     def add_argument_group(self, parser):
         self._formatter.add_argument_group(parser)
 
     def emit_list(self, column_names, data, stdout, parsed_args):
         self._formatter.emit_list(
-            column_names, [[self._plain(cell) for cell in row]
-                           for row in data], stdout, parsed_args)
-
-    def _plain(self, cell):
-        if isinstance(cell, columns.FormattableColumn):
-            cell = cell.machine_readable()
-        if isinstance(cell, (dict, list, tuple)):
-            return json.dumps(cell)
-        return self._nothing if cell is None else cell
+            column_names, self._prepare(column_names, data), stdout,
+            parsed_args)
 
 
 _AS_JSON = {'csv': '', 'value': 'None'}
@@ -101,24 +95,20 @@ _AS_JSON = {'csv': '', 'value': 'None'}
 a blank ends a value, so none may be empty."""
 
 
-class _Fitted(base.ListFormatter):
-    """A table with lines that are folded between words.
+def _plain(nothing, _names, rows):
+    """Rows for flat text: nested values are written as JSON.
 
-    :param formatter: the formatter of tables.
-    :param width: characters in a line.
+    :param nothing: what stands for None.
     """
+    return [[_plain_cell(cell, nothing) for cell in row] for row in rows]
 
-    def __init__(self, formatter, width):
-        self._formatter = formatter
-        self._width = width
 
-    def add_argument_group(self, parser):
-        self._formatter.add_argument_group(parser)
-
-    def emit_list(self, column_names, data, stdout, parsed_args):
-        self._formatter.emit_list(
-            column_names, fold(column_names, data, self._width), stdout,
-            parsed_args)
+def _plain_cell(cell, nothing):
+    if isinstance(cell, columns.FormattableColumn):
+        cell = cell.machine_readable()
+    if isinstance(cell, (dict, list, tuple)):
+        return json.dumps(cell)
+    return nothing if cell is None else cell
 
 
 def fold(names: Sequence[str], rows: Iterable[Sequence[Any]], width: int
