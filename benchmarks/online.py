@@ -41,7 +41,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import score
 

@@ -48,7 +48,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
 import online  # noqa: E402
 import oracle  # noqa: E402
 
-from cyborg_gpu_driver.host import model  # noqa: E402
+from cyborg_gpu_driver.host.snapshot import model  # noqa: E402
 from cyborg_gpu_driver.partition import geometry  # noqa: E402
 from cyborg_gpu_driver.partition import score  # noqa: E402
 

@@ -36,8 +36,8 @@ from cyborg_gpu_driver.cloud import devices
 from cyborg_gpu_driver.cloud import gone
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import events
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.health import events
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy

@@ -30,7 +30,7 @@ from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.program import request
 from cyborg_gpu_driver.report import objects

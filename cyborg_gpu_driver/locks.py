@@ -30,8 +30,8 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import open_files
+from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
 

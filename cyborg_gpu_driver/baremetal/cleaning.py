@@ -24,11 +24,11 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_modes
-from cyborg_gpu_driver.host import nvml_process
-from cyborg_gpu_driver.host import nvml_traces
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import modes as nvml_modes
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.nvml import traces as nvml_traces
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout

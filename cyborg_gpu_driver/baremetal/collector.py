@@ -31,10 +31,10 @@ from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import health as health_reader
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml
-from cyborg_gpu_driver.host import nvml_modes
+from cyborg_gpu_driver.host.health import reader as health_reader
+from cyborg_gpu_driver.host.nvml import modes as nvml_modes
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 
 _DRIVER = 'nvidia'

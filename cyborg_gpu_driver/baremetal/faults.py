@@ -23,7 +23,7 @@ from typing import Any
 
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import node as node_module
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout
 

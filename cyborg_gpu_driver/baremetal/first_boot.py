@@ -26,8 +26,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
 

@@ -33,7 +33,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal import inventory_schema
 from cyborg_gpu_driver.baremetal import modes as modes_module
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health as health_module
 
 VERSION = inventory_schema.VERSION

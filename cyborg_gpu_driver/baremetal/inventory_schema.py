@@ -24,7 +24,7 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 VERSION = 1
 TEXT_MAX = 255

@@ -34,8 +34,8 @@ from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.baremetal import steps
 from cyborg_gpu_driver.baremetal import tree
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
 from cyborg_gpu_driver.partition import layout_file

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 KEY = 'modes'
 """Below the node's property ``nvidia_gpus``."""

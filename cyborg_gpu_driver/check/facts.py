@@ -23,7 +23,7 @@ from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
 

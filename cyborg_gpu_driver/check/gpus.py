@@ -21,8 +21,8 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import result
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness

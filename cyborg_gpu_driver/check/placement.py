@@ -30,7 +30,7 @@ from oslo_config import cfg
 from oslo_utils import importutils
 from oslo_utils import strutils
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree

@@ -21,8 +21,8 @@ from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import gpus
 from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.check import result
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 
 _WITHOUT_MDEV = (6, 8)
 """Linux from which on NVIDIA's driver makes no mdev on virtual functions."""

@@ -31,7 +31,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
 

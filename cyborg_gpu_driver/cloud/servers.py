@@ -25,7 +25,7 @@ from cyborg_gpu_driver.cloud import answers
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 _MDEV = 'MDEV'
 

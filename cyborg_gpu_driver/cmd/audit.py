@@ -27,8 +27,8 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 
 _AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)

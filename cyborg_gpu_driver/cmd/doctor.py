@@ -24,8 +24,8 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree

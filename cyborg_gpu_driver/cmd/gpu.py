@@ -22,9 +22,9 @@ from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import picture
 
 

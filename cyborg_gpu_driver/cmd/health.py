@@ -24,9 +24,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as machine_module
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 
 _SICK = 1
 _NOT_KNOWN = 2

@@ -23,8 +23,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import node_context as cmd_node_context
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import render

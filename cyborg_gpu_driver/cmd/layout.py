@@ -23,8 +23,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import layout_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import node_context as cmd_node_context
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_generate

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
 
 
 class NodeContext:

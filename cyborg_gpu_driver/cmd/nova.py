@@ -23,7 +23,7 @@ from cliff import command
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.record import store

@@ -17,7 +17,7 @@ from __future__ import annotations
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host import condition
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 

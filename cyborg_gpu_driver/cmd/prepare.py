@@ -18,8 +18,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host import choice
-from cyborg_gpu_driver.host import condition
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
 
 
 class PrepareGpu(table.Lister):

@@ -27,7 +27,7 @@ from cyborg_gpu_driver.cmd import gpu as cmd_gpu
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import orphans
 
 _UNKNOWN = '?'

@@ -18,8 +18,8 @@ import os
 
 from oslo_config import cfg
 
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
 _BIND_SECONDS = 30.0

@@ -30,7 +30,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 _TYPE = re.compile(r'nvidia-\d+', re.ASCII)
 _UNSET = '(unset)'

@@ -22,8 +22,8 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
 _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)

@@ -26,8 +26,8 @@ from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import model
 
 _NVIDIA = '0x10de'
 _DISPLAY = ('0x0300', '0x0302')

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import nvml
+from cyborg_gpu_driver.host.nvml import session as nvml
 
 READ_ONLY = frozenset({
     'nvmlComputeInstanceGetInfo_v2',

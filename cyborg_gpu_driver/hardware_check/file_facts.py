@@ -23,7 +23,7 @@ import os
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 
 _NVIDIA = '0x10de'
 _PCI = ('bus', 'pci', 'devices')

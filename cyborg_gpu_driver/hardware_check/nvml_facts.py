@@ -19,9 +19,9 @@ import ctypes
 from typing import Any
 
 from cyborg_gpu_driver.hardware_check import calls
-from cyborg_gpu_driver.host import nvml
-from cyborg_gpu_driver.host import nvml_modes
-from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.host.nvml import modes as nvml_modes
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 
 _ENUMS = range(0x18)
 """GPU instance profiles: past the last one that NVML 13 knows (0x11)."""

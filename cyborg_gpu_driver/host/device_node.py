@@ -23,12 +23,12 @@ from __future__ import annotations
 import os
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import open_files
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 
 DISPLAY_MODULE = 'nvidia_drm'
 Holder = tuple[int, str]

@@ -22,11 +22,11 @@ from oslo_config import cfg
 from stevedore import driver
 
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import access
-from cyborg_gpu_driver.host import gpu_record
-from cyborg_gpu_driver.host import health
-from cyborg_gpu_driver.host import nvml
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.health import reader as health
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'

@@ -29,16 +29,16 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import functions
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import gpu_record
-from cyborg_gpu_driver.host import mdev
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_gpu
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform as platform_module
 from cyborg_gpu_driver.host import problems as problems_module
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import functions
+from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.sysfs import pci
 
 
 class HostReader:

@@ -18,14 +18,14 @@ import dataclasses
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml as nvml_module
-from cyborg_gpu_driver.host import nvml_library
-from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import open_files
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 
 _NO_INSTANCE = 0xffffffff
 _NO_PLACEMENT = 0xffff

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices
 from cyborg_gpu_driver.partition import layout_file

@@ -23,7 +23,7 @@ import importlib
 import sys
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import addition
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import handles

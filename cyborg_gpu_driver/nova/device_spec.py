@@ -30,7 +30,7 @@ from typing import Any
 from oslo_utils import strutils
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 _ANY = '*'
 _PARTS = ('domain', 'bus', 'slot', 'function')

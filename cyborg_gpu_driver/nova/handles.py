@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import sysfs as sysfs_module
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs_module
 
 _MDEV = 'MDEV'
 _DEVICES = ('bus', 'pci', 'devices')

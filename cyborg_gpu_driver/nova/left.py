@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import os_traits
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import offers

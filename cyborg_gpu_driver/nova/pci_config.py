@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ import functools
 from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import score

@@ -23,7 +23,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import change_order

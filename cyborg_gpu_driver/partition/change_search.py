@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import compute_change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import layout

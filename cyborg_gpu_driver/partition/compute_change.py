@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Collection
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy as policies

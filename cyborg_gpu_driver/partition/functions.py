@@ -32,7 +32,7 @@ from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 
 @dataclasses.dataclass(frozen=True)

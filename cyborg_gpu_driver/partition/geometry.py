@@ -33,7 +33,7 @@ import functools
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 
 _ENGINES = tuple(field.name for field in dataclasses.fields(model.Engines))

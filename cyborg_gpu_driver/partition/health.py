@@ -30,8 +30,8 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Annotated
 
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 
 TRAIT = 'CUSTOM_GPU_SICK_'
 """How the traits of sick GPUs begin; the ailment's code follows."""

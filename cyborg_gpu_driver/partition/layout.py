@@ -14,7 +14,7 @@
 """What a layout file wants of one GPU, in that GPU's own profiles.
 
 Spec and live are different types: :class:`Wanted` says what, never where;
-what is there is :class:`cyborg_gpu_driver.host.model.GpuInstance`.
+what is there is :class:`cyborg_gpu_driver.host.snapshot.model.GpuInstance`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import names
 
 _Share = tuple[tuple[int, ...], ...]

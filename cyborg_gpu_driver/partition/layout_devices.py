@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.partition import layout_yaml
 

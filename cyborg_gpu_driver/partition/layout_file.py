@@ -36,8 +36,8 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.host import condition
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change_search
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_devices

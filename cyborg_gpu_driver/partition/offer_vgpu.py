@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import functions
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy as policies

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import readiness

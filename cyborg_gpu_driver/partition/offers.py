@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import offer_mig
 from cyborg_gpu_driver.partition import offer_vgpu

@@ -23,7 +23,7 @@ import enum
 import fnmatch
 from collections.abc import Iterable
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 
 class Mode(enum.Enum):

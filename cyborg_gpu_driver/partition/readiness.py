@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy as policies
 

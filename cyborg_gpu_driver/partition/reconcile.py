@@ -23,7 +23,7 @@ import dataclasses
 import enum
 import functools
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 
 class Kind(enum.Enum):

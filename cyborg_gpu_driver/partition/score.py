@@ -40,7 +40,7 @@ import math
 import operator
 from collections.abc import Iterable
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 
 ENDING = 1 / 16

@@ -14,7 +14,7 @@
 
 A specification says what an instance is and where it lies. It never has an
 id or a UUID: the driver gives out new ones each time it creates an
-instance. The live instance (:class:`~cyborg_gpu_driver.host.model.
+instance. The live instance (:class:`~cyborg_gpu_driver.host.snapshot.model.
 GpuInstance`) comes from NVML alone.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import vgpu_name
 
 

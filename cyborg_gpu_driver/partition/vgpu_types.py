@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import policy
 

@@ -33,7 +33,7 @@ from oslo_utils import timeutils
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 
 LOG = logging.getLogger(__name__)

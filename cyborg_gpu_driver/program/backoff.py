@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 
 _PAUSE = 60.0
 """Seconds between two attempts at a GPU of which the first has failed."""

@@ -22,11 +22,11 @@ from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_process
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec

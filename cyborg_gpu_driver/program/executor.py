@@ -23,10 +23,10 @@ import errno
 from collections.abc import Callable
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import mdev
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name

@@ -17,11 +17,11 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import compute
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import mig
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import compute
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import live_mig as mig
+from cyborg_gpu_driver.host.snapshot import model
 
 
 class StateReader:

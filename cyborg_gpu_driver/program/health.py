@@ -25,13 +25,13 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import gpu_record as boards
-from cyborg_gpu_driver.host import health as host_health
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.health import reader as host_health
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import gpu as gpu_record

@@ -26,7 +26,7 @@ from oslo_log import log as logging
 from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit

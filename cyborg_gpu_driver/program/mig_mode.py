@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reset

@@ -33,10 +33,10 @@ from collections.abc import Set
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import blockers

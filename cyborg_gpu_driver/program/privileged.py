@@ -29,10 +29,10 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import compute
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import compute
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 
 _GRID_LIMIT = 64
 NVIDIA_VENDOR = '0x10de'

@@ -25,9 +25,9 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program import holders as holders_module
 from cyborg_gpu_driver.program import privileged
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml as nvml_session
-from cyborg_gpu_driver.host import nvml_library
-from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import session as nvml_session
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import nvidia_smi
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_driver

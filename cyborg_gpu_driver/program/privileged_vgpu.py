@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program import mdevctl
 from cyborg_gpu_driver.program import privileged

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 

@@ -29,14 +29,14 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import gate
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_process
-from cyborg_gpu_driver.host import nvml_traces
-from cyborg_gpu_driver.host import pci
-from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.nvml import traces as nvml_traces
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import holders

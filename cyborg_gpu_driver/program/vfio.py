@@ -21,10 +21,10 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import mdev
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.program import privileged_vgpu
 
 

@@ -26,13 +26,13 @@ import time
 from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import gpu_record
-from cyborg_gpu_driver.host import health as host_health
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci
-from cyborg_gpu_driver.host import pci_health
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.health import reader as host_health
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import blockers

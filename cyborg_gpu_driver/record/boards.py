@@ -14,8 +14,8 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.host import gpu_record
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 
 

@@ -23,8 +23,8 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated
 
-from cyborg_gpu_driver.host import gpu_record as boards
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health as health_conditions
 from cyborg_gpu_driver.partition import spec

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names

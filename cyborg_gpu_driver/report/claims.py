@@ -17,7 +17,7 @@ from __future__ import annotations
 import urllib.parse
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)

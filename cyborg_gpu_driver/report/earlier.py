@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree

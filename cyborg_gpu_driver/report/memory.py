@@ -22,8 +22,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from cyborg_gpu_driver.host import drivers
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import names

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report import values
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import names
 

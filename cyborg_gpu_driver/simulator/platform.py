@@ -18,10 +18,10 @@ import errno
 import os
 import weakref
 
-from cyborg_gpu_driver.host import access
-from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import sysfs as simulated
 from cyborg_gpu_driver.simulator import tools

@@ -12,8 +12,8 @@
 
 """An object in the place of :mod:`os` for paths below ``/sys``.
 
-It has the few functions that :mod:`cyborg_gpu_driver.host.sysfs` calls and
-raises OSError as the kernel does.
+It has the few functions that :mod:`cyborg_gpu_driver.host.sysfs.files` calls
+and raises OSError as the kernel does.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import os
 import shutil
 
 from cyborg_gpu_driver import durable
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
 

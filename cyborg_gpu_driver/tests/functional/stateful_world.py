@@ -36,8 +36,8 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import gpu as gpu_module
 from cyborg_gpu_driver.simulator import machine as simulator

@@ -18,7 +18,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.functional import test_mig
 
 

@@ -15,7 +15,7 @@
 import os
 import uuid
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store

@@ -17,7 +17,7 @@ import os
 
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.functional import gpu_cloud

@@ -23,7 +23,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import outages
 

@@ -33,8 +33,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud

@@ -21,7 +21,7 @@ import signal
 from concurrent import futures
 
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'

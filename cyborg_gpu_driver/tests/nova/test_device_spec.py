@@ -26,7 +26,7 @@ from nova import test
 from nova.pci import devspec
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import device_spec
 
 GPU = model.PciAddress.parse('0000:3b:00.0')

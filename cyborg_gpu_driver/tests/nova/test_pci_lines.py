@@ -29,7 +29,7 @@ from nova.pci import whitelist
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.nova import base
 

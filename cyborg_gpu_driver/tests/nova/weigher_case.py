@@ -33,7 +33,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import weigher
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import privileged

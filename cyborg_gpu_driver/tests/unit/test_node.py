@@ -20,7 +20,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import health_facts
+from cyborg_gpu_driver.host.snapshot import health_facts
 
 
 class InventoriesTest(base.BaseTestCase):

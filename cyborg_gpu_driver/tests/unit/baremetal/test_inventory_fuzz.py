@@ -20,7 +20,7 @@ from hypothesis import strategies
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layouts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks

@@ -19,7 +19,7 @@ from oslotest import base
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import node
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_schema
 from cyborg_gpu_driver.tests.unit.baremetal import inspected

@@ -20,7 +20,7 @@ from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import steps
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 
 _A30 = model.Gpu(

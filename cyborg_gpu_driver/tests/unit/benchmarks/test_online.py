@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing

@@ -22,7 +22,7 @@ from cyborg_gpu_driver.check import gpus
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.check import case
 

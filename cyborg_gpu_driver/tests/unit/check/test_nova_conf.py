@@ -24,11 +24,11 @@ from cyborg_gpu_driver.check import nova_conf
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.nova import device_spec
 from cyborg_gpu_driver.nova import left

@@ -27,7 +27,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.demo import httpd
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report import names
 

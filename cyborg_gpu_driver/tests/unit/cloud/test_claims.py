@@ -19,7 +19,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 

@@ -19,7 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.cloud import devices
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 _HOST = 'compute1'

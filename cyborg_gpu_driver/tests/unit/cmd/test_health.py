@@ -18,8 +18,8 @@ import os
 
 import fixtures
 
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import machine as simulator

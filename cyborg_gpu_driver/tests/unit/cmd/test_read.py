@@ -20,7 +20,7 @@ import os
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator

@@ -16,8 +16,8 @@ import uuid
 
 import fixtures
 
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_vgpu
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.cmd import base

@@ -33,11 +33,11 @@ from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.cmd import hooks
-from cyborg_gpu_driver.host import mdev
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci
 from cyborg_gpu_driver.host import problems
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import layout_file

@@ -18,7 +18,7 @@ import dataclasses
 import hypothesis
 
 from cyborg_gpu_driver import durable
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store

@@ -24,7 +24,7 @@ import hypothesis
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal

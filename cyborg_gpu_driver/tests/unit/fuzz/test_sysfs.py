@@ -24,10 +24,10 @@ import uuid
 import hypothesis
 from hypothesis import strategies
 
-from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import vfio

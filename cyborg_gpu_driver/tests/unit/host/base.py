@@ -16,8 +16,8 @@ import logging
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
 

@@ -19,10 +19,10 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 
 _GPU = model.PciAddress.parse('0000:3b:00.0')
 _INFORMATION = """Model: \t\t NVIDIA A100-SXM4-40GB

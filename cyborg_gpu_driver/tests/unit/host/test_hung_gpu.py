@@ -14,8 +14,8 @@
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host import events
-from cyborg_gpu_driver.host import health
+from cyborg_gpu_driver.host.health import events
+from cyborg_gpu_driver.host.health import reader as health
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G = 19

@@ -12,7 +12,7 @@
 
 import uuid
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _3G = 19, 9

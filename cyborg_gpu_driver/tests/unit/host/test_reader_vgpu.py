@@ -20,10 +20,10 @@ import pynvml
 from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import mdev
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_vgpu
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G = 19

@@ -20,11 +20,11 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import nvml_vgpu
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import sysfs
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.tests.unit.host import base
 
 _WHOLE = 'pid:[4026531836]'

@@ -14,7 +14,7 @@
 
 import dataclasses
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.kubernetes import node
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.tests.unit.partition import boards

@@ -21,7 +21,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles

@@ -22,7 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.simulator import machine as simulator
 

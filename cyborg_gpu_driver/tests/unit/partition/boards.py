@@ -16,7 +16,7 @@ Figures as ``nvidia-smi mig -lgip`` and ``-lgipp`` print them on real boards
 and as NVIDIA's MIG user guide gives them.
 """
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import enumeration
 
 

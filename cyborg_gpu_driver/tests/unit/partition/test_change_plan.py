@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import change_plan
 from cyborg_gpu_driver.partition import enumeration

@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import enumeration
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards

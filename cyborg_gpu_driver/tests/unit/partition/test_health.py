@@ -17,8 +17,8 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 
 _CLEAN = health_facts.Facts(

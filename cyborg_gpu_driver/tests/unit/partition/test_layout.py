@@ -14,7 +14,7 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import compute_change
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.tests.unit.partition import boards

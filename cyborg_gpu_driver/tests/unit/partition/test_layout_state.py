@@ -15,7 +15,7 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import layout_state

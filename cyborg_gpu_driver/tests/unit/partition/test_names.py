@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import profile_name
+from cyborg_gpu_driver.host.snapshot import profile_name
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.tests.unit.partition import boards
 

@@ -17,7 +17,7 @@ import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.partition import boards

@@ -15,7 +15,7 @@ import itertools
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness

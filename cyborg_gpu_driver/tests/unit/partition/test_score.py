@@ -17,7 +17,7 @@ import itertools
 import hypothesis
 from oslotest import base as test_base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.tests.unit.partition import boards

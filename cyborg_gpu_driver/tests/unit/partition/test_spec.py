@@ -16,7 +16,7 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.tests.unit.partition import boards
 

@@ -19,7 +19,7 @@ import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import vgpu_placement
 
 # Size to placement ids, as in the vGPU user guide.

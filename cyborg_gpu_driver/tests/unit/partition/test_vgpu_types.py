@@ -12,7 +12,7 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import vgpu_types
 from cyborg_gpu_driver.tests.unit.partition import boards

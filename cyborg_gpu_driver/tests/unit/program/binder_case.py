@@ -23,8 +23,8 @@ import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import binder
 from cyborg_gpu_driver.program import health

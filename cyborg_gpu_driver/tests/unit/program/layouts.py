@@ -19,8 +19,8 @@ import copy
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import privileged

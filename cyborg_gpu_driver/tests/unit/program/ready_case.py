@@ -20,8 +20,8 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import health

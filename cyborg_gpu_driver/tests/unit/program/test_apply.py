@@ -17,7 +17,7 @@ import os
 import uuid
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal

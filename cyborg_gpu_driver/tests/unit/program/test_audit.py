@@ -22,7 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
 

@@ -16,7 +16,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import privileged

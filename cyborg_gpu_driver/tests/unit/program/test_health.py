@@ -22,8 +22,8 @@ from unittest import mock
 
 import fixtures
 
-from cyborg_gpu_driver.host import health_facts
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import health as keeper
 from cyborg_gpu_driver.program import services

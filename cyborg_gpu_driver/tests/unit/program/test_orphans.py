@@ -22,8 +22,8 @@ from oslotest import base
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import orphans
 from cyborg_gpu_driver.program import privileged

@@ -18,9 +18,9 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import nvml
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_driver
 from cyborg_gpu_driver.tests.unit.program import pci_files

@@ -20,8 +20,8 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile

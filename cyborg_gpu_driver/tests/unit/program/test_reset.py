@@ -20,9 +20,9 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import access
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import reset

@@ -22,8 +22,8 @@ import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host import gpu_record as boards
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import codec

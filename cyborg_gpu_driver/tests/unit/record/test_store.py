@@ -24,8 +24,8 @@ from oslotest import base
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.host import gpu_record as boards
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec

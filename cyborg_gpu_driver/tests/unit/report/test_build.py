@@ -20,7 +20,7 @@ import sys
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import view
 from cyborg_gpu_driver.tests.unit.report import samples

@@ -14,7 +14,7 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import capacity

@@ -17,7 +17,7 @@ import collections
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report import capacity

@@ -21,7 +21,7 @@ from hypothesis import strategies
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.tests.unit.report import samples
 

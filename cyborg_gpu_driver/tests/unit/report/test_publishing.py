@@ -18,7 +18,7 @@ import threading
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import publishing
 
 _A = model.PciAddress.parse('0000:07:00.0')

@@ -18,7 +18,7 @@ import os_traits
 from hypothesis import strategies
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits

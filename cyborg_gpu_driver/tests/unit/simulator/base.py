@@ -20,7 +20,7 @@ import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import sysfs
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.simulator import machine as machine_module
 
 UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'

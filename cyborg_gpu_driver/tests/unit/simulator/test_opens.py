@@ -25,7 +25,7 @@ from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host import model
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import tools

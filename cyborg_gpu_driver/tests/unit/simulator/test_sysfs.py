@@ -15,8 +15,8 @@
 import errno
 import os
 
-from cyborg_gpu_driver.host import model
-from cyborg_gpu_driver.host import pci_health
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 

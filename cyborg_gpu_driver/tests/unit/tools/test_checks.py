@@ -69,7 +69,7 @@ class HouseTest(ScriptTest):
     def test_packages_know_only_what_is_below_them(self):
         ours = 'from cyborg_gpu_driver'
         for module, source, expected in (
-                ('partition/a.py', f'{ours}.host import model\n', ''),
+                ('partition/a.py', f'{ours}.host.snapshot import model\n', ''),
                 ('partition/a.py', f'{ours}.host import reader\n',
                  'partition may not import host.reader'),
                 ('host/a.py', f'{ours}.partition import geometry\n',
@@ -80,6 +80,12 @@ class HouseTest(ScriptTest):
                 ('host/a.py', 'import cyborg_gpu_driver.conf.gpu\n',
                  'host may not import conf.gpu'),
                 ('host/a.py', 'from . import model\n', 'relative import'),
+                ('host/nvml/a.py', f'{ours}.host.snapshot import model\n',
+                 ''),
+                ('host/snapshot/a.py', f'{ours}.host.snapshot import b\n',
+                 ''),
+                ('host/snapshot/a.py', f'{ours}.host.nvml import gate\n',
+                 'host.snapshot may not import host.nvml.gate'),
                 ('cmd/a.py', f'{ours}.simulator import machine\n',
                  'cmd may not import simulator.machine'),
                 ('simulator/a.py', f'{ours}.host import sysfs\n',
@@ -92,7 +98,8 @@ class HouseTest(ScriptTest):
 
     def test_third_parties_have_their_places(self):
         for module, source, expected in (
-                ('host/nvml.py', 'import pynvml\n', ''),
+                ('host/nvml/session.py', 'import pynvml\n', ''),
+                ('host/a.py', 'import pynvml\n', 'pynvml is imported'),
                 ('cmd/a.py', 'import pynvml\n', 'pynvml is imported'),
                 ('program/a.py', 'def f():\n    import pynvml\n',
                  'pynvml is imported'),

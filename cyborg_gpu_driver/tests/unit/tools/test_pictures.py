@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 import yaml
 from oslotest import base
 
-from cyborg_gpu_driver.host import model
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec

@@ -1,0 +1,351 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Hearing of errors of GPUs at the moment that they happen.
+
+NVML tells a thread that waits in it. From 2026.1 on cyborg-agent runs on
+native threads (oslo.service's threading backend), and a call of NVML releases
+the interpreter's lock; so waiting holds up nobody. Before, it runs on
+eventlet's green threads, of which one that waits in NVML would hold up all the
+others: there the thread waits outside, and asks without waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+import pynvml
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
+
+LOG = logging.getLogger(__name__)
+
+OFF_THE_BUS = 79
+"""XID of a GPU that fell off the bus (NVIDIA's XID catalogue)."""
+DOUBLE_BIT = 48
+"""XID of an uncorrected ECC error, which has an event of its own too."""
+
+_TYPES = (pynvml.nvmlEventTypeXidCriticalError
+          | pynvml.nvmlEventTypeDoubleBitEccError)
+_NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
+_STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
+"""States of GPUs that a set is kept for: to take one out, the set has to be
+freed, which may hang too while a call about the GPU does."""
+_WHOLE_GPU = 0xffffffff
+_WAIT_MS = 1000
+"""How long one call waits: stopping and pausing take that long."""
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+_STOP_SECONDS = 5.0
+"""How long :meth:`Watcher.stop` waits for a thread that may be stuck in NVML.
+The thread keeps no process alive."""
+
+Callback = Callable[[health_facts.Event], object]
+
+
+class Watcher:
+    """One thread that hears of the errors of a process's GPUs.
+
+    It has a session of its own, so that an end of the other one does not
+    take away what it waits on. NVML may go away and come back.
+
+    :param nvml: the process's session: it is to notice first that NVML has
+        come back, because its handles are dead then.
+    :param callback: called in the thread with each event.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback):
+        self._callback = callback
+        self._wake = threading.Event()
+        self._set = EventSet(nvml, nvml.another(), self._wake)
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wanted: frozenset[model.PciAddress] = frozenset()
+        self._look = False
+        self._stopping = False
+        self._said = log_once.LogOnce()
+
+    def watch(self, addresses: Iterable[model.PciAddress]) -> None:
+        """Hear of these GPUs from now on, and of no others.
+
+        To be called with each report: it starts the thread, in the process
+        that works, and has GPUs tried again that could not be watched or
+        were reset.
+        """
+        with self._mutex:
+            self._wanted = frozenset(addresses)
+            self._look = True
+            self._wake.set()
+            if self._thread is None or not self._thread.is_alive():
+                self._stopping = False
+                self._thread = threading.Thread(
+                    target=self._run, name='cyborg-gpu-events', daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; :meth:`watch` starts another one."""
+        with self._mutex:
+            self._stopping = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        delay = _FIRST_DELAY
+        while not self._stopping:
+            self._wake.clear()
+            with self._mutex:
+                wanted = self._wanted
+                look, self._look = self._look, False
+            try:
+                if look or self._set.was_taken():
+                    self._tell(self._set.settle(wanted))
+                if not self._set.members:
+                    self._wake.wait()
+                    continue
+                self._tell(self._wait())
+                delay = _FIRST_DELAY
+            except Exception as error:
+                self._say_failure(error)
+                self._close()
+                with self._mutex:
+                    self._look = True
+                if isinstance(error, exception.NvmlClosed):
+                    delay = _FIRST_DELAY
+                self._wake.wait(delay)
+                delay = min(2 * delay, _LONGEST_DELAY)
+        self._close()
+
+    def _say_failure(self, error: Exception) -> None:
+        """Log what ended the wait; what nobody expects, once."""
+        if isinstance(error, exception.NvmlError):
+            LOG.debug('Waiting for events of the GPUs: %s', error)
+            return
+        text = f'{type(error).__name__}: {exception.steady(error)}'
+        if self._said.is_new(text, about=text):
+            LOG.error('Errors of the GPUs are not heard of as they happen; '
+                      'trying again: %s', text, exc_info=error)
+
+    def _close(self) -> None:
+        try:
+            self._set.close()
+        except Exception as error:
+            self._say_failure(error)
+
+    def _wait(self) -> list[health_facts.Event]:
+        if not deadline.on_green_threads():
+            return self._set.wait(_WAIT_MS)
+        found = self._set.wait(0)
+        if not found:
+            self._wake.wait(_WAIT_MS / 1000)
+        return found
+
+    def _tell(self, events: Iterable[health_facts.Event]) -> None:
+        for event in events:
+            try:
+                self._callback(event)
+            except Exception:
+                LOG.exception('XID %(xid)s of GPU %(gpu)s was lost',
+                              {'xid': event.xid, 'gpu': event.address})
+
+
+class EventSet:
+    """GPUs that one thread waits on, through a session of its own.
+
+    :param shared: the process's session.
+    :param nvml: the thread's session.
+    :param wake: set when the set was freed for another process.
+    """
+
+    def __init__(self, shared: nvml_module.NvmlSession,
+                 nvml: nvml_module.NvmlSession,
+                 wake: threading.Event | None = None):
+        self._shared = shared
+        self._nvml = nvml
+        self._handle = None
+        self._said = log_once.LogOnce()
+        self._unfit: set[model.PciAddress] = set()
+        """GPUs that spoil a set by being put into it."""
+        self.members: dict[int, model.PciAddress] = {}
+        """GPUs that are waited on, by what their handles point to."""
+        self._was_taken = False
+        self._wake = wake or threading.Event()
+        nvml.before_closing = self._give_up
+
+    def was_taken(self) -> bool:
+        """Whether the set was freed since the last call, for another process.
+
+        Nobody is waited on then; :meth:`settle` begins again.
+        """
+        taken, self._was_taken = self._was_taken, False
+        return taken
+
+    def settle(self, wanted: frozenset[model.PciAddress]
+               ) -> list[health_facts.Event]:
+        """Wait on these GPUs and on no others, as far as that can be.
+
+        A GPU that refuses is left out; it disturbs no other.
+
+        :returns: one event for each member that turns out to be lost.
+        :raises NvmlError: if NVML itself is not available.
+        :raises NvmlClosed: if another process has NVML alone.
+        """
+        with self._nvml.kept(0):
+            before = set(self.members.values())
+            states = {address: self._state(address) for address in before}
+            if not before <= wanted or set(states.values()) - _STILL_MEMBERS:
+                self.close()
+        if self._handle is None and wanted:
+            with self._shared.kept(0):
+                self._shared.device_count()
+        with self._nvml.kept(0):
+            if self._handle is None and wanted:
+                self._handle = self._call('nvmlEventSetCreate')
+            for address in sorted(wanted - self._unfit
+                                  - set(self.members.values())):
+                self._register(address)
+        return [health_facts.Event(address, OFF_THE_BUS)
+                for address in sorted(states)
+                if states[address] == 'GPU_IS_LOST']
+
+    def wait(self, milliseconds: int) -> list[health_facts.Event]:
+        """The next event, if there is one within that time.
+
+        :raises NvmlError: if the set is of no more use.
+        :raises NvmlClosed: if another process has NVML alone.
+        """
+        try:
+            with self._nvml.kept(0):
+                return self._next(milliseconds)
+        except exception.NvmlError as error:
+            if error.symbol == 'TIMEOUT':
+                return []
+            if error.symbol != 'GPU_IS_LOST':
+                raise
+            # One lost GPU spoils the set for all.
+            lost = self.settle(frozenset(self.members.values()))
+            if not lost:
+                raise
+            return lost
+
+    def _next(self, milliseconds: int) -> list[health_facts.Event]:
+        if self._handle is None:
+            return []
+        data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
+        return [health_facts.Event(
+            self._address(data.device), _xid(data),
+            _id(data.gpuInstanceId), _id(data.computeInstanceId))]
+
+    def close(self) -> None:
+        """Let go of all GPUs and of NVML. Does not raise."""
+        self.members.clear()
+        if self._handle is not None:
+            with contextlib.suppress(exception.NvmlError):
+                self._call('nvmlEventSetFree', self._handle)
+        self._handle = None
+        self._nvml.reset()
+
+    def _give_up(self, call: Callable[..., Any]) -> None:
+        """Free the set, because its session is being closed for others."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.members.clear()
+            self._was_taken = True
+            self._wake.set()
+            with contextlib.suppress(exception.NvmlError):
+                call('nvmlEventSetFree', handle)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return self._nvml.call(name, *arguments)
+        except exception.NvmlError as error:
+            if error.symbol in _NO_SESSION:
+                # The set has ended with the session. To free it in the next
+                # one would be to free memory twice.
+                self._handle = None
+            raise
+
+    def _state(self, address: model.PciAddress) -> str | None:
+        """None if the GPU's handle is alive, else why not."""
+        try:
+            self._call('nvmlDeviceGetSupportedEventTypes',
+                       self._nvml.device(address))
+        except exception.NvmlError as error:
+            return error.symbol
+        return None
+
+    def _register(self, address: model.PciAddress) -> None:
+        try:
+            device = self._nvml.device(address)
+            types = _TYPES & self._call(
+                'nvmlDeviceGetSupportedEventTypes', device)
+            if not types:
+                raise nvml_library.error('nvmlDeviceRegisterEvents',
+                                         pynvml.NVML_ERROR_NOT_SUPPORTED)
+            self._call('nvmlDeviceRegisterEvents', device, types,
+                       self._handle)
+            self.members[_pointer(device)] = address
+        except exception.NvmlError as error:
+            if error.call == nvml_module.INIT:
+                raise
+            self._nvml.forget(address)
+            self._say(address, error)
+            if (error.symbol == 'UNKNOWN'
+                    and error.call == 'nvmlDeviceRegisterEvents'):
+                # nvml.h: the set is then "in undefined state".
+                self._unfit.add(address)
+                raise
+
+    def _say(self, address: model.PciAddress, error: exception.NvmlError
+             ) -> None:
+        """Log once why a GPU is not waited on."""
+        if self._said.is_new(error.symbol, about=(address, error.symbol)):
+            LOG.info('GPU %(gpu)s does not tell of its errors as they '
+                     'happen (%(error)s); what it says of its health is '
+                     'read with each report.',
+                     {'gpu': address, 'error': error})
+
+    def _address(self, device: Any) -> model.PciAddress:
+        known = self.members.get(_pointer(device))
+        if known is not None:
+            return known
+        info = self._call('nvmlDeviceGetPciInfo', device)
+        return model.PciAddress.parse(nvml_library.text(info.busId))
+
+
+def _pointer(device: Any) -> int:
+    return ctypes.cast(device, ctypes.c_void_p).value or 0
+
+
+def _xid(data: Any) -> int:
+    """nvml.h: ``eventData`` has the XID of an XID event alone."""
+    if data.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
+        return DOUBLE_BIT
+    return data.eventData
+
+
+def _id(number: int) -> int | None:
+    return None if number == _WHOLE_GPU else number

@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Compute instances: the parts of a GPU instance.
+
+Read and changed through a
+:class:`~cyborg_gpu_driver.host.nvml.session.NvmlSession`. Placements are in
+compute slices of the GPU instance (nvmlComputeInstancePlacement_t).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.snapshot import model
+
+_INDEX_LIMIT = 64
+"""Where to stop asking for profiles, should NVML never say it is enough."""
+_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Profile:
+    """A compute instance profile of one GPU instance profile."""
+
+    slices: int
+    profile_id: int
+    max_instances: int
+
+
+class ComputeReader:
+    """Compute instances of one machine.
+
+    What profiles a GPU instance profile has is asked once a session.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession):
+        self.nvml = nvml
+        self._profiles: dict[tuple, tuple[Profile, ...]] = {}
+
+    @gate.series
+    def instances(self, address: model.PciAddress,
+                  instance: model.GpuInstance
+                  ) -> tuple[model.ComputeInstance, ...]:
+        """Live compute instances of a GPU instance, by start.
+
+        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
+        """
+        handle = self._handle(address, instance.instance_id)
+        found = []
+        profiles = self._profiles_of(address, instance.profile_id, handle)
+        for profile in profiles:
+            found.extend(self._of_profile(handle, profile))
+            if sum(item.size for item in found) >= profiles[0].slices:
+                # The GPU instance is full; the largest profile spans it.
+                break
+        return tuple(sorted(found))
+
+    @gate.series
+    def create(self, address: model.PciAddress, profile_id: int,
+               instance_id: int, start: int | None, slices: int
+               ) -> model.ComputeInstance:
+        """Create a compute instance and read it back.
+
+        :param profile_id: of the GPU instance.
+        :param instance_id: of the GPU instance.
+        :param start: compute slice of the GPU instance that it begins at;
+            None leaves that to the driver.
+        :param slices: its size.
+        :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
+        :raises InvalidValue: if the GPU instance has no profile of so many
+            slices.
+        """
+        handle = self._handle(address, instance_id)
+        profiles = self._profiles_of(address, profile_id, handle)
+        for profile in profiles:
+            if profile.slices == slices:
+                break
+        else:
+            raise exception.InvalidValue(
+                what='compute slices', value=slices,
+                expected='this GPU instance has compute instances of '
+                + ', '.join(str(known.slices) for known in profiles))
+        if start is None:
+            return self._info(self.nvml.call(
+                'nvmlGpuInstanceCreateComputeInstance', handle,
+                profile.profile_id))
+        asked = pynvml.c_nvmlComputeInstancePlacement_t(start, slices)
+        return self._info(self.nvml.call(
+            'nvmlGpuInstanceCreateComputeInstanceWithPlacement', handle,
+            profile.profile_id, ctypes.byref(asked)))
+
+    @gate.series
+    def destroy(self, address: model.PciAddress, instance_id: int,
+                compute_id: int) -> None:
+        """Destroy a compute instance.
+
+        :raises NvmlError: NOT_FOUND; IN_USE if a process runs on it.
+        """
+        self.nvml.call('nvmlComputeInstanceDestroy', self.nvml.call(
+            'nvmlGpuInstanceGetComputeInstanceById',
+            self._handle(address, instance_id), compute_id))
+
+    def _handle(self, address: model.PciAddress, instance_id: int) -> Any:
+        return self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                               self.nvml.device(address), instance_id)
+
+    def _profiles_of(self, address: model.PciAddress, profile_id: int,
+                     handle: Any) -> tuple[Profile, ...]:
+        """Profiles, the largest first: most often it is the only one used.
+
+        Of several with as many slices the first that NVML lists counts;
+        the others are the same with media engines.
+        """
+        key = (self.nvml.generation, address, profile_id)
+        if key not in self._profiles:
+            by_slices: dict[int, Profile] = {}
+            for index in range(_INDEX_LIMIT):
+                try:
+                    info = self.nvml.call(
+                        'nvmlGpuInstanceGetComputeInstanceProfileInfo',
+                        handle, index, _SHARED, 1)
+                except exception.NvmlError as error:
+                    if error.symbol == 'INVALID_ARGUMENT':
+                        break
+                    if error.symbol == 'NOT_SUPPORTED':
+                        continue
+                    raise
+                by_slices.setdefault(info.sliceCount, Profile(
+                    info.sliceCount, info.id, info.instanceCount))
+            self._profiles[key] = tuple(sorted(by_slices.values(),
+                                               reverse=True))
+        return self._profiles[key]
+
+    def _of_profile(self, handle: Any, profile: Profile
+                    ) -> list[model.ComputeInstance]:
+        return [self._info(found) for found in self.nvml.handles(
+            'nvmlGpuInstanceGetComputeInstances', handle, profile.profile_id,
+            pynvml.c_nvmlComputeInstance_t, profile.max_instances)]
+
+    def _info(self, handle: Any) -> model.ComputeInstance:
+        info = self.nvml.call('nvmlComputeInstanceGetInfo', handle)
+        return model.ComputeInstance(
+            start=info.placement.start, size=info.placement.size,
+            compute_id=info.id)

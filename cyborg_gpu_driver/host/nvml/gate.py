@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""When a session with NVML is open, and when it is closed for others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import access as access_module
+
+
+class Gate:
+    """One session's part in :class:`access.Access`.
+
+    :param close: closes the session.
+    """
+
+    def __init__(self, access: access_module.Access,
+                 close: Callable[[], object]):
+        self.access = access
+        self.stays_open = True
+        """Whether the session stays open when nobody uses it."""
+        self._let_go = weakref.WeakMethod(close)
+        self._mutex = threading.RLock()
+        self._users = 0
+        self._in_vain = False
+        """Whether the last one who waited gave up: the next need not."""
+        self._held: int | None = None
+        self.is_open = False
+        """Whether the session is open."""
+
+    @contextlib.contextmanager
+    def kept(self, seconds: float | None = None) -> Iterator[None]:
+        """Keep the session from being closed for others.
+
+        :param seconds: how long to wait where somebody wants it closed.
+        :raises NvmlClosed: if that takes longer.
+        """
+        self._enter(self.access.timeout if seconds is None else seconds)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._users -= 1
+                if not self._users and not self.access.is_owner() and (
+                        not self.stays_open or self.access.wanted()):
+                    self._close()
+
+    def opening(self, seconds: float | None = None) -> None:
+        """To be called before NVML is opened.
+
+        :raises NvmlClosed: if others want it closed.
+        """
+        if self._held is None:
+            self._held = self.access.share(
+                self.access.timeout if seconds is None else seconds)
+        self.is_open = True
+        _keepers.look_after(self)
+
+    def closed(self) -> None:
+        """To be called when NVML was closed.
+
+        It takes no lock: a session that is no more is closed wherever Python
+        collects garbage, also in a thread that holds one.
+        """
+        self.is_open = False
+        held, self._held = self._held, None
+        access_module.release(held)
+
+    def yield_to_others(self) -> None:
+        """Close the session if it is idle and somebody wants that."""
+        with self._mutex:
+            if (not self._users and self.access.owner is None
+                    and self.access.wanted()):
+                self._close()
+
+    def forget(self) -> None:
+        """After a fork: let go of what the parent holds."""
+        self.access.forget()
+        self._mutex = threading.RLock()
+        self._users = 0
+        self.is_open = False
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
+
+    def _close(self) -> None:
+        close = self._let_go()
+        if close is not None:
+            close()
+
+    def _enter(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._mutex:
+                if self._may_enter():
+                    self._users += 1
+                    self._in_vain = False
+                    return
+            self.yield_to_others()
+            if self._in_vain or time.monotonic() >= deadline:
+                self._in_vain = seconds > 0
+                raise self.access.closed()
+            time.sleep(access_module.POLL)
+
+    def _may_enter(self) -> bool:
+        if self.access.owner is not None:
+            return self.access.is_owner()
+        return self._users > 0 or not self.access.wanted()
+
+
+class Guarded:
+    """A session that other processes can have closed.
+
+    It is open while it is used or nobody else wants NVML.
+
+    :param shared: what the sessions of this process share; None makes one.
+    """
+
+    def __init__(self, shared: access_module.Access | None = None):
+        self.gate = Gate(shared or access_module.Access(), self._let_go)
+        self.before_closing: Callable[[Callable], object] = (
+            lambda call: None)
+        """Called before the session is closed for others, with what calls a
+        function of pynvml."""
+
+    def reset(self) -> bool:
+        """Close the session; whether that could be done."""
+        raise NotImplementedError
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def kept(self, seconds: float | None = None
+             ) -> contextlib.AbstractContextManager[None]:
+        """Keep the session open for a series of calls.
+
+        Handles are good for one session. Between two series it may be
+        closed, because another process wants to have NVML alone. Within
+        the block nobody may wait for such a process, as for a GPU's lock.
+
+        :param seconds: how long to wait while another has it alone.
+        :raises NvmlClosed: if that takes longer.
+        """
+        return self.gate.kept(seconds)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have no other process of ours, nor thread, have NVML open.
+
+        It is open in the block only from the first call of this thread to
+        :meth:`reset`, which has to come before a GPU is unbound or reset.
+        Not to be used within :meth:`kept`.
+
+        :raises NvmlHeld: naming who does not close it in time.
+        """
+        with self.gate.access.alone(self.gate.yield_to_others):
+            try:
+                yield
+            finally:
+                self.reset()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Call NVML for who has it alone; it is closed after the block."""
+        with self.gate.access.lent():
+            try:
+                yield
+            finally:
+                self.reset()
+
+    def _let_go(self) -> None:
+        """Close the session for others; nobody uses it."""
+        self.before_closing(self._call)
+        self.reset()
+
+
+def series(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function make all its calls in one session (decorator).
+
+    Its first argument is the session, or has it as ``nvml``, ``_nvml`` or
+    ``_machine.nvml``. Where the session cannot be opened, the calls of the
+    function say so.
+    """
+    @functools.wraps(function)
+    def in_one_session(owner: Any, *arguments: Any, **named: Any) -> Any:
+        with contextlib.ExitStack() as kept:
+            with contextlib.suppress(exception.NvmlClosed):
+                kept.enter_context(_session_of(owner).kept())
+            return function(owner, *arguments, **named)
+    return in_one_session
+
+
+def _session_of(owner: Any) -> Guarded:
+    if isinstance(owner, Guarded):
+        return owner
+    for name in ('nvml', '_nvml'):
+        if hasattr(owner, name):
+            return getattr(owner, name)
+    return owner._machine.nvml
+
+
+class _Keepers:
+    """The open sessions of this process, and a thread that closes them.
+
+    A session that nobody uses does not hear that others want it closed.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._gates: list[weakref.ref[Gate]] = []
+        self._thread: threading.Thread | None = None
+
+    def look_after(self, gate: Gate) -> None:
+        known = weakref.ref(gate)
+        with self._mutex:
+            if known not in self._gates:
+                self._gates.append(known)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name='cyborg-gpu-nvml', daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(access_module.POLL)
+            with self._mutex:
+                gates = [gate for gate in (known() for known in self._gates)
+                         if gate is not None and gate.is_open]
+                self._gates = [weakref.ref(gate) for gate in gates]
+                if not gates:
+                    self._thread = None
+                    return
+            for gate in gates:
+                gate.yield_to_others()
+            del gates
+
+
+_keepers = _Keepers()
+
+
+def _forget_after_fork() -> None:
+    global _keepers
+    _keepers = _Keepers()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

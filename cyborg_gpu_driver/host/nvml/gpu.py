@@ -1,0 +1,327 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What NVML says of GPUs: static facts once, the rest each time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import problems as problems_module
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import live_mig as mig
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.nvml import static as nvml_static
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+
+LOG = logging.getLogger(__name__)
+
+_NOTHING = nvml_static.Facts()
+_GRAPHICS = '+gfx'
+_FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND',
+                    exception.NvmlNotAnswering.symbol})
+"""Errors that a new handle does not cure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """Static facts and what they hold for."""
+
+    valid: tuple
+    facts: nvml_static.Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A GPU as far as NVML told of it, and what it did not tell."""
+
+    gpu: model.Gpu
+    reasons: tuple[str, ...] = ()
+    """Why something is missing, for people."""
+    error: exception.NvmlError | None = None
+    """Why nothing could be read."""
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether all is missing, and a new handle may help."""
+        return self.error is not None and self.error.symbol not in _FINAL
+
+
+class GpuReader:
+    """Reads GPUs through one session; remembers static facts.
+
+    They are read again when the session is opened anew, and when the GPU's
+    driver, number of virtual functions or MIG mode has changed.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession):
+        self._nvml = nvml
+        self._static = nvml_static.StaticReader(nvml)
+        self._known: dict[model.PciAddress, _Known] = {}
+        self._failures: dict[model.PciAddress, str] = {}
+        self._version: tuple[int, str] | None = None
+        self._listed: tuple[tuple[int, int],
+                            tuple[model.PciAddress, ...]] | None = None
+
+    def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
+                 ) -> list[Reading]:
+        """The GPUs with all that NVML knows of them, read side by side.
+
+        Where the MIG state of one cannot be read, that is a problem of it
+        and its ``mig`` is None. A handle that died (reset, new driver) is
+        asked for again; if that does not help, the session is opened anew,
+        once for each new failure.
+        """
+        gpus = list(gpus)
+        if not gpus:
+            return []
+        session = self._nvml.generation
+        read = deadline.each(lambda gpu: self._attempt(gpu, detail), gpus)
+        hopeful = [item for item in read if self._may_heal(item)]
+        if hopeful and self._nvml.reset():
+            LOG.info('Opening NVML anew because of %s', '; '.join(
+                f'GPU {item.gpu.address}: {item.error}' for item in hopeful))
+        if self._nvml.problem() is None and self._nvml.generation != session:
+            # The end of a session ends what others were doing in it. One
+            # after the other now, so that it happens to nobody again.
+            read = [self._attempt(gpu, detail)
+                    if item.reasons or item.is_to_be_repeated else item
+                    for gpu, item in zip(gpus, read, strict=True)]
+        return [self._noted(item) for item in read]
+
+    def _attempt(self, gpu: model.Gpu, detail: bool) -> Reading:
+        try:
+            with self._nvml.about(gpu.address):
+                try:
+                    return self._read_once(gpu, detail)
+                except exception.NvmlError as error:
+                    if error.symbol in _FINAL:
+                        raise
+                    self._nvml.forget(gpu.address)
+                return self._read_once(gpu, detail)
+        except exception.NvmlError as error:
+            return Reading(gpu, error=error)
+
+    def _read_once(self, gpu: model.Gpu, detail: bool) -> Reading:
+        problems = problems_module.Problems()
+        complete = self._read(gpu, problems, detail)
+        return Reading(complete, problems.all())
+
+    def _may_heal(self, reading: Reading) -> bool:
+        """Whether another session may help, where none has been tried."""
+        error = reading.error
+        return (error is not None and reading.is_to_be_repeated
+                and error.call != nvml_module.INIT
+                and self._failures.get(reading.gpu.address) != error.symbol)
+
+    def _noted(self, reading: Reading) -> Reading:
+        address = reading.gpu.address
+        if reading.error is None:
+            self._failures.pop(address, None)
+            return reading
+        self._known.pop(address, None)
+        self._failures[address] = reading.error.symbol
+        return Reading(
+            dataclasses.replace(reading.gpu,
+                                nvml_failure=reading.error.symbol),
+            (f'NVML: {reading.error}',))
+
+    def _read(self, gpu: model.Gpu, problems: problems_module.Problems,
+              detail: bool) -> model.Gpu:
+        device = self._nvml.device(gpu.address)
+        mode = self._mode(device)
+        facts = self._facts(gpu, device, mode, problems)
+        ids: dict[str, Any] = ({} if gpu.in_pci_sysfs else
+                               self._static.pci_identity(device))
+        mig_state = self._mig(device, mode, facts, problems, detail)
+        return dataclasses.replace(
+            gpu, visible_to_nvml=True, model=facts.model,
+            architecture=facts.architecture, uuid=facts.uuid,
+            serial=facts.serial, memory_mib=facts.memory_mib,
+            vgpu_types=facts.vgpu_types,
+            mig=mig_state,
+            processes=self._processes(device, mig_state, problems),
+            **self._vgpu_state(device, facts, problems), **ids)
+
+    def _processes(self, device: Any, mig_state: model.Mig | None,
+                   problems: problems_module.Problems) -> int:
+        """How many processes use the GPU.
+
+        In MIG mode they run on instances, and draw only on those whose
+        profile has graphics.
+        """
+        graphics = True
+        if mig_state is not None and mig_state.enabled:
+            if not mig_state.instances:
+                return 0
+            graphics = any(_GRAPHICS in profile.name
+                           for profile in mig_state.profiles)
+        found: tuple[nvml_process.Process, ...] = ()
+        with problems.noted('processes'):
+            found = nvml_process.processes(self._nvml, device, graphics)
+        return len({process.pid for process in found})
+
+    def _vgpu_state(self, device: Any, facts: nvml_static.Facts,
+                    problems: problems_module.Problems) -> dict[str, Any]:
+        """How vGPUs share the GPU now, by the names of model.Gpu."""
+        mixed = scheduler = None
+        if facts.mixes:
+            with problems.noted('mixed-size mode'):
+                mixed = nvml_vgpu.mixes_sizes(self._nvml, device)
+        if facts.scheduler is not None:
+            with problems.noted('vGPU scheduler'):
+                scheduler = nvml_vgpu.scheduler_state(self._nvml, device,
+                                                      facts.scheduler)
+        return {'mixed_sizes': mixed, 'scheduler': scheduler}
+
+    def _mode(self, device: Any) -> tuple[bool, bool] | None:
+        """Current and pending MIG mode, None if the GPU has none.
+
+        Also asked of those without, to find out whether they are well.
+        """
+        try:
+            return self._nvml.mig_mode(device)
+        except exception.NvmlError as error:
+            if error.symbol in nvml_library.ABSENT:
+                return None
+            raise
+
+    def _facts(self, gpu: model.Gpu, device: Any,
+               mode: tuple[bool, bool] | None,
+               problems: problems_module.Problems) -> nvml_static.Facts:
+        valid = (self._nvml.generation, gpu.driver, gpu.sriov_numvfs,
+                 mode and mode[0])
+        known = self._known.get(gpu.address)
+        if known is None or known.valid != valid:
+            found = problems_module.Problems()
+            known = _Known(valid, self._static.facts(
+                device, mode and mode[0], found))
+            self._known[gpu.address] = known
+            if found.all():
+                # Incomplete: read again in the next snapshot.
+                self._known[gpu.address] = dataclasses.replace(
+                    known, valid=())
+                for reason in found.all():
+                    problems.add(reason)
+        return known.facts
+
+    def _mig(self, device: Any, mode: tuple[bool, bool] | None,
+             facts: nvml_static.Facts, problems: problems_module.Problems,
+             detail: bool) -> model.Mig | None:
+        if mode is None or (not facts.profiles and problems.all()):
+            return None
+        enabled, pending = mode
+        instances: tuple[model.GpuInstance, ...] = ()
+        if enabled:
+            instances = mig.instances(self._nvml, device, facts.profiles)
+            if detail:
+                with problems.noted('MIG devices'):
+                    instances = mig.with_uuids(self._nvml, device, instances)
+        return model.Mig(enabled=enabled, pending=pending,
+                         profiles=facts.profiles, instances=instances)
+
+    def with_free_placements(self, gpu: model.Gpu,
+                             problems: problems_module.Problems
+                             ) -> model.Gpu:
+        """The GPU with what is free for each type in mixed-size mode.
+
+        Types of one size and the same placements stand for each other: two
+        calls a size, none on a GPU that nothing uses.
+
+        :param gpu: with its vGPUs.
+        """
+        if not gpu.mixed_sizes:
+            return gpu
+        try:
+            with self._nvml.about(gpu.address):
+                return self._free_placements(gpu, problems)
+        except exception.NvmlNotAnswering as error:
+            problems.add(f'NVML: {error}')
+            return gpu
+
+    def _free_placements(self, gpu: model.Gpu,
+                         problems: problems_module.Problems) -> model.Gpu:
+        used = bool(gpu.vgpus or gpu.processes)
+        known: dict[tuple, tuple[int, ...]] = {}
+        types = []
+        for item in gpu.vgpu_types:
+            key = (item.framebuffer_mib, item.placement_size,
+                   item.placements)
+            with problems.noted('vGPU placements'):
+                if item.placements and key not in known:
+                    known[key] = nvml_vgpu.free_placements(
+                        self._nvml, self._nvml.device(gpu.address),
+                        item.type_id) if used else item.placements
+            types.append(dataclasses.replace(
+                item, free_placements=known.get(key)))
+        return dataclasses.replace(gpu, vgpu_types=tuple(types))
+
+    def links(self, address: model.PciAddress
+              ) -> tuple[tuple[model.PciAddress, ...], bool]:
+        """Ends of a GPU's NVLinks, and whether one is an NVSwitch."""
+        known = self._known.get(address)
+        facts = known.facts if known else _NOTHING
+        return facts.links, facts.on_switch
+
+    def hidden(self, seen: Iterable[model.Gpu],
+               unidentified: problems_module.Problems
+               ) -> tuple[model.PciAddress, ...]:
+        """GPUs that NVML knows and sysfs does not show.
+
+        One call where there are none.
+
+        :param seen: what sysfs shows, completed.
+        :param unidentified: takes that NVML counts more GPUs than it tells
+            the addresses of: it counts those that it cannot open, too.
+        """
+        seen = list(seen)
+        try:
+            count = self._nvml.device_count()
+            # NVML counts each GPU that is bound to its driver. To list
+            # them opens them, also one that nobody may open.
+            if count <= sum(gpu.visible_to_nvml or gpu.driver == drivers.NVIDIA
+                            for gpu in seen):
+                return ()
+            key = (self._nvml.generation, count)
+            if self._listed is None or self._listed[0] != key:
+                self._listed = (key, self._nvml.addresses())
+        except exception.NvmlError as error:
+            LOG.debug('GPUs cannot be counted: %s', error)
+            return ()
+        shown = {gpu.address for gpu in seen}
+        known = {gpu.address for gpu in seen
+                 if gpu.driver == drivers.NVIDIA}
+        missing = count - len(known.union(self._listed[1]))
+        if missing > 0:
+            unidentified.add(f'NVML counts {count} GPUs and does not tell '
+                             f'the addresses of {missing}')
+        return tuple(address for address in self._listed[1]
+                     if address not in shown)
+
+    def driver_version(self) -> str:
+        """Version of the kernel driver, read once a session.
+
+        :raises NvmlError: if it cannot be read.
+        """
+        generation = self._nvml.generation
+        if self._version is None or self._version[0] != generation:
+            self._version = (generation, self._nvml.driver_version())
+        return self._version[1]

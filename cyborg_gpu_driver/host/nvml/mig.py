@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPU instances and compute instances through a session with NVML."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.snapshot import model
+
+INSTANCE_LIMIT = 64
+"""Room in a list of instances. nvmlDeviceGetGpuInstances writes as many as
+there are without asking for the size of the array; no GPU has more than its
+grid has units, and the largest known grid has twelve."""
+
+
+class MigCalls:
+    """What a session reads and changes of MIG; a part of NvmlSession."""
+
+    call: Callable[..., Any]
+    belongs: Callable[[Any, Any], None]
+    instance_ids: Callable[[], dict[int, int]]
+
+    def mig_mode(self, device: Any) -> tuple[bool, bool]:
+        """Current and pending MIG mode.
+
+        :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
+        """
+        current, pending = self.call('nvmlDeviceGetMigMode', device)
+        return bool(current), bool(pending)
+
+    def set_mig_mode(self, device: Any, enable: bool) -> str:
+        """Set the MIG mode, which may be pending only.
+
+        :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
+            ``IN_USE``; read :meth:`mig_mode` again in any case.
+        :raises NvmlError: NO_PERMISSION, NOT_SUPPORTED.
+        """
+        activation = self.call('nvmlDeviceSetMigMode', device, int(enable))
+        return nvml_library.symbol(activation)
+
+    def gpu_instances(self, device: Any, profile_id: int,
+                      limit: int = INSTANCE_LIMIT
+                      ) -> tuple[model.GpuInstance, ...]:
+        """Live GPU instances of a profile: one call and one an instance.
+
+        :param limit: the profile's ``max_instances``, where it is known.
+        :raises NvmlError: NOT_SUPPORTED if MIG mode is off.
+        """
+        return tuple(sorted(
+            self._instance(handle)
+            for handle in self._instance_handles(device, profile_id, limit)))
+
+    def gpu_instance_ids(self, device: Any, profile_id: int,
+                         limit: int = INSTANCE_LIMIT) -> tuple[int, ...]:
+        """Ids of the live GPU instances of a profile.
+
+        One call where this session has met them all before. An instance
+        that another process has put in the place of one that it destroyed
+        may have the handle of the old one, and then comes with its id: use
+        :meth:`gpu_instances` to tell what is to be destroyed.
+        """
+        known = self.instance_ids()
+        ids = []
+        for handle in self._instance_handles(device, profile_id, limit):
+            number = known.get(pointer(handle))
+            ids.append(self._instance(handle).instance_id
+                       if number is None else number)
+        return tuple(sorted(ids))
+
+    def create_gpu_instance(self, device: Any, profile_id: int,
+                            placement: model.Placement | None = None
+                            ) -> model.GpuInstance:
+        """Create a GPU instance and read it back (two calls).
+
+        :param profile_id: the board's profile id.
+        :param placement: None leaves the choice to the driver.
+        :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken,
+            INVALID_ARGUMENT for a placement that the profile does not have.
+        """
+        if placement is None:
+            handle = self.call('nvmlDeviceCreateGpuInstance', device,
+                               profile_id)
+        else:
+            asked = pynvml.c_nvmlGpuInstancePlacement_t(
+                placement.start, placement.size)
+            handle = self.call('nvmlDeviceCreateGpuInstanceWithPlacement',
+                               device, profile_id, ctypes.byref(asked))
+        return self._instance(handle)
+
+    def destroy_gpu_instance(self, device: Any, instance_id: int) -> None:
+        """Destroy a GPU instance (two calls).
+
+        :raises NvmlError: NOT_FOUND; NOT_SUPPORTED if MIG mode is off;
+            IN_USE if it has compute instances, processes or a vGPU.
+        """
+        handle = self.call('nvmlDeviceGetGpuInstanceById', device,
+                           instance_id)
+        self.call('nvmlGpuInstanceDestroy', handle)
+        self.instance_ids().pop(pointer(handle), None)
+
+    def compute_instances(self, device: Any, instance_id: int
+                          ) -> tuple[Any, ...]:
+        """Handles of the compute instances of a GPU instance.
+
+        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
+        """
+        instance = self.call('nvmlDeviceGetGpuInstanceById', device,
+                             instance_id)
+        found = []
+        for index in range(INSTANCE_LIMIT):
+            try:
+                info = self.call(
+                    'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
+                    index, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+                    1)
+            except exception.NvmlError as error:
+                if error.symbol == 'INVALID_ARGUMENT':
+                    break
+                if error.symbol == 'NOT_SUPPORTED':
+                    continue
+                raise
+            found.extend(self.handles(
+                'nvmlGpuInstanceGetComputeInstances', instance, info.id,
+                pynvml.c_nvmlComputeInstance_t, info.instanceCount))
+        return tuple(found)
+
+    def destroy_compute_instances(self, device: Any,
+                                  instance_id: int) -> None:
+        """Destroy every compute instance of a GPU instance.
+
+        :raises NvmlError: IN_USE if a process runs on one.
+        """
+        for handle in self.compute_instances(device, instance_id):
+            self.call('nvmlComputeInstanceDestroy', handle)
+
+    def mig_uuids(self, device: Any, instance_id: int) -> tuple[str, ...]:
+        """UUIDs of a GPU instance's MIG devices, one a compute instance.
+
+        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
+        """
+        return tuple(sorted(
+            self._uuid(handle)
+            for handle in self.compute_instances(device, instance_id)))
+
+    def _uuid(self, handle: Any) -> str:
+        device = self.call('nvmlComputeInstanceGetInfo', handle).device
+        self.belongs(device, handle)
+        return nvml_library.text(self.call('nvmlDeviceGetUUID', device))
+
+    def _instance_handles(self, device: Any, profile_id: int, limit: int
+                          ) -> list[Any]:
+        return self.handles('nvmlDeviceGetGpuInstances', device, profile_id,
+                          pynvml.c_nvmlGpuInstance_t, limit)
+
+    def handles(self, name: str, owner: Any, profile_id: int, kind: Any,
+                limit: int = INSTANCE_LIMIT) -> list[Any]:
+        """Handles of the live instances of a profile (one call).
+
+        :param name: the call that lists them.
+        :param owner: handle of what they are instances of.
+        :param kind: type of their handles.
+        :param limit: how many there may be; there is room for more.
+        :raises NvmlError: as the call failed.
+        """
+        found = (kind * max(limit, INSTANCE_LIMIT))()
+        count = ctypes.c_uint(0)
+        self.call(name, owner, profile_id, found, ctypes.byref(count))
+        handles = [found[index] for index in range(count.value)]
+        for handle in handles:
+            self.belongs(handle, owner)
+        return handles
+
+    def _instance(self, handle: Any) -> model.GpuInstance:
+        info = self.call('nvmlGpuInstanceGetInfo', handle)
+        self.instance_ids()[pointer(handle)] = info.id
+        return model.GpuInstance(
+            placement=model.Placement(info.placement.start,
+                                      info.placement.size),
+            profile_id=info.profileId, instance_id=info.id)
+
+
+def pointer(handle: Any) -> int:
+    """What a handle points to, which tells handles apart."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Modes of a GPU that outlive its tenant: ECC and confidential computing.
+
+ECC mode is in the board's InfoROM and takes effect at the next reset
+(nvmlDeviceSetEccMode in nvml.h). Confidential computing is a mode of the
+system in NVML, which only tells it; NVIDIA's gpu-admin-tools set it, through
+PCI (their README, "--set-cc-mode").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import session as nvml_session
+from cyborg_gpu_driver.host.snapshot import model
+
+_ABSENT = ('NOT_SUPPORTED', 'FUNCTION_NOT_FOUND')
+"""A GPU or driver without the mode: symbols of NVML's errors."""
+OFF = 'off'
+ON = 'on'
+DEVTOOLS = 'devtools'
+
+
+@dataclasses.dataclass(frozen=True)
+class Ecc:
+    """Whether ECC is on, and will be after the next reset."""
+
+    enabled: bool
+    pending: bool
+
+
+def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
+        ) -> Ecc | None:
+    """The ECC mode of a GPU; None if it has none.
+
+    :raises NvmlError: if NVML does not say.
+    """
+    try:
+        current, pending = nvml.call('nvmlDeviceGetEccMode',
+                                     nvml.device(address))
+    except exception.NvmlError as error:
+        if error.symbol in _ABSENT:
+            return None
+        raise
+    on = pynvml.NVML_FEATURE_ENABLED
+    return Ecc(current == on, pending == on)
+
+
+def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
+    """The mode of all GPUs of the machine: off, on or devtools.
+
+    :returns: None if the driver does not know the mode.
+    :raises NvmlError: if NVML does not say.
+    """
+    try:
+        state = nvml.call('nvmlSystemGetConfComputeState')
+    except exception.NvmlError as error:
+        if error.symbol in _ABSENT:
+            return None
+        raise
+    if state.devToolsMode == pynvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_ON:
+        return DEVTOOLS
+    return ON if (state.ccFeature
+                  == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED) else OFF
+
+
+def settings() -> ctypes.Structure | None:
+    """For nvmlSystemGetConfComputeSettings; None if pynvml is too old."""
+    made = getattr(pynvml, 'c_nvmlSystemConfComputeSettings_v1_t', None)
+    return made and made()
+
+
+def fabric_info(version: int) -> ctypes.Structure | None:
+    """For nvmlDeviceGetGpuFabricInfoV; None if pynvml has no such version.
+    """
+    made = getattr(pynvml, f'c_nvmlGpuFabricInfo_v{version}_t', None)
+    return made and made()
+
+
+def check(code: int) -> None:
+    """Raise for what a function of pynvml returned instead of raising.
+
+    :raises pynvml.NVMLError: if the code is an error's.
+    """
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)

@@ -1,0 +1,400 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The session with NVIDIA's management library (NVML), through pynvml.
+
+The only module that calls pynvml outside the simulator. A session is opened
+at its first call, in the process that makes it: the agent forks after it
+has made its drivers, and a session does not survive a fork.
+
+Every call has a deadline, in a thread of the GPU that it is about (see
+:mod:`cyborg_gpu_driver.host.deadline`): a GPU that does not answer holds up
+nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterator
+from typing import Any
+
+import pynvml
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import mig as nvml_mig
+from cyborg_gpu_driver.host.snapshot import model
+
+LOG = logging.getLogger(__name__)
+
+INIT = 'nvmlInit'
+"""The ``call`` of an error that says that there is no session."""
+
+TIMEOUT = 30.0
+"""Seconds that one call may take, and all calls that read one GPU.
+
+A bind has to end before Cyborg gives up after [DEFAULT] rpc_response_timeout,
+60 s. The driver itself gives up on the GPU system processor (GSP) after 6 s,
+after 4 s on a host for vGPUs and after 45 s on a GPU in compute mode: one and
+a half times what osGetTimeoutParams says (arch/nvalloc/unix/src/os.c, and
+_kgspRpcRecvPoll in kernel/gpu/gsp/kernel_gsp.c, of src/nvidia in NVIDIA's open
+kernel modules, 595.45.04). Only the last of these comes after this limit."""
+
+_LONG = {INIT: 4, 'nvmlDeviceSetMigMode': 4}
+"""Calls that may take so many times as long. nvmlInit loads the driver where
+nothing keeps it loaded. A change of the MIG mode resets the GPU (nvml.h), and
+no bind waits for it: the GPU has no instances then."""
+
+_OWN_THREAD = frozenset({'nvmlEventSetWait_v2'})
+"""Calls that wait on purpose, from a thread that does nothing else."""
+
+_NVML = 'NVML'
+"""The owner of calls that are about no GPU."""
+_EVENTS = 'The event set of NVML'
+_BY_ADDRESS = 'nvmlDeviceGetHandleByPciBusId'
+_BY_INDEX = 'nvmlDeviceGetHandleByIndex'
+
+_NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
+
+
+@dataclasses.dataclass
+class _Open:
+    """What one open session holds."""
+
+    process: int
+    generation: int
+    devices: dict[model.PciAddress, Any] = dataclasses.field(
+        default_factory=dict)
+    instance_ids: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Id of each GPU instance by the address in its handle."""
+    owners: dict[int, Hashable] = dataclasses.field(default_factory=dict)
+    """What each handle belongs to, by the address in it."""
+
+
+class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
+    """One session with NVML, shared by the threads of a process.
+
+    :param wsl_library: tried where the loader knows no library.
+    :param load: loads a library by path, :class:`ctypes.CDLL`.
+    :param wsl: whether this is WSL 2; None finds out.
+    :param timeout: seconds that one call may take, and all calls of a block
+        that is :meth:`about` one GPU.
+    :param shared: what the sessions of this process share; None makes one.
+    """
+
+    def __init__(self, wsl_library: str = nvml_library.WSL_PATH,
+                 load: Callable[[str], Any] = ctypes.CDLL,
+                 wsl: bool | None = None, timeout: float = TIMEOUT,
+                 shared: access.Access | None = None):
+        super().__init__(shared)
+        self.timeout = timeout
+        self._wsl_library = wsl_library
+        self._load = load
+        self._wsl = wsl
+        self._mutex = threading.Lock()
+        self._session: _Open | None = None
+        self._generation = 0
+        self._said = log_once.LogOnce()
+        self._library_missing = False
+        _SESSIONS.add(self)
+
+    def another(self) -> NvmlSession:
+        """A session like this one, which opens and closes by itself."""
+        return NvmlSession(self._wsl_library, self._load, self._wsl,
+                           self.timeout, self.gate.access)
+
+    # The session itself
+
+    @property
+    def generation(self) -> int:
+        """A number that grows each time the session is opened anew.
+
+        What was learnt in an earlier generation (handles, static facts)
+        may be wrong in this one: the driver may have been replaced.
+        """
+        return self._generation
+
+    @property
+    def library_missing(self) -> bool:
+        """Whether the last try found no NVML library at all."""
+        return self._library_missing
+
+    @property
+    def wsl(self) -> bool:
+        """Whether this is WSL 2: Microsoft names its kernel's release."""
+        if self._wsl is None:
+            self._wsl = 'microsoft' in os.uname().release.lower()
+        return self._wsl
+
+    def problem(self) -> str | None:
+        """Open the session if it is not; why it cannot be, for people.
+
+        No library and no driver are states of a healthy machine, logged
+        once and tried again at each call.
+        """
+        try:
+            with self.kept():
+                self._opened()
+        except exception.NvmlError as error:
+            return nvml_library.reason(error)
+        return None
+
+    def reset(self) -> bool:
+        """Close the session; the next call opens a new one.
+
+        For a driver that was reloaded and a GPU that was reset or lost:
+        their handles are dead. Never raises.
+
+        :returns: whether this process has closed it. While a call does not
+            return, nvmlShutdown is not called: it would have to wait too, or
+            would take away what that call works on.
+        """
+        return self._close(self._session)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a function of pynvml.
+
+        :param name: such as ``nvmlDeviceGetName``.
+        :raises NvmlError: FUNCTION_NOT_FOUND where pynvml or the library is
+            too old for it; NOT_SUPPORTED where the GPU cannot; and so on.
+        :raises NvmlNotAnswering: if it does not return in time.
+        :raises NvmlClosed: if another process has NVML alone for too long.
+        """
+        with self.kept():
+            return self._call(name, *args)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        session = self._opened()
+        function = getattr(pynvml, name, None)
+        if function is None:
+            raise nvml_library.error(
+                name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        try:
+            if name in _OWN_THREAD and not deadline.on_green_threads():
+                return function(*args)
+            owner = _owner(session, name, args)
+            answer = deadline.run(owner, self._seconds(name), name, function,
+                                  *args)
+        except pynvml.NVMLError as error:
+            wrapped = nvml_library.error(name, error.value)
+            if wrapped.symbol in _NO_SESSION:
+                self._close(session)
+            raise wrapped from error
+        if isinstance(answer, ctypes._Pointer):
+            session.owners[nvml_mig.pointer(answer)] = owner
+        return answer
+
+    @contextlib.contextmanager
+    def about(self, address: model.PciAddress) -> Iterator[None]:
+        """Limit the time of all calls in the block, which are about one GPU.
+
+        Together they may take as long as one call otherwise. Calls that do
+        not name a GPU by a handle count as calls about this one.
+        """
+        before = getattr(_here, 'about', None)
+        _here.about = (address, time.monotonic() + self.timeout)
+        try:
+            yield
+        finally:
+            _here.about = before
+
+    def belongs(self, handle: Any, owner: Any) -> None:
+        """Note that a handle is of the same GPU as another one.
+
+        To be called for each handle that NVML gives away in a structure.
+        """
+        owners = self._opened().owners
+        owners[nvml_mig.pointer(handle)] = owners.get(
+            nvml_mig.pointer(owner), _NVML)
+
+    def instance_ids(self) -> dict[int, int]:
+        """Ids of the GPU instances met, by the address in their handles."""
+        return self._opened().instance_ids
+
+    def _seconds(self, name: str) -> float:
+        """How long a call may take from now on."""
+        seconds = self.timeout * _LONG.get(name, 1)
+        about = getattr(_here, 'about', None)
+        if about is None or name in _LONG:
+            return seconds
+        return max(0.0, min(seconds, about[1] - time.monotonic()))
+
+    def _close(self, session: _Open | None) -> bool:
+        """Close a session unless another thread has done so already."""
+        with self._mutex:
+            if self._session is None or session is not self._session:
+                return True
+            if session.process != os.getpid():
+                # nvmlShutdown in a forked child would end the parent's
+                # session, whose open files the child has inherited.
+                self._session = None
+                return True
+            stuck = deadline.stuck()
+            if stuck:
+                LOG.warning('NVML cannot be closed: %s has not returned.',
+                            ', '.join(stuck))
+                return False
+            self._session = None
+            self._end.detach()
+            try:
+                deadline.run(_NVML, self.timeout, 'nvmlShutdown',
+                             pynvml.nvmlShutdown)
+            except pynvml.NVMLError as error:
+                LOG.debug('nvmlShutdown: %s',
+                          nvml_library.symbol(error.value))
+            except exception.NvmlNotAnswering:
+                return False
+            self.gate.closed()
+            return True
+
+    def _opened(self) -> _Open:
+        session = self._session
+        if session is not None and session.process == os.getpid():
+            return session
+        with self._mutex:
+            session = self._session
+            if session is not None and session.process == os.getpid():
+                return session
+            self.gate.opening()
+            try:
+                deadline.run(_NVML, self._seconds(INIT), INIT,
+                             nvml_library.initialise, self._wsl_library,
+                             self._load)
+            except pynvml.NVMLError as error:
+                self._session = None
+                self.gate.closed()
+                raise self._refused(error.value) from error
+            self._library_missing = False
+            self._said.over()
+            self._generation += 1
+            self._session = _Open(os.getpid(), self._generation)
+            self._end = weakref.finalize(self, _shut_down, os.getpid(),
+                                         pynvml.nvmlLib, self.gate.closed)
+            self._end.atexit = False
+            return self._session
+
+    def _refused(self, code: int) -> exception.NvmlError:
+        error = nvml_library.error(INIT, code)
+        self._library_missing = nvml_library.is_missing(error)
+        reason = nvml_library.reason(error)
+        if self._said.is_new(reason):
+            LOG.log(logging.INFO if nvml_library.is_usual(error)
+                    else logging.WARNING, 'NVML is not available: %s', reason)
+        return error
+
+    def _forget_after_fork(self) -> None:
+        self._mutex = threading.Lock()
+        self._session = None
+        self.gate.forget()
+
+    # The machine
+
+    def driver_version(self) -> str:
+        """Version of the kernel driver (nvmlSystemGetDriverVersion)."""
+        return nvml_library.text(self.call('nvmlSystemGetDriverVersion'))
+
+    def device_count(self) -> int:
+        """How many GPUs NVML knows (nvmlDeviceGetCount)."""
+        return self.call('nvmlDeviceGetCount')
+
+    def device(self, address: model.PciAddress) -> Any:
+        """Handle of the GPU at ``address``, asked for once a session.
+
+        To be used within one block of :meth:`kept`.
+
+        :raises NvmlError: NOT_FOUND if NVML has none there.
+        """
+        with self.kept():
+            session = self._opened()
+            handle = session.devices.get(address)
+            if handle is None:
+                handle = self.call('nvmlDeviceGetHandleByPciBusId',
+                                   str(address))
+                session.devices[address] = handle
+            return handle
+
+    def forget(self, address: model.PciAddress) -> None:
+        """Ask for the handle of the GPU at ``address`` again next time."""
+        session = self._session
+        if session is not None:
+            session.devices.pop(address, None)
+
+    def addresses(self) -> tuple[model.PciAddress, ...]:
+        """Addresses of the GPUs that NVML knows and can open.
+
+        Two calls a GPU: for where sysfs does not tell.
+        """
+        found = []
+        for index in range(self.device_count()):
+            try:
+                handle = self.call('nvmlDeviceGetHandleByIndex', index)
+                info = self.call('nvmlDeviceGetPciInfo', handle)
+            except exception.NvmlError as error:
+                LOG.debug('GPU %d: %s', index, error)
+                continue
+            found.append(model.PciAddress.parse(nvml_library.text(info.busId)))
+        return tuple(sorted(found))
+
+
+def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
+    """What a call is about: a GPU's address, or a text."""
+    first = arguments[0] if arguments else None
+    owner = None
+    if isinstance(first, ctypes._Pointer):
+        owner = session.owners.get(nvml_mig.pointer(first))
+    elif name == _BY_ADDRESS:
+        owner = model.PciAddress.parse(arguments[0])
+    elif name == _BY_INDEX:
+        owner = f'The GPU with index {first}'
+    elif name.startswith('nvmlEventSet'):
+        owner = _EVENTS
+    if owner is None:
+        about = getattr(_here, 'about', None)
+        owner = about[0] if about else _NVML
+    return owner
+
+
+_here = threading.local()
+def _shut_down(process: int, library: Any, closed: Callable) -> None:
+    """Close the session of an object that is no more."""
+    if process == os.getpid():
+        if pynvml.nvmlLib is library:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        closed()
+
+
+_SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # A lock that another thread held while this process was forked would
+    # stay locked here for good.
+    for session in list(_SESSIONS):
+        session._forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

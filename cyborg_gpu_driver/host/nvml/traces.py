@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU still shows of who used it, through NVML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+
+_MIB = 1 << 20
+
+
+def uuid(nvml: nvml_module.NvmlSession, device: Any) -> str:
+    """The GPU's UUID.
+
+    :raises NvmlError: if it cannot be read.
+    """
+    return nvml_library.text(nvml.call('nvmlDeviceGetUUID', device))
+
+
+def memory_mib(nvml: nvml_module.NvmlSession, device: Any
+               ) -> tuple[int, int] | None:
+    """Memory in use, without what the driver keeps for itself, and all.
+
+    :returns: None where the driver does not tell the two apart.
+    :raises NvmlError: if it cannot be read.
+    """
+    found = _optional(nvml, 'nvmlDeviceGetMemoryInfo', device,
+                      pynvml.nvmlMemory_v2)
+    return found and (found.used // _MIB, found.total // _MIB)
+
+
+def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
+                       ) -> int | None:
+    """Uncorrected errors of memory since the last reset (volatile ECC).
+
+    :returns: None on a GPU without ECC.
+    :raises NvmlError: if they cannot be read.
+    """
+    return _optional(nvml, 'nvmlDeviceGetTotalEccErrors', device,
+                     pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                     pynvml.NVML_VOLATILE_ECC)
+
+
+def _optional(nvml: nvml_module.NvmlSession, call: str, *arguments: Any
+              ) -> Any:
+    try:
+        return nvml.call(call, *arguments)
+    except exception.NvmlError as error:
+        if error.symbol in nvml_library.ABSENT:
+            return None
+        raise

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whether NVML can work on a GPU, in words. Pure, from the snapshot alone.
+
+The one place that says so: commands, layouts and the first boot show and
+refuse a GPU by it.
+"""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+
+OK = 'ok'
+LOST = 'lost'
+UNREADABLE = 'unreadable'
+PARTLY = 'partly unreadable'
+UNSEEN = 'not seen by NVML'
+NO_ANSWER = 'no answer'
+NEEDS_RESET = 'needs a reset'
+RELEASED = 'offered whole'
+FUNCTION = 'virtual function'
+_FAILURES = {
+    # nvml.h: "The GPU has fallen off the bus or has otherwise become
+    # inaccessible".
+    'GPU_IS_LOST': LOST,
+    # nvml.h: "The GPU requires a reset before it can be used again".
+    'RESET_REQUIRED': NEEDS_RESET,
+    'TIMEOUT': NO_ANSWER,
+    exception.NvmlNotAnswering.symbol: NO_ANSWER,
+}
+
+
+def state(gpu: model.Gpu) -> str:
+    """What a GPU is like for NVML, in one to three words.
+
+    One of the constants above, ``bound to DRIVER`` or ``no driver``.
+    """
+    if not _is_nvidias(gpu):
+        return f'bound to {gpu.driver}' if gpu.driver else 'no driver'
+    if gpu.released:
+        return RELEASED
+    if gpu.physfn is not None:
+        return FUNCTION
+    if not gpu.visible_to_nvml:
+        return _FAILURES.get(gpu.nvml_failure or '',
+                             UNREADABLE if gpu.problems else UNSEEN)
+    if gpu.problems:
+        return UNREADABLE if gpu.mig is None else PARTLY
+    return OK
+
+
+def is_away(gpu: model.Gpu) -> bool:
+    """Whether the GPU is not NVML's to read: another driver has it, or
+    none, it is offered whole and nobody here may open it, or it is no
+    physical GPU.
+    """
+    return (gpu.released or gpu.physfn is not None
+            or not _is_nvidias(gpu))
+
+
+def is_failed(gpu: model.Gpu) -> bool:
+    """Whether NVIDIA's driver has the GPU and not all of it can be read."""
+    return not is_away(gpu) and state(gpu) != OK
+
+
+def obstacle(gpu: model.Gpu) -> str:
+    """Why nothing can be done to a GPU through NVML; empty if it can.
+
+    A GPU without MIG and one whose MIG state could not be read look alike
+    but for their problems.
+    """
+    if not _is_nvidias(gpu):
+        return (f'it is bound to {gpu.driver}, not to the {drivers.NVIDIA} '
+                'driver' if gpu.driver
+                else f'the {drivers.NVIDIA} driver is not bound to it')
+    if gpu.released:
+        return 'it is offered whole, and nobody else may open it'
+    if gpu.physfn is not None:
+        return f'it is a virtual function of {gpu.physfn}'
+    if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):
+        return ''
+    return ': '.join(filter(None, (state(gpu), '; '.join(gpu.problems))))
+
+
+def _is_nvidias(gpu: model.Gpu) -> bool:
+    return gpu.driver == drivers.NVIDIA or not gpu.in_pci_sysfs

@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is kept of a GPU that NVML cannot be asked about.
+
+A GPU that is offered whole is bound to vfio-pci, where NVML does not see
+it, or must at least not be opened. What NVML reported before is a part of its
+record, which only the code that binds the GPU writes, under the GPU's lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model as host_model
+
+_OF_MODEL = ('model', 'architecture', 'memory_mib')
+"""Facts that every board with the same PCI ids has. NVIDIA gives boards
+with another memory size or form factor other ids (the pci.ids list)."""
+_OF_BOARD = ('uuid', 'serial')
+"""Facts of one board. Nothing tells them apart in the PCI configuration
+space, so they hold until the machine starts again: a board cannot be
+replaced by another of its model while it runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """How the GPU was when NVML last answered."""
+
+    state: str
+    reasons: tuple[str, ...]
+    time: float
+    """Seconds of the epoch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One GPU as NVML last reported it, and what was done with it since."""
+
+    ids: tuple[str | None, str | None, str | None, str | None]
+    """PCI ids: vendor, device, subsystem vendor, subsystem device."""
+    boot: str
+    """Boot id of the machine at that time."""
+    time: float
+    """Seconds of the epoch at which NVML reported this."""
+    model: str | None = None
+    architecture: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
+    memory_mib: int | None = None
+    driver_version: str | None = None
+    has_mig: bool = False
+    nvlink_peers: tuple[host_model.PciAddress, ...] = ()
+    bound_from: str | None = None
+    """The driver that it had before this library bound it to vfio-pci;
+    None if this library did not bind it."""
+    released: bool = False
+    """It is offered whole while it is bound to ``nvidia``: no process of
+    this library may open it."""
+    health: Health | None = None
+    link_width: int | None = None
+    """PCIe lanes while it was idle."""
+    aer_fatal: int | None = None
+    """Fatal PCIe errors (AER) counted until then."""
+
+
+def of(gpu: host_model.Gpu, boot: str, time: float,
+       driver_version: str | None = None, **more: Any) -> Record:
+    """The record of a GPU that NVML has just been asked about.
+
+    :param gpu: of a complete snapshot.
+    :param more: fields of :class:`Record` that are not the snapshot's.
+    """
+    return Record(
+        ids=_ids(gpu), boot=boot, time=time, driver_version=driver_version,
+        has_mig=gpu.mig is not None, nvlink_peers=gpu.nvlink_peers,
+        **{name: getattr(gpu, name) for name in (*_OF_MODEL, *_OF_BOARD)},
+        **more)
+
+
+def holds(record: Record, gpu: host_model.Gpu, boot: str) -> bool:
+    """Whether ``record`` is of this board, since the machine's last start."""
+    return record.ids == _ids(gpu) and bool(boot) and record.boot == boot
+
+
+def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
+    """A GPU that NVML was not asked about, with what its record says.
+
+    :param boot: boot id of the machine now.
+    """
+    if record.ids != _ids(gpu):
+        return gpu
+    names: tuple[str, ...] = _OF_MODEL
+    known: dict[str, Any] = {'told_at': record.time}
+    if holds(record, gpu, boot):
+        names += _OF_BOARD
+        known.update(
+            nvlink_peers=record.nvlink_peers, released=record.released,
+            bound_from=(None if gpu.driver == drivers.NVIDIA
+                        else record.bound_from))
+    return dataclasses.replace(gpu, **known, **{
+        name: getattr(record, name) for name in names})
+
+
+class Records:
+    """The records of a machine of which nothing is kept."""
+
+    def get(self, address: host_model.PciAddress) -> Record | None:
+        """The record of a GPU; None without one that can be used.
+
+        Does not raise. An unusable record concerns this GPU alone and is
+        logged once.
+        """
+
+    def put(self, address: host_model.PciAddress, record: Record) -> None:
+        """Replace the record of a GPU.
+
+        :raises JournalError: if it cannot be put on the disk.
+        """
+
+
+def _ids(gpu: host_model.Gpu
+         ) -> tuple[str | None, str | None, str | None, str | None]:
+    return (gpu.vendor_id, gpu.device_id, gpu.subsystem_vendor_id,
+            gpu.subsystem_device_id)

@@ -1,0 +1,214 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVIDIA's display functions on the PCI bus, from sysfs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import problems as problems_module
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs_module
+
+DEVICES = ('bus', 'pci', 'devices')
+_NVIDIA = '10de'
+_DISPLAY = ('0300', '0302')
+"""VGA compatible and 3D controller (PCI Code and ID Assignment)."""
+_UNREADABLE = '0000'
+_BRIDGE = '0680'
+"""Other bridge device, which NVSwitches are."""
+HOPPER_NVSWITCHES = frozenset(f'22a{digit:x}' for digit in range(8))
+"""Device ids of the NVSwitches of Hopper (nvswitch_ls10_device_ids in
+src/common/nvswitch/kernel/nvswitch.c of NVIDIA's open kernel modules). Later
+ones are no PCI functions of the host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What a PCI function is for as long as it is on the bus."""
+
+    address: model.PciAddress
+    vendor_id: str
+    device_id: str
+    class_code: str
+    subsystem_vendor_id: str | None
+    subsystem_device_id: str | None
+    numa_node: int | None
+    physfn: model.PciAddress | None
+    """The physical function of a virtual one (``physfn``)."""
+    physfn_known: bool
+    """False where that could not be read: it may be a virtual one."""
+    sriov_totalvfs: int
+    problems: tuple[str, ...] = ()
+
+
+class PciBus:
+    """Reads which NVIDIA GPUs there are; remembers what they are.
+
+    A function's identity is read once and kept while the function stays
+    on the bus.
+    """
+
+    def __init__(self, sysfs: sysfs_module.Sysfs):
+        self._sysfs = sysfs
+        self._known: dict[str, Identity | None] = {}
+
+    def functions(self, problems: problems_module.Problems
+                  ) -> tuple[Identity, ...]:
+        """NVIDIA's functions of class 0300 and 0302, virtual ones too.
+
+        :param problems: takes why some function may be missing. Where the
+            bus itself cannot be listed, the functions seen last are given.
+        """
+        try:
+            names = self._sysfs.listdir(*DEVICES)
+        except exception.SysfsError as error:
+            problems.add(f'PCI functions: {error}')
+        else:
+            self._look(names, problems)
+        return tuple(sorted(
+            (identity for identity in self._known.values() if identity),
+            key=lambda identity: identity.address))
+
+    def _look(self, names: Iterable[str], problems: problems_module.Problems
+              ) -> None:
+        known: dict[str, Identity | None] = {}
+        for name in names:
+            identity = self._known.get(name)
+            # What was read only in part is read again.
+            if name in self._known and not (identity and identity.problems):
+                known[name] = identity
+                continue
+            try:
+                known[name] = self._identify(name)
+            except exception.GpuDriverError as error:
+                problems.add(f'PCI function {name}: {error}')
+        self._known = known
+
+    def _identify(self, name: str) -> Identity | None:
+        """The identity of a function of ours, None for any other's."""
+        if self._hex(name, 'vendor') != _NVIDIA:
+            return None
+        class_code = self._hex(name, 'class')[:4]
+        if class_code not in _DISPLAY:
+            return None
+        found = problems_module.Problems()
+        device_id, subsystem_vendor, subsystem_device = (
+            self._optional_hex(name, file, found)
+            for file in ('device', 'subsystem_vendor', 'subsystem_device'))
+        numa_node = totalvfs = physfn = None
+        with found.noted('numa_node'):
+            numa_node = self._number(name, 'numa_node')
+        with found.noted('sriov_totalvfs'):
+            totalvfs = self._number(name, 'sriov_totalvfs')
+        physfn_known = False
+        with found.noted('physfn'):
+            link = self._sysfs.link_name(*DEVICES, name, 'physfn')
+            physfn = model.PciAddress.parse(link) if link else None
+            physfn_known = True
+        return Identity(
+            address=model.PciAddress.parse(name), vendor_id=_NVIDIA,
+            device_id=device_id or _UNREADABLE, class_code=class_code,
+            subsystem_vendor_id=subsystem_vendor,
+            subsystem_device_id=subsystem_device,
+            numa_node=None if numa_node == -1 else numa_node,
+            physfn=physfn, physfn_known=physfn_known,
+            sriov_totalvfs=totalvfs or 0,
+            problems=found.all())
+
+    def _hex(self, name: str, file: str) -> str:
+        return self._sysfs.read(*DEVICES, name, file).removeprefix('0x')
+
+    def _optional_hex(self, name: str, file: str,
+                      found: problems_module.Problems) -> str | None:
+        with found.noted(file):
+            return self._hex(name, file)
+        return None
+
+    def _number(self, name: str, file: str) -> int | None:
+        return number(self._sysfs.read_optional(*DEVICES, name, file), file)
+
+    def driver(self, address: model.PciAddress) -> str | None:
+        """The kernel driver that a function is bound to.
+
+        :raises SysfsError: if it cannot be read.
+        """
+        return self._sysfs.link_name(*DEVICES, str(address), 'driver')
+
+    def nvswitches(self) -> frozenset[str]:
+        """Device ids of the NVSwitches of this machine.
+
+        :raises SysfsError: if the bus cannot be listed.
+        """
+        return frozenset(
+            self._hex(name, 'device') for name in self._sysfs.listdir(*DEVICES)
+            if self._hex(name, 'vendor') == _NVIDIA
+            and self._hex(name, 'class')[:4] == _BRIDGE)
+
+    def iommu_group(self, address: model.PciAddress) -> int | None:
+        """A function's IOMMU group.
+
+        :raises SysfsError: if it cannot be read.
+        """
+        return number(self._sysfs.link_name(
+            *DEVICES, str(address), 'iommu_group'), 'iommu_group')
+
+    def group_members(self, group: int | None) -> tuple[str, ...]:
+        """Addresses of the functions in an IOMMU group; none without one.
+
+        :raises SysfsError: if they cannot be listed.
+        """
+        if group is None:
+            return ()
+        return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
+                                         str(group), 'devices'))
+
+    def numvfs(self, address: model.PciAddress) -> int:
+        """How many virtual functions are enabled.
+
+        :raises SysfsError: if it cannot be read.
+        """
+        return self._number(str(address), 'sriov_numvfs') or 0
+
+    def virtual_functions(self, address: model.PciAddress, numvfs: int
+                          ) -> tuple[model.PciAddress, ...]:
+        """Addresses of virtual functions, in order of their index.
+
+        Fewer than ``numvfs`` while they are being enabled.
+
+        :raises SysfsError: if one cannot be read.
+        """
+        found = []
+        for index in range(numvfs):
+            name = self._sysfs.link_name(
+                *DEVICES, str(address), f'virtfn{index}')
+            if name is None:
+                break
+            found.append(model.PciAddress.parse(name))
+        return tuple(found)
+
+
+def number(text: str | None, what: str) -> int | None:
+    """A number from a file of sysfs, None where there was no file.
+
+    :raises InvalidValue: if it is none.
+    """
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise exception.InvalidValue(
+            what=what, value=text, expected='expected a number') from None

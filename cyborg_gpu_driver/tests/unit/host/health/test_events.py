@@ -1,0 +1,321 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Hearing of errors, in a thread that waits in a simulated NVML."""
+
+import queue
+import threading
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.health import events
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.tests.unit.host import base
+
+_SECONDS = 30
+"""More than anything here takes."""
+
+
+class EventSetTest(base.SimulatedTestCase):
+    """The set, without the thread."""
+
+    def setUp(self):
+        super().setUp()
+        self.set = events.EventSet(self.nvml, nvml.NvmlSession())
+        self.wanted = frozenset(self.addresses)
+        self.second = self.addresses[1]
+
+    def settle(self):
+        return self.set.settle(self.wanted)
+
+    def wait(self):
+        return self.set.wait(0)
+
+    def lost(self, address):
+        return [health_facts.Event(address, 79)]
+
+    def test_an_error_names_its_gpu_and_instance(self):
+        self.settle()
+        self.machine.raise_xid(str(self.second), 94, 3, 0)
+        self.machine.raise_xid(str(self.first), 62)
+        self.machine.raise_xid(str(self.first), None)
+        self.assertEqual(
+            [[health_facts.Event(self.second, 94, 3, 0)],
+             [health_facts.Event(self.first, 62)],
+             [health_facts.Event(self.first, 48)], []],
+            [self.wait() for _ in range(4)])
+
+    def test_a_handle_that_nvml_spells_anew(self):
+        self.settle()
+        self.set.members.clear()
+        self.machine.raise_xid(str(self.second), 62)
+        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+
+    def test_a_gpu_that_refuses_disturbs_no_other_and_is_said_once(self):
+        self.machine.faults.fail(
+            'nvmlDeviceRegisterEvents', pynvml.NVML_ERROR_NOT_SUPPORTED,
+            times=2, address=str(self.first))
+        self.assertEqual([], self.settle())
+        self.assertNotIn(self.first, self.set.members.values())
+        self.machine.raise_xid(str(self.second), 62)
+        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+        self.settle()
+        self.assertEqual(1, len(self.log.about(str(self.first))))
+        self.settle()
+        self.assertIn(self.first, self.set.members.values())
+
+    def test_a_gpu_that_spoils_the_set_is_left_out_of_the_next(self):
+        self.machine.faults.fail(
+            'nvmlDeviceRegisterEvents', pynvml.NVML_ERROR_UNKNOWN,
+            times=None, address=str(self.first))
+        self.assertRaises(exception.NvmlError, self.settle)
+        self.set.close()
+        self.settle()
+        self.assertEqual(7, len(self.set.members))
+
+    def test_a_gpu_without_these_events(self):
+        self.machine.faults.fail(
+            'nvmlDeviceGetSupportedEventTypes',
+            pynvml.NVML_ERROR_NOT_SUPPORTED, address=str(self.first))
+        self.settle()
+        self.assertEqual(7, len(self.set.members))
+
+    def test_a_lost_gpu_is_told_and_the_others_are_waited_on(self):
+        self.settle()
+        self.machine.lose_gpu(str(self.first))
+        self.assertEqual(self.lost(self.first), self.wait())
+        self.assertEqual(self.lost(self.first), self.wait())
+        self.assertEqual(7, len(self.set.members))
+        self.machine.raise_xid(str(self.second), 62)
+        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+        self.assertEqual([], self.settle())
+        self.machine.find_gpu(str(self.first))
+        self.settle()
+        self.assertEqual(8, len(self.set.members))
+
+    def test_a_set_that_is_spoiled_by_nobody(self):
+        self.settle()
+        self.machine.faults.fail('nvmlEventSetWait_v2',
+                                 pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.assertRaises(exception.NvmlError, self.wait)
+
+    def test_a_gpu_that_was_reset_is_waited_on_again(self):
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.settle()
+        self.machine.reset_gpu(str(self.first))
+        self.assertEqual([], self.settle())
+        self.machine.raise_xid(str(self.first), 62)
+        self.assertEqual([health_facts.Event(self.first, 62)], self.wait())
+
+    def test_a_gpu_that_is_no_longer_wanted(self):
+        self.settle()
+        self.wanted = frozenset({self.second})
+        self.settle()
+        self.machine.raise_xid(str(self.first), 62)
+        self.assertEqual([], self.wait())
+
+    def test_settling_again_loses_nothing(self):
+        self.settle()
+        self.machine.raise_xid(str(self.first), 62)
+        self.settle()
+        self.assertEqual([health_facts.Event(self.first, 62)], self.wait())
+
+    def test_closing_lets_go_of_nvml(self):
+        before = self.machine.library
+        self.settle()
+        self.set.close()
+        self.set.close()
+        self.assertEqual({}, self.set.members)
+        self.nvml.reset()
+        with self.machine.operation():
+            self.assertFalse(before.open)
+
+    def test_a_set_is_freed_once_and_never_in_another_session(self):
+        self.settle()
+        self.calls()
+        self.set.close()
+        self.assertEqual(1, self.calls()['nvmlEventSetFree'])
+        self.settle()
+        self.machine.unload_library()
+        self.machine.load_library()
+        self.calls()
+        self.assertRaises(exception.NvmlError, self.wait)
+        self.set.close()
+        self.assertNotIn('nvmlEventSetFree', self.calls())
+
+    def test_the_other_session_notices_first_that_nvml_was_away(self):
+        self.settle()
+        generation = self.nvml.generation
+        self.machine.unload_library()
+        self.machine.load_library()
+        self.assertRaises(exception.NvmlError, self.settle)
+        self.settle()
+        self.assertGreater(self.nvml.generation, generation)
+        self.assertEqual('A100', self.nvml.call(
+            'nvmlDeviceGetName', self.device())[7:11])
+
+
+class WatcherTest(base.SimulatedTestCase):
+    """The thread."""
+
+    def setUp(self):
+        super().setUp()
+        self.events = queue.Queue()
+        self.watcher = events.Watcher(self.nvml, self.events.put)
+        self.addCleanup(self.watcher.stop)
+
+    def watch(self):
+        """Watch all, and come back when that is so."""
+        registered = threading.Event()
+        self.machine.faults.delay('nvmlEventSetWait_v2', 0,
+                                  lambda _: registered.set())
+        self.watcher.watch(self.addresses)
+        self.assertTrue(registered.wait(_SECONDS))
+
+    def next(self):
+        return self.events.get(timeout=_SECONDS)
+
+    def raised(self, xid=62, address=None):
+        self.machine.raise_xid(str(address or self.first), xid)
+        return self.next()
+
+    def test_nothing_runs_before_it_is_asked_to(self):
+        self.assertFalse(self.calls())
+        self.watcher.stop()
+
+    def test_an_error_is_told(self):
+        self.watch()
+        self.assertEqual(health_facts.Event(self.first, 62), self.raised())
+
+    def test_a_callback_that_fails_does_not_end_it(self):
+        told = threading.Event()
+
+        def fail(event):
+            told.set()
+            raise ValueError(event.xid)
+
+        self.watcher = events.Watcher(self.nvml, fail)
+        self.addCleanup(self.watcher.stop)
+        self.watch()
+        for _ in range(2):
+            told.clear()
+            self.machine.raise_xid(str(self.first), 62)
+            self.assertTrue(told.wait(_SECONDS))
+        self.assertTrue(self.log.about('XID 62'))
+
+    def test_a_lost_gpu_is_told_and_does_not_keep_it_busy(self):
+        self.watch()
+        self.machine.lose_gpu(str(self.first))
+        # By the driver, and by who looks which GPU spoils the set.
+        for _ in range(2):
+            self.assertEqual(health_facts.Event(self.first, 79), self.next())
+        self.watch()
+        self.assertEqual(62, self.raised(62, self.addresses[1]).xid)
+
+    def test_nvml_goes_away_and_comes_back(self):
+        self.watch()
+        self.machine.unload_library()
+        self.machine.load_library()
+        self.watch()
+        self.watch()
+        self.assertEqual(health_facts.Event(self.first, 62), self.raised())
+
+    def test_while_nvml_is_away_it_rests(self):
+        tries = queue.Queue()
+        self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        self.machine.faults.delay('nvmlInitWithFlags', 0, tries.put)
+        self.watcher.watch(self.addresses)
+        tries.get(timeout=_SECONDS)
+        self.assertRaises(queue.Empty, tries.get, timeout=0.3)
+
+    def test_no_error_ends_it(self):
+        """Whatever breaks, it is said once, and errors are heard again."""
+        failed = threading.Semaphore(0)
+
+        def fail(_):
+            failed.release()
+            raise ValueError('not expected')
+
+        self.watch()
+        self.machine.faults.delay('nvmlEventSetWait_v2', 0, fail)
+        for _ in range(3):
+            self.assertTrue(failed.acquire(timeout=_SECONDS))
+            self.watcher.watch(self.addresses)
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
+        self.assertEqual(1, len(self.log.about('not expected')))
+
+    def test_a_stop_does_not_wait_for_what_hangs(self):
+        self.useFixture(fixtures.MockPatchObject(
+            events, '_STOP_SECONDS', 0.1))
+        self.watch()
+        hangs, release = threading.Event(), threading.Event()
+        self.addCleanup(release.set)
+
+        def hang(_):
+            hangs.set()
+            release.wait()
+
+        self.machine.faults.delay('nvmlEventSetWait_v2', 0, hang)
+        self.assertTrue(hangs.wait(_SECONDS))
+        self.watcher.stop()
+        self.machine.faults.clear()
+        release.set()
+        self.watcher._thread.join(_SECONDS)
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
+
+    def test_it_is_started_again_after_a_stop(self):
+        self.watch()
+        self.watcher.stop()
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
+
+    def test_it_lets_go_for_who_wants_nvml_alone(self):
+        self.watch()
+        with self.nvml.alone(), self.machine.operation():
+            self.assertFalse(self.machine.library.open)
+        self.watch()
+        self.assertEqual(62, self.raised().xid)
+
+    def test_it_begins_again_by_itself(self):
+        self.watch()
+        waits = threading.Event()
+        with self.nvml.alone():
+            self.machine.faults.delay('nvmlEventSetWait_v2', 0,
+                                      lambda _: waits.set())
+        self.assertTrue(waits.wait(_SECONDS))
+        self.assertEqual(62, self.raised().xid)
+
+    def test_a_callback_that_waits_keeps_nobody_from_having_nvml(self):
+        told, go_on = threading.Event(), threading.Event()
+
+        def wait(event):
+            told.set()
+            go_on.wait(_SECONDS)
+
+        self.watcher = events.Watcher(self.nvml, wait)
+        self.addCleanup(self.watcher.stop)
+        self.addCleanup(go_on.set)
+        self.watch()
+        self.machine.raise_xid(str(self.first), 62)
+        self.assertTrue(told.wait(_SECONDS))
+        with self.nvml.alone(), self.machine.operation():
+            self.assertFalse(self.machine.library.open)
+
+    def test_nvml_alone_before_anything_runs(self):
+        with self.nvml.alone():
+            self.assertFalse(self.calls())

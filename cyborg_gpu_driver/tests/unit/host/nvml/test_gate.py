@@ -1,0 +1,259 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who may have NVML open, in one process and in several."""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.nvml import gate
+
+_SECONDS = 30
+
+
+class Session(gate.Guarded):
+    """A session that opens nothing."""
+
+    def __init__(self, shared):
+        super().__init__(shared)
+        self.open = False
+
+    def use(self, seconds=None):
+        with self.kept(seconds):
+            if not self.open:
+                self.gate.opening()
+                self.open = True
+
+    def reset(self):
+        if self.open:
+            self.open = False
+            self.gate.closed()
+        return True
+
+    def _call(self, name, *arguments):
+        raise AssertionError(name)
+
+
+def _another_process(state_path, connection):
+    """Uses NVML or wants it alone, as it is told."""
+    session = Session(access.Access(state_path, 0.3))
+    while (order := connection.recv()) != 'end':
+        try:
+            if order == 'alone':
+                with session.alone():
+                    connection.send('alone')
+                    connection.recv()
+            elif order == 'hang':
+                with session.kept():
+                    session.use()
+                    connection.send('hangs')
+                    connection.recv()
+            else:
+                session.use()
+            connection.send(('open', session.open))
+        except exception.GpuDriverError as error:
+            connection.send(str(error))
+
+
+class GateTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+
+    def access(self, timeout=_SECONDS):
+        return access.Access(self.state_path, timeout)
+
+    def session(self, timeout=_SECONDS):
+        """As of another process: it shares nothing but the files."""
+        session = Session(self.access(timeout))
+        self.addCleanup(session.reset)
+        return session
+
+    def process(self):
+        """Another process; orders to it and its answers."""
+        mine, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context('fork').Process(
+            target=_another_process, args=(self.state_path, theirs))
+        process.start()
+        theirs.close()
+        self.addCleanup(process.join, _SECONDS)
+        self.addCleanup(self._end, mine)
+        return process, mine
+
+    def _end(self, connection):
+        with contextlib.suppress(BrokenPipeError):
+            connection.send('end')
+
+    def in_thread(self, act):
+        answers = queue.Queue()
+        threading.Thread(target=lambda: answers.put(act()),
+                         daemon=True).start()
+        return answers
+
+    def test_an_idle_session_is_closed_for_who_wants_nvml(self):
+        one, other = self.session(), self.session()
+        one.use()
+        other.use()
+        with other.alone():
+            self.assertEqual([False, False], [one.open, other.open])
+            other.use()
+        self.assertFalse(other.open)
+        one.use()
+        self.assertTrue(one.open)
+
+    def test_in_memory_it_is_the_same(self):
+        shared = access.Access(None, _SECONDS)
+        one, other = Session(shared), Session(shared)
+        one.use()
+        with other.alone():
+            self.assertFalse(one.open)
+        self.assertRaises(exception.NvmlClosed, self._while_alone, other,
+                          one)
+
+    def _while_alone(self, owner, other):
+        with owner.alone():
+            error = self.in_thread(
+                lambda: self._error_of(other, 0)).get(timeout=_SECONDS)
+            raise error
+
+    def _error_of(self, session, seconds):
+        try:
+            session.use(seconds)
+        except exception.NvmlClosed as error:
+            return error
+        return AssertionError('it was opened')
+
+    def test_a_series_of_calls_is_not_torn(self):
+        one, other = self.session(), self.session()
+        with one.kept():
+            one.use()
+            waiting = self.in_thread(lambda: self._alone(other))
+            while not one.gate.access.wanted():
+                pass
+            one.use()
+            self.assertTrue(one.open)
+        self.assertFalse(one.open)
+        self.assertEqual('alone', waiting.get(timeout=_SECONDS))
+
+    def _alone(self, session):
+        with session.alone():
+            return 'alone'
+
+    def test_nobody_opens_it_before_the_other_is_done(self):
+        one, other = self.session(), self.session()
+        with other.alone():
+            waiting = self.in_thread(one.use)
+            self.assertRaises(queue.Empty, waiting.get, timeout=0.2)
+            self.assertFalse(one.open)
+        waiting.get(timeout=_SECONDS)
+        self.assertTrue(one.open)
+
+    def test_who_does_not_let_go_is_named(self):
+        process, other = self.process()
+        other.send('hang')
+        self.assertEqual('hangs', other.recv())
+        error = self.assertRaises(exception.NvmlHeld, self._alone,
+                                  self.session(0.3))
+        self.assertIn(f'process {process.pid} (', str(error))
+        other.send('go on')
+        other.recv()
+        self.assertEqual('alone', self._alone(self.session()))
+
+    def test_who_has_it_alone_is_named(self):
+        process, other = self.process()
+        other.send('alone')
+        self.assertEqual('alone', other.recv())
+        session = self.session(0.3)
+        error = self.assertRaises(exception.NvmlClosed, session.use)
+        self.assertIn(f'process {process.pid} (', str(error))
+        self.assertEqual('nvmlInit', error.call)
+        # The next does not wait once more for the same.
+        session.gate.access.timeout = 10 * _SECONDS
+        self.assertRaises(exception.NvmlClosed, session.use)
+        other.send('go on')
+        self.assertEqual(('open', False), other.recv())
+        session.use()
+        self.assertTrue(session.open)
+
+    def test_two_that_want_it_follow_each_other(self):
+        one, other = self.session(), self.session()
+        with one.alone():
+            waiting = self.in_thread(lambda: self._alone(other))
+            self.assertRaises(queue.Empty, waiting.get, timeout=0.2)
+        self.assertEqual('alone', waiting.get(timeout=_SECONDS))
+
+    def test_a_process_that_is_killed_holds_nothing(self):
+        for order in ('alone', 'hang'):
+            process, other = self.process()
+            other.send(order)
+            other.recv()
+            process.kill()
+            process.join(_SECONDS)
+            session = self.session()
+            session.use()
+            self.assertEqual('alone', self._alone(session))
+
+    def test_a_forked_child_holds_nothing(self):
+        one = self.session()
+        one.use()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        self.assertEqual('alone', self._alone(self.session()))
+        os.close(write)
+        os.waitpid(child, 0)
+        os.close(read)
+
+    def test_a_directory_that_cannot_be_used(self):
+        os.rmdir(self.state_path)
+        session = self.session()
+        session.use()
+        self.assertEqual('alone', self._alone(session))
+        self.assertFalse(os.path.exists(self.state_path))
+        os.mkdir(self.state_path)
+
+    def test_a_session_is_closed_whatever_lock_is_held(self):
+        """Garbage is collected in any thread, also in one that has a lock."""
+        session = self.session()
+        session.use()
+        with gate._keepers._mutex:
+            self.in_thread(session.reset).get(timeout=_SECONDS)
+        self.assertEqual('alone', self._alone(self.session()))
+
+    def test_nested(self):
+        session = self.session()
+        with session.alone(), session.alone():
+            session.use()
+            with session.lent():
+                session.use()
+            self.assertFalse(session.open)
+
+    def test_lent_by_who_has_it_alone(self):
+        owner, daemon = self.session(), self.session()
+        with owner.alone():
+            with daemon.lent():
+                daemon.use()
+                self.assertTrue(daemon.open)
+            self.assertFalse(daemon.open)
+            self.assertRaises(exception.NvmlClosed, daemon.use, 0)

@@ -1,0 +1,305 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import ctypes
+import os
+import threading
+
+import fixtures
+import pynvml
+from oslotest import base as oslo_base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.tests.unit.host import base
+
+_1G, _2G, _3G, _7G = 19, 14, 9, 0
+
+
+class SessionTest(base.SimulatedTestCase):
+    """Opening, closing and errors."""
+
+    def test_nothing_is_opened_before_the_first_call(self):
+        self.assertEqual({}, self.calls())
+        self.nvml.driver_version()
+        self.assertEqual(1, self.calls()['nvmlInitWithFlags'])
+
+    def test_one_session_serves_every_call_of_every_thread(self):
+        threads = [threading.Thread(target=self.nvml.device, args=(address,))
+                   for address in self.addresses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(1, self.calls()['nvmlInitWithFlags'])
+
+    def test_handles_are_asked_for_once(self):
+        self.device()
+        self.calls()
+        self.device()
+        self.assertEqual({}, self.calls())
+
+    def test_error_carries_call_code_and_symbol(self):
+        missing = model.PciAddress(0, 0xfe, 0, 0)
+        error = self.assertRaises(exception.NvmlError, self.nvml.device,
+                                  missing)
+        self.assertEqual(
+            ('nvmlDeviceGetHandleByPciBusId',
+             pynvml.NVML_ERROR_NOT_FOUND, 'NOT_FOUND'),
+            (error.call, error.code, error.symbol))
+
+    def test_function_that_is_missing_is_told_from_one_refused(self):
+        self.use('t4x4')
+        refused = self.assertRaises(exception.NvmlError, self.nvml.mig_mode,
+                                    self.device())
+        self.assertEqual('NOT_SUPPORTED', refused.symbol)
+        for name in ('nvmlDeviceGetPowerUsageOfTomorrow',
+                     'nvmlDeviceGetGpuInstanceRemainingCapacityV'):
+            missing = self.assertRaises(exception.NvmlError, self.nvml.call,
+                                        name, self.device())
+            self.assertEqual('FUNCTION_NOT_FOUND', missing.symbol)
+
+    def test_code_that_pynvml_does_not_know_has_a_symbol(self):
+        self.machine.faults.fail('nvmlDeviceGetName', 777)
+        error = self.assertRaises(exception.NvmlError, self.nvml.call,
+                                  'nvmlDeviceGetName', self.device())
+        self.assertEqual(('CODE_777', 777), (error.symbol, error.code))
+
+    def test_missing_library_is_a_reason_said_once_and_tried_again(self):
+        self.machine.unload_library()
+        for _ in range(3):
+            self.assertIn('libnvidia-ml.so.1', self.nvml.problem())
+            self.assertTrue(self.nvml.library_missing)
+        self.assertEqual(1, len(self.log.about('NVML is not available')))
+        self.machine.load_library()
+        self.assertIsNone(self.nvml.problem())
+        self.assertFalse(self.nvml.library_missing)
+
+    def test_driver_that_is_not_loaded_is_another_reason(self):
+        self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        self.assertIn('not loaded', self.nvml.problem())
+        self.assertFalse(self.nvml.library_missing)
+        error = self.assertRaises(exception.NvmlError, self.device)
+        self.assertEqual('DRIVER_NOT_LOADED', error.symbol)
+
+    def test_reset_opens_a_new_session_with_new_handles(self):
+        self.device()
+        before = self.nvml.generation
+        self.nvml.reset()
+        self.calls()
+        self.nvml.mig_mode(self.device())
+        self.assertEqual(1, self.calls()['nvmlDeviceGetHandleByPciBusId_v2'])
+        self.assertEqual(before + 1, self.nvml.generation)
+
+    def test_reset_without_a_session_does_nothing(self):
+        self.nvml.reset()
+        self.assertEqual({}, self.calls())
+
+    def test_dead_session_fails_once_and_is_opened_again(self):
+        device = self.device()
+        self.machine.reboot()
+        error = self.assertRaises(exception.NvmlError, self.nvml.mig_mode,
+                                  device)
+        self.assertEqual('UNINITIALIZED', error.symbol)
+        self.nvml.mig_mode(self.device())
+
+    def test_forked_child_opens_its_own_session(self):
+        # The C library's fork tells Python nothing of the new process.
+        for fork in (os.fork, ctypes.PyDLL(None).fork):
+            self.device()
+            child = fork()
+            if child == 0:
+                status = 1
+                try:
+                    self.nvml.mig_mode(self.device())
+                    status = 0
+                finally:
+                    os._exit(status)
+            self.assertEqual(0, os.waitpid(child, 0)[1])
+            # The parent's session has outlived the child's.
+            self.nvml.mig_mode(self.device())
+
+    def test_fork_while_a_thread_opens_does_not_lock_the_child_out(self):
+        opening, forked = threading.Event(), threading.Event()
+
+        def wait(_seconds):
+            opening.set()
+            forked.wait(30)
+
+        self.machine.faults.delay('nvmlInitWithFlags', 1, sleep=wait)
+        thread = threading.Thread(target=self.nvml.driver_version)
+        thread.start()
+        self.assertTrue(opening.wait(30))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                self.machine.faults.clear()
+                opener = threading.Thread(target=self.nvml.driver_version)
+                opener.daemon = True
+                opener.start()
+                opener.join(20)
+                status = int(opener.is_alive())
+            finally:
+                os._exit(status)
+        forked.set()
+        thread.join()
+        self.assertEqual(0, os.waitpid(child, 0)[1])
+
+
+class LibraryTest(oslo_base.BaseTestCase):
+    """Where the library is looked for."""
+
+    def setUp(self):
+        super().setUp()
+        self.machine = machine_module.Machine.load('wsl')
+        for name, value in (('nvmlLib', None), ('_nvmlLib_refcount', 0),
+                            ('_nvmlGetFunctionPointer_cache', {}),
+                            ('CDLL', self._loader)):
+            self.useFixture(fixtures.MonkeyPatch(f'pynvml.{name}', value))
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'libnvidia-ml.so.1')
+        self.loaded = []
+        self.found = False
+
+    def _loader(self, name):
+        """The system's loader, which knows no library."""
+        if not self.found:
+            raise OSError(f'{name}: cannot open shared object file')
+        return self.machine.library
+
+    def _load(self, path):
+        self.loaded.append(path)
+        return self.machine.library
+
+    def _session(self, load=None):
+        return nvml.NvmlSession(wsl_library=self.path,
+                                load=load or self._load)
+
+    def test_library_of_wsl_is_taken_where_the_loader_has_none(self):
+        with open(self.path, 'w'):
+            pass
+        session = self._session()
+        self.assertIsNone(session.problem())
+        self.assertEqual([self.path], self.loaded)
+        self.assertEqual(1, session.device_count())
+
+    def test_library_of_the_loader_comes_first(self):
+        with open(self.path, 'w'):
+            pass
+        self.found = True
+        self.assertIsNone(self._session().problem())
+        self.assertEqual([], self.loaded)
+
+    def test_no_library_anywhere(self):
+        session = self._session()
+        self.assertIsNotNone(session.problem())
+        self.assertTrue(session.library_missing)
+        self.assertEqual([], self.loaded)
+
+    def test_library_of_wsl_that_cannot_be_loaded(self):
+        with open(self.path, 'w'):
+            pass
+
+        def load(path):
+            raise OSError('wrong ELF class')
+
+        session = self._session(load)
+        self.assertIsNotNone(session.problem())
+        self.assertTrue(session.library_missing)
+
+
+class InstanceTest(base.SimulatedTestCase):
+    """GPU instances, as bind and unbind need them."""
+
+    def test_created_where_asked_and_read_back(self):
+        made = self.cut(self.first, _1G, 4, 1)
+        self.assertEqual(model.Placement(4, 1), made.placement)
+        self.assertEqual(_1G, made.profile_id)
+        self.assertEqual((made,),
+                         self.nvml.gpu_instances(self.device(), _1G))
+
+    def test_driver_chooses_where_no_placement_is_given(self):
+        made = self.cut(self.first, _1G)
+        self.assertEqual(1, made.placement.size)
+
+    def test_creating_takes_two_calls(self):
+        self.device()
+        self.calls()
+        self.cut(self.first, _3G, 4, 4)
+        self.assertEqual(2, sum(self.calls().values()))
+
+    def test_occupied_placement_is_refused(self):
+        self.cut(self.first, _1G, 0, 1)
+        error = self.assertRaises(exception.NvmlError, self.cut, self.first,
+                                  _2G, 0, 2)
+        self.assertEqual('INSUFFICIENT_RESOURCES', error.symbol)
+        self.assertEqual('nvmlDeviceCreateGpuInstanceWithPlacement',
+                         error.call)
+
+    def test_ids_of_known_instances_take_one_call(self):
+        made = [self.cut(self.first, _1G) for _ in range(6)]
+        self.calls()
+        ids = self.nvml.gpu_instance_ids(self.device(), _1G, 7)
+        self.assertEqual(sorted(item.instance_id for item in made),
+                         list(ids))
+        self.assertEqual({'nvmlDeviceGetGpuInstances': 1}, self.calls())
+
+    def test_ids_of_unknown_instances_are_asked_for(self):
+        made = self.cut(self.first, _1G)
+        self.nvml.reset()
+        self.assertEqual((made.instance_id,), self.nvml.gpu_instance_ids(
+            self.device(), _1G))
+
+    def test_destroyed(self):
+        made = self.cut(self.first, _7G)
+        self.nvml.destroy_gpu_instance(self.device(), made.instance_id)
+        self.assertEqual((), self.nvml.gpu_instances(self.device(), _7G))
+
+    def test_destroying_what_is_gone_is_not_found(self):
+        error = self.assertRaises(
+            exception.NvmlError, self.nvml.destroy_gpu_instance,
+            self.device(), 5)
+        self.assertEqual('NOT_FOUND', error.symbol)
+
+    def test_compute_instances_must_go_first(self):
+        made = self.cut(self.first, _3G, 4, 4)
+        handle = self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                                self.device(), made.instance_id)
+        for profile in (1, 0):
+            self.nvml.call('nvmlGpuInstanceCreateComputeInstance', handle,
+                           profile)
+        self.assertEqual(2, len(self.nvml.mig_uuids(self.device(),
+                                                    made.instance_id)))
+        error = self.assertRaises(
+            exception.NvmlError, self.nvml.destroy_gpu_instance,
+            self.device(), made.instance_id)
+        self.assertEqual('IN_USE', error.symbol)
+        self.nvml.destroy_compute_instances(self.device(), made.instance_id)
+        self.nvml.destroy_gpu_instance(self.device(), made.instance_id)
+
+    def test_mig_mode_of_ampere_and_hopper(self):
+        self.use('mixed')
+        turing, ampere, hopper = self.addresses[:3]
+        self.machine.sriov_manage(str(ampere), enable=False)
+        self.assertEqual('SUCCESS', self.nvml.set_mig_mode(
+            self.device(ampere), False))
+        # The reset that this takes has ended the GPU's handle.
+        self.nvml.forget(ampere)
+        self.assertEqual((False, False),
+                         self.nvml.mig_mode(self.device(ampere)))
+        self.assertEqual('SUCCESS', self.nvml.set_mig_mode(
+            self.device(hopper), True))
+        self.assertEqual((True, True),
+                         self.nvml.mig_mode(self.device(hopper)))

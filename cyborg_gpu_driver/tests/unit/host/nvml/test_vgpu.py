@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.tests.unit.host import base
+
+_POLICIES = tuple(model.SchedulerPolicy)
+_MS = 1_000_000
+
+
+class VgpuCase(base.SimulatedTestCase):
+    """Four L40S with virtual functions; none has a vGPU."""
+
+    MACHINE = 'l40sx4'
+
+    def gpu(self, address=None):
+        return self.reader.snapshot().gpu(address or self.first)
+
+    def type(self, name, address=None):
+        return next(item for item in self.gpu(address).vgpu_types
+                    if item.name == name)
+
+    def make(self, name, number=0, address=None):
+        """Make a vGPU of vendor VFIO; the address of its function."""
+        function = str(self.gpu(address).vfs[number].address)
+        self.platform.sysfs.write(
+            str(self.type(name, address).type_id), 'bus', 'pci', 'devices',
+            function, 'nvidia', 'current_vgpu_type')
+        return function
+
+    def refusal(self, *call):
+        return self.assertRaises(exception.NvmlError, *call).symbol
+
+    def mix(self, enable=True, address=None):
+        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(address), enable)
+
+
+class MixedSizesTest(VgpuCase):
+
+    def test_on_and_off(self):
+        for enable in (True, False):
+            self.mix(enable)
+            self.assertIs(enable, nvml_vgpu.mixed_sizes(self.nvml,
+                                                        self.device()))
+
+    def test_where_it_cannot_be(self):
+        for machine in ('t4x4', 'dgx-a100-80', 'wsl'):
+            self.use(machine)
+            self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml,
+                                                    self.device()), machine)
+            self.assertEqual('NOT_SUPPORTED', self.refusal(self.mix))
+
+    def test_driver_without_the_calls(self):
+        for code in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                     pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            self.machine.faults.fail('nvmlDeviceGetVgpuCapabilities', code)
+            self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml,
+                                                    self.device()))
+        self.machine.faults.fail('nvmlDeviceGetVgpuHeterogeneousMode',
+                                 pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml, self.device()))
+
+    def test_what_cannot_be_read_is_an_error(self):
+        for symbol in ('nvmlDeviceGetVgpuCapabilities',
+                       'nvmlDeviceGetVgpuHeterogeneousMode'):
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
+            self.assertEqual('UNKNOWN', self.refusal(
+                nvml_vgpu.mixed_sizes, self.nvml, self.device()))
+
+    def test_refused_beside_a_vgpu(self):
+        self.make('L40S-8Q')
+        self.assertEqual('IN_USE', self.refusal(self.mix))
+
+
+class PlacementTest(VgpuCase):
+    """On drivers that know either version of the list."""
+
+    def _placements(self, address, name):
+        return nvml_vgpu.supported_placements(
+            self.nvml, self.device(address),
+            self.type(name, address).type_id)
+
+    def _free(self, address, name):
+        return nvml_vgpu.free_placements(
+            self.nvml, self.device(address),
+            self.type(name, address).type_id)
+
+    def test_version_2(self):
+        self.assertEqual((24, (0, 24)), self._placements(self.first,
+                                                         'L40S-24Q'))
+        self.assertEqual((48, (0,)), self._placements(self.first,
+                                                      'L40S-48Q'))
+
+    def test_version_1(self):
+        self.use('mixed')
+        ampere = self.addresses[1]
+        self.assertEqual((40, (0, 40)), self._placements(ampere,
+                                                         'A100DX-40C'))
+        self.assertEqual((16, (0, 24, 40, 64)),
+                         self._placements(ampere, 'A100DX-16C'))
+
+    def test_what_is_free(self):
+        self.mix()
+        self.assertEqual((0, 24), self._free(self.first, 'L40S-24Q'))
+        self.make('L40S-8Q')
+        self.assertEqual((24,), self._free(self.first, 'L40S-24Q'))
+        self.assertEqual((), self._free(self.first, 'L40S-48Q'))
+
+    def test_nothing_is_free_where_sizes_do_not_mix(self):
+        self.assertEqual((), self._free(self.first, 'L40S-24Q'))
+
+    def test_types_without_placements(self):
+        self.use('t4x4')
+        self.assertEqual((None, ()), self._placements(self.first, 'T4-4Q'))
+
+    def test_what_cannot_be_read_is_an_error(self):
+        for symbol, call in (
+                ('nvmlDeviceGetVgpuTypeSupportedPlacements',
+                 self._placements),
+                ('nvmlDeviceGetVgpuTypeCreatablePlacements', self._free)):
+            self.gpu()
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
+            self.assertEqual('UNKNOWN', self.refusal(call, self.first,
+                                                     'L40S-24Q'))
+
+
+class SchedulerTest(VgpuCase):
+
+    def _now(self):
+        return nvml_vgpu.scheduler(self.nvml, self.device())
+
+    def _set(self, policy, time_slice=None):
+        nvml_vgpu.set_scheduler(self.nvml, self.device(), policy,
+                                time_slice)
+
+    def test_as_the_driver_starts(self):
+        self.assertEqual(
+            model.Scheduler(model.SchedulerPolicy.BEST_EFFORT, None,
+                            _POLICIES, _MS, 30 * _MS), self._now())
+
+    def test_each_policy(self):
+        for policy in _POLICIES:
+            self._set(policy)
+            self.assertEqual((policy, None),
+                             (self._now().policy, self._now().time_slice))
+
+    def test_a_time_slice_is_the_one_that_is_set(self):
+        for time_slice in (_MS, 5 * _MS, 30 * _MS):
+            self._set(model.SchedulerPolicy.EQUAL_SHARE, time_slice)
+            now = self._now()
+            self.assertEqual((time_slice, False),
+                             (now.time_slice, now.adaptive))
+
+    def test_without_one_the_driver_adapts_it(self):
+        self._set(model.SchedulerPolicy.EQUAL_SHARE, 5 * _MS)
+        self._set(model.SchedulerPolicy.EQUAL_SHARE)
+        self.assertEqual((None, True),
+                         (self._now().time_slice, self._now().adaptive))
+
+    def test_time_slice_of_a_driver_that_cannot_adapt_it(self):
+        """Such a driver need not know how to turn adapting off."""
+        sent = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'pynvml.nvmlDeviceGetVgpuSchedulerCapabilities',
+            lambda device: pynvml.c_nvmlVgpuSchedulerCapabilities_t()))
+        self.useFixture(fixtures.MonkeyPatch(
+            'pynvml.nvmlDeviceSetVgpuSchedulerState',
+            lambda device, wanted: sent.append(wanted)))
+        self._set(model.SchedulerPolicy.FIXED_SHARE, 5 * _MS)
+        self.assertEqual(
+            (pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE,
+             pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT, 5 * _MS),
+            (sent[0].schedulerPolicy, sent[0].enableARRMode,
+             sent[0].schedulerParams.vgpuSchedData.timeslice))
+
+    def test_time_slice_out_of_range(self):
+        before = self._now()
+        for time_slice in (_MS - 1, 30 * _MS + 1):
+            self.assertEqual('INVALID_ARGUMENT', self.refusal(
+                self._set, model.SchedulerPolicy.FIXED_SHARE, time_slice))
+        self.assertEqual(before, self._now())
+
+    def test_refused_while_a_guest_runs(self):
+        function = self.make('L40S-8Q')
+        self._set(model.SchedulerPolicy.EQUAL_SHARE)
+        self.machine.start_guest(function)
+        self.assertEqual('IN_USE', self.refusal(
+            self._set, model.SchedulerPolicy.BEST_EFFORT))
+
+    def test_no_fixed_share_of_mixed_sizes(self):
+        self.mix()
+        self.assertEqual('NOT_SUPPORTED', self.refusal(
+            self._set, model.SchedulerPolicy.FIXED_SHARE))
+        self._set(model.SchedulerPolicy.EQUAL_SHARE)
+
+    def test_none_where_the_driver_schedules_nothing(self):
+        self.use('wsl')
+        self.assertIsNone(self._now())
+        self.use('dgx-a100-80')
+        self.assertIsNone(self._now())
+        self.assertIsNotNone(nvml_vgpu.scheduler_capabilities(
+            self.nvml, self.device()))
+
+    def test_what_cannot_be_read_is_an_error(self):
+        for symbol in ('nvmlDeviceGetVgpuSchedulerCapabilities',
+                       'nvmlDeviceGetVgpuSchedulerState'):
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
+            self.assertEqual('UNKNOWN', self.refusal(self._now))

@@ -1,0 +1,212 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import dataclasses
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.tests.unit.host import base
+
+_TIME = 1_800_000_000.0
+_HOST = """
+driver_version: '550.144.02'
+cuda_version: 12040
+nvswitches:
+  - address: '0000:c5:00.0'
+    vendor: 10de
+    device: 1af1
+    class: '068000'
+    driver: nvidia-nvswitch
+gpus:
+  - {model: a100-80, address: '0000:07:00.0', nvlink: switches}
+  - {model: a100-80, address: '0000:0f:00.0', nvlink: switches}
+  - {model: a100-80, address: '0000:47:00.0', nvlink: switches}
+"""
+
+
+class RecordTestCase(base.SimulatedTestCase):
+
+    def use(self, name):
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        host = os.path.join(self.state_path, 'host.yaml')
+        with open(host, 'w') as stream:
+            stream.write(_HOST)
+        super().use(host)
+
+    def setUp(self):
+        super().setUp()
+        self.records = boards.Boards(self.state_path)
+        self.reader = self.new_reader()
+
+    def new_reader(self):
+        """Of another process, which remembers nothing."""
+        return reader.HostReader(dataclasses.replace(
+            self.platform, records=boards.Boards(self.state_path)))
+
+    def keep(self, gpu, **done):
+        self.records.put(gpu.address, gpu_record.of(
+            gpu, self.platform.boot_id(), _TIME, '580.0', **done))
+
+    def seen(self, address=None):
+        return self.new_reader().snapshot().gpu(address or self.first)
+
+    def path(self, address):
+        return os.path.join(self.state_path, 'gpus', f'{address}.json')
+
+
+class CompletionTest(RecordTestCase):
+
+    def hand_over(self, gpu):
+        self.keep(gpu, bound_from='nvidia')
+        self.nvml.reset()
+        self.machine.bind_driver(str(gpu.address), 'vfio-pci')
+
+    def test_a_gpu_on_vfio_pci_keeps_what_nvml_reported(self):
+        before = self.reader.snapshot().gpus
+        for gpu in before:
+            self.hand_over(gpu)
+        after = self.new_reader().snapshot().gpus
+        for was, now in zip(before, after, strict=True):
+            self.assertEqual('vfio-pci', now.driver)
+            self.assertFalse(now.visible_to_nvml)
+            self.assertEqual((_TIME, 'nvidia'), (now.told_at, now.bound_from))
+            for name in ('model', 'architecture', 'uuid', 'serial',
+                         'memory_mib', 'numa_node', 'nvlink_peers'):
+                self.assertEqual(getattr(was, name), getattr(now, name))
+            self.assertEqual(2, len(now.nvlink_peers))
+
+    def test_what_is_reported_is_the_same(self):
+        rule = policy.Policy('p', policy.Mode.PASSTHROUGH)
+        before = self.reader.snapshot().gpu(self.first)
+        self.hand_over(before)
+        now = self.seen()
+        was, then = (build.device(gpu, offers.offers(gpu, rule), 'host')
+                     for gpu in (before, now))
+        self.assertEqual(was, then)
+        (deployable,) = then.deployables
+        self.assertIn('CUSTOM_GPU_MODEL_A100_SXM4_80GB', deployable.traits)
+
+    def test_policies_match_as_before(self):
+        before = self.reader.snapshot().gpu(self.first)
+        rules = [policy.Policy('p', policy.Mode.PASSTHROUGH, **fields)
+                 for fields in ({'match_model': ('*A100*',)},
+                                {'match_uuid': (before.uuid,)})]
+        self.hand_over(before)
+        for rule in rules:
+            self.assertTrue(rule.matches(self.seen()))
+
+    def test_a_peer_that_is_still_on_nvidia_keeps_its_peers(self):
+        before = self.reader.snapshot().gpu(self.first)
+        self.hand_over(before)
+        other = self.seen(self.addresses[1])
+        self.assertIn(self.first, other.nvlink_peers)
+        self.assertEqual(2, len(other.nvlink_peers))
+
+    def test_another_board_in_the_slot(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.hand_over(dataclasses.replace(gpu, subsystem_device_id='ffff'))
+        now = self.seen()
+        self.assertEqual((None, None, None), (now.model, now.uuid,
+                                              now.bound_from))
+
+    def test_after_a_reboot_only_the_model_is_sure(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.hand_over(gpu)
+        self.machine.reboot()
+        self.machine.bind_driver(str(self.first), 'vfio-pci')
+        now = self.seen()
+        self.assertEqual((gpu.model, gpu.memory_mib, gpu.architecture),
+                         (now.model, now.memory_mib, now.architecture))
+        self.assertEqual((None, None, None, ()), (
+            now.uuid, now.serial, now.bound_from, now.nvlink_peers))
+
+    def test_on_nvidia_nvml_is_asked(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.keep(dataclasses.replace(gpu, model='Old'), bound_from='nvidia')
+        now = self.seen()
+        self.assertEqual((gpu.model, True, None),
+                         (now.model, now.visible_to_nvml, now.bound_from))
+
+
+class ReleasedTest(RecordTestCase):
+    """GPUs that are offered whole while they are bound to nvidia."""
+
+    def opened(self):
+        """Addresses of GPUs of which a handle was asked for."""
+        return {address for address in self.addresses
+                if address in self.nvml._session.devices}
+
+    def test_it_is_not_opened(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.keep(gpu, released=True)
+        self.nvml.reset()
+        self.calls()
+        host = self.new_reader().snapshot()
+        now = host.gpu(self.first)
+        self.assertEqual((gpu.model, gpu.uuid, True, False), (
+            now.model, now.uuid, now.released, now.visible_to_nvml))
+        self.assertEqual(set(self.addresses[1:]), self.opened())
+        # That would open each one.
+        self.assertNotIn('nvmlDeviceGetHandleByIndex_v2', self.calls())
+
+    def test_it_is_read_once_after_a_reboot(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.keep(gpu, released=True)
+        self.machine.reboot()
+        now = self.seen()
+        self.assertEqual((False, True), (now.released, now.visible_to_nvml))
+
+
+class FileTest(RecordTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.gpu = self.reader.snapshot().gpu(self.first)
+
+    def test_there_and_back(self):
+        record = gpu_record.of(
+            self.gpu, 'boot', _TIME, '580.0', bound_from='nvidia',
+            health=gpu_record.Health('ok', ('a', 'b'), _TIME),
+            link_width=16, aer_fatal=0)
+        self.records.put(self.first, record)
+        self.assertEqual(record, boards.Boards(
+            self.state_path).get(self.first))
+        self.assertTrue(record.has_mig)
+
+    def test_none(self):
+        self.assertIsNone(self.records.get(self.first))
+        nowhere = gpu_record.Records()
+        nowhere.put(self.first, gpu_record.of(self.gpu, 'boot', _TIME))
+        self.assertIsNone(nowhere.get(self.first))
+
+    def test_a_bad_file_concerns_one_gpu_and_is_said_once(self):
+        for address in self.addresses[:2]:
+            self.keep(self.reader.snapshot().gpu(address))
+        with open(self.path(self.first), 'w') as stream:
+            stream.write('{')
+        for _ in range(2):
+            self.assertIsNone(self.records.get(self.first))
+        self.assertIsNotNone(self.records.get(self.addresses[1]))
+        self.assertEqual(1, len(self.log.about('cannot be read')))
+        store.of(self.state_path).check()
+        self.keep(self.gpu)
+        self.assertIsNotNone(self.records.get(self.first))
+        self.assertTrue(os.path.exists(
+            self.path(self.first) + '.unusable-1'))

@@ -1,0 +1,214 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import os
+import shutil
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import files as sysfs
+
+_GPU = {'vendor': '0x10de', 'device': '0x20b2', 'class': '0x030200',
+        'subsystem_vendor': '0x10de', 'subsystem_device': '0x1463',
+        'numa_node': '1'}
+
+
+class Tree(fixtures.Fixture):
+    """PCI functions in a temporary directory."""
+
+    def _setUp(self):
+        self.root = self.useFixture(fixtures.TempDir()).path
+
+    def path(self, address, *parts):
+        return os.path.join(self.root, 'bus', 'pci', 'devices', address,
+                            *parts)
+
+    def add(self, address, **files):
+        os.makedirs(self.path(address), exist_ok=True)
+        for name, text in files.items():
+            with open(self.path(address, name), 'w') as stream:
+                stream.write(f'{text}\n')
+
+    def link(self, address, name, target):
+        os.symlink(f'../../../{target}', self.path(address, name))
+
+
+def _no_library(path):
+    raise OSError(path)
+
+
+class PciTest(base.BaseTestCase):
+    """A machine without NVML, as sysfs alone shows it."""
+
+    def setUp(self):
+        super().setUp()
+        for name, value in (('nvmlLib', None), ('CDLL', _no_library)):
+            self.useFixture(fixtures.MonkeyPatch(f'pynvml.{name}', value))
+        self.tree = self.useFixture(Tree())
+        self.reader = reader.HostReader(platform.Platform(
+            sysfs=sysfs.Sysfs(self.tree.root),
+            nvml=nvml.NvmlSession(load=_no_library, wsl=False)))
+
+    def _gpus(self):
+        return self.reader.snapshot().gpus
+
+    def test_no_sysfs_and_no_library(self):
+        host = self.reader.snapshot()
+        self.assertEqual((), host.gpus)
+        self.assertTrue(host.library_missing)
+        self.assertIsNotNone(host.nvml_problem)
+        self.assertEqual((), host.problems)
+
+    def test_everything_that_sysfs_knows(self):
+        self.tree.add('0000:3b:00.0', **_GPU, sriov_totalvfs=16,
+                      sriov_numvfs=0)
+        self.tree.link('0000:3b:00.0', 'driver', 'drivers/vfio-pci')
+        self.tree.link('0000:3b:00.0', 'iommu_group', 'iommu_groups/17')
+        gpu, = self._gpus()
+        self.assertEqual(model.Gpu(
+            address=model.PciAddress(0, 0x3b, 0, 0), vendor_id='10de',
+            device_id='20b2', class_code='0302', subsystem_vendor_id='10de',
+            subsystem_device_id='1463', numa_node=1, iommu_group=17,
+            driver='vfio-pci', sriov_totalvfs=16), gpu)
+
+    def test_only_display_functions_of_nvidia(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        self.tree.add('0000:01:00.1', **{**_GPU, 'class': '0x040300'})
+        self.tree.add('0000:02:00.0', **{**_GPU, 'class': '0x068000'})
+        self.tree.add('0000:03:00.0', **{**_GPU, 'vendor': '0x1002'})
+        self.tree.add('0000:04:00.0', **{**_GPU, 'class': '0x030000'})
+        self.assertEqual(
+            [('0000:01:00.0', '0302'), ('0000:04:00.0', '0300')],
+            [(str(gpu.address), gpu.class_code) for gpu in self._gpus()])
+
+    def test_unknown_numa_node_is_none(self):
+        self.tree.add('0000:01:00.0', **{**_GPU, 'numa_node': -1})
+        self.assertIsNone(self._gpus()[0].numa_node)
+
+    def test_no_driver_and_no_iommu(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        gpu, = self._gpus()
+        self.assertIsNone(gpu.driver)
+        self.assertIsNone(gpu.iommu_group)
+        self.assertEqual((), gpu.problems)
+
+    def test_virtual_functions_hang_on_theirs_in_order(self):
+        self._with_vfs(12)
+        gpu, = self._gpus()
+        self.assertEqual(list(range(12)), [vf.index for vf in gpu.vfs])
+        self.assertEqual(
+            [f'0000:3b:{1 + n // 8:02x}.{n % 8}' for n in range(12)],
+            [str(vf.address) for vf in gpu.vfs])
+        self.assertEqual(12, gpu.sriov_numvfs)
+        self.assertEqual('nvidia', gpu.vfs[0].driver)
+
+    def _with_vfs(self, count, total=16):
+        self.tree.add('0000:3b:00.0', **_GPU, sriov_totalvfs=total,
+                      sriov_numvfs=count)
+        for number in range(count):
+            address = f'0000:3b:{1 + number // 8:02x}.{number % 8}'
+            self.tree.add(address, **_GPU)
+            self.tree.link(address, 'physfn', 'devices/0000:3b:00.0')
+            self.tree.link(address, 'driver', 'drivers/nvidia')
+            self.tree.link('0000:3b:00.0', f'virtfn{number}',
+                           f'devices/{address}')
+
+    def test_virtual_functions_that_appear_later(self):
+        self._with_vfs(0)
+        self.assertEqual((), self._gpus()[0].vfs)
+        self._with_vfs(3)
+        gpu, = self._gpus()
+        self.assertEqual(3, len(gpu.vfs))
+
+    def test_virtual_functions_that_are_not_all_there_are_a_problem(self):
+        self._with_vfs(4)
+        os.unlink(self.tree.path('0000:3b:00.0', 'virtfn2'))
+        gpu, = self._gpus()
+        self.assertIn('2 of 4', gpu.problems[0])
+
+    def test_types_are_read_again_under_another_driver(self):
+        self._with_vfs(1)
+        address = '0000:3b:01.0'
+        for driver, names in (('nvidia', ['T4-4C']), ('vfio-pci', []),
+                              ('nvidia', ['T4-8C'])):
+            self._set_driver(address, driver)
+            self._set_types(address, names)
+            self._set_driver('0000:3b:00.0', f'of-{driver}-{names}')
+            gpu, = self._gpus()
+            self.assertEqual(
+                names, [item.name for item in gpu.vfs[0].mdev_types])
+
+    def test_function_driver_alone_changes_its_types(self):
+        self._with_vfs(2)
+        for address in ('0000:3b:01.0', '0000:3b:01.1'):
+            self._set_types(address, ['T4-4C'])
+        self.assertEqual(1, len(self._gpus()[0].vfs[1].mdev_types))
+        self._set_driver('0000:3b:01.1', 'vfio-pci')
+        self._set_types('0000:3b:01.1', [])
+        gpu, = self._gpus()
+        self.assertEqual([1, 0], [len(vf.mdev_types) for vf in gpu.vfs])
+        self.assertEqual('vfio-pci', gpu.vfs[1].driver)
+
+    def _set_driver(self, address, driver):
+        path = self.tree.path(address, 'driver')
+        if os.path.lexists(path):
+            os.unlink(path)
+        self.tree.link(address, 'driver', f'drivers/{driver}')
+
+    def _set_types(self, address, names):
+        shutil.rmtree(self.tree.path(address, 'mdev_supported_types'),
+                      ignore_errors=True)
+        for number, name in enumerate(names):
+            place = f'{address}/mdev_supported_types/nvidia-{number}'
+            self.tree.add(place, name=f'GRID {name}', available_instances=1)
+
+    def test_virtual_function_without_its_gpu(self):
+        self.tree.add('0000:3b:01.0', **_GPU)
+        self.tree.link('0000:3b:01.0', 'physfn', 'devices/0000:3b:00.0')
+        gpu, = self._gpus()
+        self.assertEqual(model.PciAddress(0, 0x3b, 0, 0), gpu.physfn)
+
+    def test_missing_files_cost_only_themselves(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        self.tree.add('0000:02:00.0', **_GPU)
+        os.unlink(self.tree.path('0000:01:00.0', 'subsystem_vendor'))
+        os.unlink(self.tree.path('0000:01:00.0', 'numa_node'))
+        sick, well = self._gpus()
+        self.assertIsNone(sick.subsystem_vendor_id)
+        self.assertEqual('1463', sick.subsystem_device_id)
+        self.assertIn('subsystem_vendor', sick.problems[0])
+        self.assertEqual((), well.problems)
+        self.tree.add('0000:01:00.0', **_GPU)
+        self.assertEqual((), self._gpus()[0].problems)
+
+    def test_file_with_nonsense(self):
+        self.tree.add('0000:01:00.0', **{**_GPU, 'numa_node': 'north'})
+        self.assertIn('north', self._gpus()[0].problems[0])
+
+    def test_function_that_cannot_be_identified(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        os.makedirs(self.tree.path('0000:02:00.0'))
+        host = self.reader.snapshot()
+        self.assertEqual(1, len(host.gpus))
+        self.assertIn('0000:02:00.0', host.problems[0])
+
+    def test_gpu_that_leaves_the_bus(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        self.assertEqual(1, len(self._gpus()))
+        os.rename(self.tree.path('0000:01:00.0'),
+                  os.path.join(self.tree.root, 'elsewhere'))
+        self.assertEqual((), self._gpus())
