@@ -92,9 +92,14 @@ class ServerLifeTest(base.TestCase):
         self.assert_nothing_left()
 
     def shelved(self, server):
-        """The server, if it is off its host; else None."""
+        """The server, if it is off its host; else None.
+
+        Nova forgets the host a moment after it has changed the status. A
+        server that is unshelved in between loses its new host.
+        """
         now = self.wait(server)
-        return now if now.status == 'SHELVED_OFFLOADED' else None
+        return (now if now.status == 'SHELVED_OFFLOADED'
+                and now.compute_host is None else None)
 
     def assert_made_for(self, accelerators):
         """The GPUs have vGPUs for these and for nobody else."""
