@@ -27,10 +27,8 @@ from collections.abc import Mapping
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver import host_parts
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.program import apply
@@ -65,12 +63,11 @@ _FIRST_OVER_CAPACITY = 15
 """Release of Cyborg."""
 
 
-class Node(services.Services):
-    """The parts of one host, each made at its first use.
+class Node(host_parts.HostParts, services.Services):
+    """All parts of one host, each made at its first use.
 
-    So nothing is opened in a process that only forks another one, and a
-    command makes only what it needs. To its parts the node is also the
-    cloud's services: a program that may ask them overrides those methods.
+    To its parts the node is also the cloud's services: a program that may ask
+    them overrides those methods.
 
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies; None reads them from ``conf``.
@@ -86,9 +83,8 @@ class Node(services.Services):
                  hostname: str | None = None,
                  tree: provider_tree.ProviderTree | None = None,
                  mdev_problem: str = ''):
-        self.conf = conf
+        super().__init__(conf, settings)
         self.tree = tree
-        self._settings = settings
         self._hostname = hostname
         self._mdev_problem = mdev_problem
         self.draining: frozenset[str] = frozenset()
@@ -105,40 +101,9 @@ class Node(services.Services):
         return self._mdev_problem
 
     @functools.cached_property
-    def settings(self) -> policies.Settings:
-        """The operator's policies.
-
-        :raises InvalidConfiguration: naming what is wrong.
-        """
-        return self._settings or policies.read(self.conf)
-
-    @functools.cached_property
-    def state_path(self) -> str:
-        """Where records and locks are: ``[gpu] state_path``."""
-        return gpu_conf.state_path(self.conf)
-
-    @functools.cached_property
-    def platform(self) -> platform.Platform:
-        """The machine itself, real or simulated.
-
-        :raises SimulationError: if ``[gpu] simulate`` names none.
-        """
-        return platform.from_conf(self.conf)
-
-    @functools.cached_property
-    def reader(self) -> reader.HostReader:
-        """Takes snapshots."""
-        return reader.HostReader(self.platform)
-
-    @functools.cached_property
     def live(self) -> live.LiveHost:
         """The last snapshot, kept up to date with our own changes."""
         return live.LiveHost(self.reader, self.settings, self.journal)
-
-    @functools.cached_property
-    def journal(self) -> journal.Journal:
-        """What is bound to attach handles."""
-        return journal.Journal(self.state_path)
 
     @functools.cached_property
     def health(self) -> health.HealthKeeper:
@@ -257,15 +222,6 @@ class Node(services.Services):
     def act_here(self) -> None:
         """Make privileged changes in this process, and not in a daemon."""
         privileged.run_here(self.platform)
-
-    def ignores(self, gpu: model.Gpu) -> bool:
-        """Whether ``[gpu] ignored_devices`` names the GPU."""
-        return self.settings.ignores(gpu)
-
-    def ignored(self, host: model.Host) -> frozenset[model.PciAddress]:
-        """The GPUs of a snapshot that the operator excluded."""
-        return frozenset(gpu.address for gpu in host.gpus
-                         if self.ignores(gpu))
 
     def claimed(self, address: model.PciAddress) -> str:
         """Why a GPU may have servers that leave no trace on this host.

@@ -45,27 +45,27 @@ class ListGpu(table.Lister):
     brief = ('address', 'model', 'mode', 'partitions', 'health')
 
     def take_action(self, parsed_args):
-        machine = self.app.machine
-        machine.explain()
-        return _NAMES, [_row(machine, gpu) for gpu in machine.host.gpus]
+        view = self.app.view
+        view.explain()
+        return _NAMES, [_row(view, gpu) for gpu in view.host.gpus]
 
 
 _NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
           'memory_mib', 'driver', 'vgpu_framework', 'partitions', 'health')
 
 
-def _row(machine, gpu):
+def _row(view, gpu):
     return (
-        columns.Optional(choice.index(machine.host, gpu)), str(gpu.address),
+        columns.Optional(choice.index(view.host, gpu)), str(gpu.address),
         columns.Optional(gpu.uuid), columns.Optional(gpu.model),
-        _mode(machine, gpu), columns.Optional(gpu.numa_node),
+        _mode(view, gpu), columns.Optional(gpu.numa_node),
         columns.Optional(gpu.memory_mib), columns.Optional(gpu.driver),
         gpu.framework.value, columns.Counts(partitions(gpu)),
         condition.state(gpu))
 
 
-def _mode(machine, gpu):
-    mode = machine.mode(gpu)
+def _mode(view, gpu):
+    mode = view.mode(gpu)
     return columns.Optional(mode and mode.value)
 
 
@@ -79,22 +79,22 @@ class ShowGpu(show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        machine = self.app.machine
-        gpu = machine.gpu(parsed_args.gpu)
-        names, values = zip(*_facts(gpu, _mode(machine, gpu)))
+        view = self.app.view
+        gpu = view.gpu(parsed_args.gpu)
+        names, values = zip(*_facts(gpu, _mode(view, gpu)))
         return names, values
 
     def produce_output(self, parsed_args, column_names, data):
         result = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
-            self._draw(self.app.machine.gpu(parsed_args.gpu))
+            self._draw(self.app.view.gpu(parsed_args.gpu))
         return result
 
     def _draw(self, gpu):
         stdout = self.app.stdout
         pens = picture.pens_for(getattr(stdout, 'encoding', None))
         owners = {entry.placement: entry.handle
-                  for entry in self.app.machine.entries(gpu)
+                  for entry in self.app.view.entries(gpu)
                   if entry.placement is not None}
         for line in picture.lines(gpu, owners, pens):
             stdout.write(line + '\n')

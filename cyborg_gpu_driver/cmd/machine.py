@@ -14,28 +14,23 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import importlib.util
-import sys
 from collections.abc import Mapping
-
-from oslo_config import cfg
 
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
+from cyborg_gpu_driver.cmd import host_view
+from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
@@ -43,6 +38,8 @@ from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import sickness
 from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
+
+say = terminal.say
 
 
 def check_root(machine: platform.Platform, what: str) -> None:
@@ -55,42 +52,8 @@ def check_root(machine: platform.Platform, what: str) -> None:
         raise exception.HostUnusable(reason=f'only root may {what}')
 
 
-class Machine(node.Node):
-    """The host of a command, read once.
-
-    :param conf: with ``[gpu]`` registered.
-    """
-
-    def __init__(self, conf: cfg.ConfigOpts):
-        super().__init__(conf)
-        self._said = log_once.LogOnce()
-
-    @functools.cached_property
-    def host(self) -> model.Host:
-        """The snapshot, with what takes longer to read."""
-        return self.reader.snapshot(detail=True)
-
-    def gpu(self, text: str) -> model.Gpu:
-        """The GPU that a person typed.
-
-        :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
-        """
-        return choice.find(self.host, text)
-
-    def mode(self, gpu: model.Gpu) -> policy.Mode | None:
-        """The GPU's mode under the policies.
-
-        :returns: None where the GPU is nothing of the kind now: NVIDIA's
-            driver has it and it cannot be read, or it is in MIG mode and
-            its policy would give it away as one.
-        """
-        governing = self.settings.policy_for(gpu)
-        mode = governing.mode if governing else policy.Mode.OFF
-        if condition.is_failed(gpu) or (
-                mode is policy.Mode.PASSTHROUGH
-                and gpu.mig is not None and gpu.mig.enabled):
-            return None
-        return mode
+class Machine(host_view.HostView, node.Node):
+    """The host of a command that needs more than a snapshot."""
 
     def offers(self, gpu: model.Gpu, everything: bool = False
                ) -> tuple[offers.Offer, ...]:
@@ -176,38 +139,6 @@ class Machine(node.Node):
                      in (device.deployables if device else ())
                      if deployable.name == name), None)
 
-    def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
-        """What the journal has of a GPU; a bad journal is only said."""
-        try:
-            return self.journal.entries(gpu.address)
-        except exception.JournalError as error:
-            self._say_once(error)
-            return ()
-
-    def _say_once(self, error):
-        if self._said.is_new(str(error), about=str(error)):
-            say(str(error))
-
-    def owned(self, gpu: model.Gpu) -> collections.Counter:
-        """How many of each profile are bound, as the journal has it."""
-        return journal.owned(self.entries(gpu))
-
-    def explain(self) -> None:
-        """Say on standard error what a table cannot show."""
-        if not self.host.gpus:
-            say('No NVIDIA GPU was found on this machine.')
-        if self.host.nvml_problem:
-            say(f'NVML: {self.host.nvml_problem}')
-        for problem in self.host.problems:
-            say(problem)
-        for gpu in self.host.gpus:
-            if condition.is_failed(gpu):
-                say(f'{choice.name(self.host, gpu)}: ' + ': '.join(filter(
-                    None, (condition.state(gpu), '; '.join(gpu.problems)))))
-            governing = self.settings.policy_for(gpu)
-            if governing is not None:
-                for complaint in offers.check_policy(gpu, governing):
-                    say(complaint)
 
 
 def _marked(sent, verdicts, claimed):
@@ -219,8 +150,3 @@ def _marked(sent, verdicts, claimed):
         return withdrawal.Sent(device, 'sick and in use: ' + '; '.join(
             verdicts[device.address].reasons))
     return dataclasses.replace(sent, device=device)
-
-
-def say(message: str) -> None:
-    """One line for people, apart from the answer for programs."""
-    print(message, file=sys.stderr)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import socket
 import sys
 import tempfile
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import pbr.version
 from cliff import app
@@ -30,9 +32,13 @@ from cliff import help as help_command
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd import machine
+from cyborg_gpu_driver.cmd import overview
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+
+if TYPE_CHECKING:
+    from cyborg_gpu_driver.cmd import host_view
+    from cyborg_gpu_driver.cmd import machine
 
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PACKAGE = 'cyborg_gpu_driver'
@@ -67,7 +73,9 @@ class CyborgGpu(app.App):
             version=version(),
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
-        self.machine = None
+        self.command_manager.add_command('help', overview.Help)
+        self.conf = None
+        """The options; None until the command line has been read."""
         self._records = None
         self._misused = False
 
@@ -104,7 +112,19 @@ class CyborgGpu(app.App):
             # The host lives as long as this process, and so do its records.
             self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
             _keep_records(conf, self._records.name)
-        self.machine = machine.Machine(conf)
+        self.conf = conf
+
+    @functools.cached_property
+    def view(self) -> host_view.HostView:
+        """The host, for a command that only reads it."""
+        from cyborg_gpu_driver.cmd import host_view
+        return host_view.HostView(self.conf)
+
+    @functools.cached_property
+    def machine(self) -> machine.Machine:
+        """The host, for a command that needs more than a snapshot."""
+        from cyborg_gpu_driver.cmd import machine
+        return machine.Machine(self.conf)
 
     def prepare_to_run_command(self, cmd):
         """Refuse a wrong configuration, whatever the command needs of it.
@@ -113,13 +133,18 @@ class CyborgGpu(app.App):
         """
         if not isinstance(cmd, (complete.CompleteCommand,
                                 help_command.HelpCommand)):
-            policies.read(self.machine.conf)
+            policies.read(self.conf)
+
+    def print_help_if_requested(self):
+        if self.options.deferred_help:
+            overview.show(self)
+            raise help_command.HelpExit()
 
     def interact(self):
         """Show the help; cliff would open a shell without a command."""
         self.parser.print_help(self.stderr)
-        self.stderr.write('\nName a command:\n' + ''.join(
-            f'  {name}\n' for name in sorted(self.command_manager.commands)))
+        self.stderr.write('\nName a command:\n')
+        overview.write_commands(self, self.stderr)
         self._misused = True
 
     def run(self, argv):

@@ -53,6 +53,14 @@ class Lister(lister.Lister):
             help='show all columns in the table, however wide it gets')
         return parser
 
+    def get_epilog(self):
+        """Skip the plugin that provides a command: it is this package.
+
+        To know that, cliff (4.17) reads the metadata of every distribution
+        that is installed.
+        """
+        return self._epilog or ''
+
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.formatter in _AS_JSON:
             self.formatter = _Prepared(self.formatter, functools.partial(

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What commands ask people, and the files that people name."""
+"""What commands say to people and ask them, and the files they name."""
 
 import sys
 
@@ -43,3 +43,8 @@ def agreed(question: str) -> bool:
     """
     print(f'{question} [y/N] ', end='', file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ('y', 'yes')
+
+
+def say(message: str) -> None:
+    """One line for people, apart from the answer for programs."""
+    print(message, file=sys.stderr)

@@ -68,8 +68,8 @@ def _run(machine, command_class, arguments):
     try:
         with contextlib.redirect_stderr(said):
             # The commands want no more of cliff's application than this.
-            command = command_class(types.SimpleNamespace(machine=machine),
-                                    None)
+            command = command_class(types.SimpleNamespace(
+                machine=machine, view=machine), None)
             parsed = command.get_parser('').parse_args(
                 [*arguments, '-f', 'json'])
             names, rows = command.take_action(parsed)

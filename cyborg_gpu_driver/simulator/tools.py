@@ -18,8 +18,6 @@ import errno
 import os
 from collections.abc import Callable
 
-from oslo_concurrency import processutils
-
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _NOT_LOCKED = (errno.EBUSY, errno.EAGAIN)
 
@@ -46,10 +44,9 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
                 if error.errno in _NOT_LOCKED else
                 f'{_SRIOV_MANAGE}: line 184: echo: write error: '
                 f'{error.strerror}')
-            raise processutils.ProcessExecutionError(
-                stdout=said, stderr=f'{complaint}\n', exit_code=1,
-                cmd=f'{_SRIOV_MANAGE} {"-e" if enable else "-d"} {address}'
-            ) from error
+            raise _failure(
+                f'{_SRIOV_MANAGE} {"-e" if enable else "-d"} {address}', 1,
+                f'{complaint}\n', said) from error
         return said
     return run
 
@@ -66,9 +63,7 @@ def mdevctl(machine) -> Callable[..., str]:
             case ('undefine', '--uuid' | '-u', uuid):
                 pass
             case _:
-                raise processutils.ProcessExecutionError(
-                    stderr='error: unexpected argument\n', exit_code=2,
-                    cmd=command)
+                raise _failure(command, 2, 'error: unexpected argument\n')
         try:
             _need_root(machine)
             machine.undefine_mdev(uuid)
@@ -77,9 +72,7 @@ def mdevctl(machine) -> Callable[..., str]:
         except OSError as error:
             reason = ('No devices match the specified uuid'
                       if error.errno == errno.ENODEV else error.strerror)
-            raise processutils.ProcessExecutionError(
-                stderr=f'Error: {reason}\n', exit_code=1, cmd=command
-            ) from error
+            raise _failure(command, 1, f'Error: {reason}\n') from error
         return ''
     return run
 
@@ -97,8 +90,7 @@ def nvidia_smi(machine) -> Callable[..., str]:
         command = ' '.join(('nvidia-smi', *arguments))
 
         def fail(status, text):
-            return processutils.ProcessExecutionError(
-                stderr=f'{text}\n', exit_code=status, cmd=command)
+            return _failure(command, status, f'{text}\n')
         match arguments:
             case ('--gpu-reset' | '-r', '-i' | '--id', name):
                 pass
@@ -138,6 +130,14 @@ def _reset_refusal(name, error):
                  'Please first kill all processes using this device and all '
                  'compute applications running in the system.\n')
     return text
+
+
+def _failure(command, status, stderr, stdout=''):
+    """What oslo.concurrency raises where a program fails."""
+    # Takes long to import, and most simulated hosts run no program.
+    from oslo_concurrency import processutils
+    return processutils.ProcessExecutionError(
+        stdout=stdout, stderr=stderr, exit_code=status, cmd=command)
 
 
 def _need_root(machine):

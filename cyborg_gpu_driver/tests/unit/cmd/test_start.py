@@ -80,7 +80,7 @@ class NoCommandTest(base.CommandCase):
             output, errors = self.run_program(*arguments, code=2)
             self.assertEqual('', output)
             self.assertIn('--config-file FILE', errors)
-            self.assertIn('\n  layout plan\n', errors)
+            self.assertIn('\n  layout plan  ', errors)
 
     def test_an_unknown_command(self):
         output, _ = self.run_program('--simulate', 'wsl', 'gpu', 'lost',

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What reads one host: policies, platform, snapshots, records of claims.
+
+Nothing here imports what changes a GPU, so a command that only reads starts
+quickly.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
+
+
+class HostParts:
+    """The parts that read a host, each made at its first use.
+
+    So nothing is opened in a process that only forks another one, and a
+    command makes only what it needs.
+
+    :param conf: with ``[gpu]`` registered.
+    :param settings: the operator's policies; None reads them from ``conf``.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts,
+                 settings: policies.Settings | None = None):
+        self.conf = conf
+        self._settings = settings
+
+    @functools.cached_property
+    def settings(self) -> policies.Settings:
+        """The operator's policies.
+
+        :raises InvalidConfiguration: naming what is wrong.
+        """
+        return self._settings or policies.read(self.conf)
+
+    @functools.cached_property
+    def state_path(self) -> str:
+        """Where records and locks are: ``[gpu] state_path``."""
+        return gpu_conf.state_path(self.conf)
+
+    @functools.cached_property
+    def platform(self) -> platform.Platform:
+        """The machine itself, real or simulated.
+
+        :raises SimulationError: if ``[gpu] simulate`` names none.
+        """
+        return platform.from_conf(self.conf)
+
+    @functools.cached_property
+    def reader(self) -> reader.HostReader:
+        """Takes snapshots."""
+        return reader.HostReader(self.platform)
+
+    @functools.cached_property
+    def journal(self) -> journal.Journal:
+        """What is bound to attach handles."""
+        return journal.Journal(self.state_path)
+
+    def ignores(self, gpu: model.Gpu) -> bool:
+        """Whether ``[gpu] ignored_devices`` names the GPU."""
+        return self.settings.ignores(gpu)
+
+    def ignored(self, host: model.Host) -> frozenset[model.PciAddress]:
+        """The GPUs of a snapshot that the operator excluded."""
+        return frozenset(gpu.address for gpu in host.gpus
+                         if self.ignores(gpu))

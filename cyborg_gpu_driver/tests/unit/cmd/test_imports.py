@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Commands that only look import nothing that takes long to import."""
+
+from __future__ import annotations
+
+import configparser
+import io
+import subprocess
+import sys
+
+from oslotest import base
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd import overview
+from cyborg_gpu_driver.cmd import summaries
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+# With what each is for. A command that needs one imports it itself.
+HEAVY = {
+    'eventlet', 'oslo_privsep',  # changing GPUs
+    'openstack', 'keystoneauth1', 'requests', 'osc_lib',  # asking the cloud
+    'jsonschema', 'yaml',  # reading files
+    'oslo_concurrency.processutils',  # running programs
+    'cyborg_gpu_driver.cloud', 'cyborg_gpu_driver.node',
+    'cyborg_gpu_driver.report', 'cyborg_gpu_driver.simulator',
+}
+_RUN = """
+import sys
+sys.argv = ['cyborg-gpu', *sys.argv[1:]]
+from cyborg_gpu_driver.cmd import start
+try:
+    start.main()
+except SystemExit:
+    pass
+print('\\nimported:', *sys.modules)
+"""
+
+
+def imported(*arguments):
+    """What a command has imported when it ends."""
+    done = subprocess.run(
+        [sys.executable, '-c', _RUN, *arguments], capture_output=True,
+        text=True, check=True, timeout=120)
+    return set(done.stdout.rpartition('imported: ')[2].split())
+
+
+class ImportsTest(base.BaseTestCase):
+
+    def test_version_and_help(self):
+        for argument in ('--version', '--help'):
+            modules = imported(argument)
+            self.assertEqual(set(), HEAVY & modules, argument)
+            self.assertNotIn('pynvml', modules)
+            self.assertNotIn('cyborg_gpu_driver.cmd.gpu', modules)
+
+    def test_gpu_list(self):
+        modules = imported('gpu', 'list')
+        self.assertIn('cyborg_gpu_driver.cmd.gpu', modules)
+        self.assertEqual(set(), HEAVY & modules)
+
+    def test_a_simulated_host(self):
+        # Its files are in YAML.
+        modules = imported('--simulate', 'wsl', 'gpu', 'list')
+        self.assertIn('cyborg_gpu_driver.simulator', modules)
+        self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
+                         HEAVY & modules)
+
+    def test_a_command_that_changes_gpus_needs_them(self):
+        # Otherwise the names above could be wrong.
+        modules = imported('--simulate', 'wsl', 'layout', 'plan', '-f', 'x')
+        self.assertLessEqual(
+            {'eventlet', 'oslo_privsep', 'yaml', 'cyborg_gpu_driver.node',
+             'cyborg_gpu_driver.report'}, modules)
+
+
+class HelpTest(base.BaseTestCase):
+
+    def help(self):
+        program = main.CyborgGpu()
+        self.addCleanup(program.close)
+        program.stdout = io.StringIO()
+        overview.show(program)
+        return program.stdout.getvalue()
+
+    def test_every_command_is_listed(self):
+        config = configparser.ConfigParser()
+        config.read(documents.ROOT / 'setup.cfg')
+        names = [line.partition(' = ')[0] for line in config[
+            'entry_points'][main.NAMESPACE].strip().splitlines()]
+        self.assertEqual(sorted(names), sorted(summaries.SUMMARIES))
+        listed = self.help().partition('\nCommands:\n')[2].splitlines()
+        for name in names:
+            self.assertEqual(
+                [name], [name for line in listed
+                         if line.startswith(f'  {name}  ')], name)
+        self.assertLess(max(map(len, listed)), 80)
+
+    def test_a_command_of_another_package(self):
+        program = main.CyborgGpu()
+        self.addCleanup(program.close)
+        program.stdout = io.StringIO()
+
+        class Other(overview.Help):
+            """Do something else.
+
+            And more.
+            """
+        program.command_manager.add_command('other thing', Other)
+        overview.show(program)
+        self.assertRegex(program.stdout.getvalue(),
+                         r'\n  other thing +Do something else\n')
