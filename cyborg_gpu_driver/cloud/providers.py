@@ -72,6 +72,12 @@ class Provider:
                      for trait in sorted(self.traits)
                      if trait.startswith(prefix)), None)
 
+    @property
+    def numa_node(self) -> int | None:
+        """The GPU's NUMA node; None if no trait names one."""
+        text = self.fact('NUMA') or ''
+        return int(text) if text.isdecimal() else None
+
 
 def read(cloud: connection.Cloud, host: str | None = None,
          progress: parts.Progress = lambda done, total: None

@@ -18,7 +18,6 @@ import collections
 import datetime
 
 from cliff import columns as cliff_columns
-from cliff import show
 
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import table
@@ -69,7 +68,7 @@ def _mode(view, gpu):
     return columns.Optional(mode and mode.value)
 
 
-class ShowGpu(show.ShowOne):
+class ShowGpu(table.ShowOne):
     """Show one GPU, with a picture of what lies where on it."""
 
     def get_parser(self, prog_name):

@@ -10,23 +10,27 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Commands that list: what people see of a table, and programs of a value.
+"""How commands write their answers: ``cyborg-gpu`` and ``openstack gpu``.
 
 cliff (4.17) shows every column in a table, fits it to a terminal by breaking
-words, and writes the ``repr`` of lists into CSV.
+words, and writes lists and None into the flat formats as Python does. The
+classes here replace cliff's for both programs.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import textwrap
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
+from typing import TextIO
 
 from cliff import columns
 from cliff import lister
+from cliff import show
 from cliff import utils
 from cliff.formatters import base
 
@@ -35,6 +39,10 @@ WIDTH = 80
 _EDGE = 1
 _BESIDE = 3
 """Characters that the table adds to each column: a border, two blanks."""
+_FLAT = frozenset({'csv', 'value', 'shell'})
+"""Formats without nested values and without None."""
+_FIELDS = ('Field', 'Value')
+"""The columns of a table that shows one thing, as cliff names them."""
 
 
 class Lister(lister.Lister):
@@ -62,23 +70,46 @@ class Lister(lister.Lister):
         return self._epilog or ''
 
     def produce_output(self, parsed_args, column_names, data):
-        if parsed_args.formatter in _AS_JSON:
-            self.formatter = _Prepared(self.formatter, functools.partial(
-                _plain, _AS_JSON[parsed_args.formatter]))
-        elif (parsed_args.formatter == 'table' and not parsed_args.long
-              and not parsed_args.columns):
-            parsed_args.columns = list(self.brief)
-            self.formatter = _Prepared(self.formatter, functools.partial(
-                fold, width=self._width(parsed_args.max_width)))
+        short = not (parsed_args.long or parsed_args.columns)
+        if short and parsed_args.formatter == 'table':
+            parsed_args.columns = [name for name in self.brief
+                                   if name in column_names]
+        self.formatter = prepared(self.formatter, parsed_args,
+                                  self.app.stdout, short)
         return super().produce_output(parsed_args, column_names, data)
 
-    def _width(self, wanted):
-        if wanted > 0:
-            return wanted
-        return self.app.stdout.isatty() and utils.terminal_width() or WIDTH
+
+class ShowOne(show.ShowOne):
+    """One thing with its fields, a line each."""
+
+    def produce_output(self, parsed_args, column_names, data):
+        self.formatter = prepared(self.formatter, parsed_args,
+                                  self.app.stdout)
+        return super().produce_output(parsed_args, column_names, data)
 
 
-class _Prepared(base.ListFormatter):
+def prepared(formatter: base.Formatter, parsed_args: argparse.Namespace,
+             stdout: TextIO, folds: bool = True) -> base.Formatter:
+    """The formatter of an answer, which gets rows that it can show.
+
+    :param formatter: cliff's, of the format that the user has chosen.
+    :param folds: whether the lines of a table are made short.
+    """
+    if parsed_args.formatter in _FLAT:
+        return _Prepared(formatter, _flat_rows)
+    if parsed_args.formatter == 'table' and folds:
+        return _Prepared(formatter, functools.partial(
+            fold, width=_width(parsed_args.max_width, stdout)))
+    return formatter
+
+
+def _width(wanted, stdout):
+    if wanted > 0:
+        return wanted
+    return stdout.isatty() and utils.terminal_width() or WIDTH
+
+
+class _Prepared(base.ListFormatter, base.SingleFormatter):
     """A format whose rows are prepared for it.
 
     :param formatter: the formatter of the format.
@@ -97,26 +128,34 @@ class _Prepared(base.ListFormatter):
             column_names, self._prepare(column_names, data), stdout,
             parsed_args)
 
+    def emit_one(self, column_names, data, stdout, parsed_args):
+        rows = self._prepare(_FIELDS, zip(column_names, data, strict=True))
+        self._formatter.emit_one(
+            column_names, [value for _, value in rows], stdout, parsed_args)
 
-_AS_JSON = {'csv': '', 'value': 'None'}
-"""Formats that know no nested values, and what None is in them. In ``value``
-a blank ends a value, so none may be empty."""
+
+def _flat_rows(_names, rows):
+    return [[_flat(cell) for cell in row] for row in rows]
 
 
-def _plain(nothing, _names, rows):
-    """Rows for flat text: nested values are written as JSON.
+def _flat(cell):
+    """A value as flat text.
 
-    :param nothing: what stands for None.
+    A list of single values is joined with commas, what is nested deeper is
+    JSON, and None is empty. A text stays on one line.
     """
-    return [[_plain_cell(cell, nothing) for cell in row] for row in rows]
-
-
-def _plain_cell(cell, nothing):
     if isinstance(cell, columns.FormattableColumn):
         cell = cell.machine_readable()
+    if cell is None:
+        return ''
+    if isinstance(cell, str):
+        return ' '.join(cell.splitlines())
+    if isinstance(cell, (list, tuple)) and not any(
+            isinstance(item, (dict, list, tuple)) for item in cell):
+        return ','.join(str(_flat(item)) for item in cell)
     if isinstance(cell, (dict, list, tuple)):
         return json.dumps(cell)
-    return nothing if cell is None else cell
+    return cell
 
 
 def fold(names: Sequence[str], rows: Iterable[Sequence[Any]], width: int

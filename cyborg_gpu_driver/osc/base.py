@@ -19,6 +19,7 @@ import sys
 from osc_lib.command import command
 
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cmd import table
 
 
 def say(text: str) -> None:
@@ -58,9 +59,9 @@ class CloudCommand(command.Command):
         return super().run(parsed_args) or self.code
 
 
-class Lister(CloudCommand, command.Lister):
-    """A table."""
+class Lister(CloudCommand, table.Lister):
+    """A list."""
 
 
-class ShowOne(CloudCommand, command.ShowOne):
-    """One thing and what is known of it."""
+class ShowOne(CloudCommand, table.ShowOne):
+    """One thing with its fields, a line each."""

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from cyborg_gpu_driver.cloud import question
 from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.osc import base
 
 _NEAREST = 10
 """Hosts in a table, unless all are asked for."""
 _COLUMNS = ('Host', 'GPU', 'Profile', 'Group', 'Verdict', 'What is missing',
             'What to do')
+_BRIEF = frozenset(_COLUMNS) - {'Profile', 'Group'}
+"""Columns of a table without --long."""
 _YES, _NO, _HINT = 'yes', 'no', 'look'
 
 
@@ -56,6 +59,9 @@ class ExplainRequest(base.ShowOne):
         parser.add_argument(
             '--all', action='store_true',
             help=f'show all hosts in the table, not the {_NEAREST} nearest')
+        parser.add_argument(
+            '--long', action='store_true',
+            help='show all columns in the table, however wide it gets')
         return parser
 
     def take_action(self, parsed_args):
@@ -79,14 +85,23 @@ class ExplainRequest(base.ShowOne):
             shown = shown[:_NEAREST]
         rows = list(_rows(self.found, shown))
         if rows:
-            self.formatter.emit_list(_COLUMNS, rows, self.app.stdout,
-                                     parsed_args)
+            self._show(rows, parsed_args)
         if len(shown) < len(self.found.hosts):
             base.say(f'{len(self.found.hosts) - len(shown)} more hosts: '
                      '--all')
         for item in self.found.unchecked:
             base.say(f'Not considered: {item}')
         return 0
+
+    def _show(self, rows, parsed_args):
+        names = [name for name in _COLUMNS
+                 if parsed_args.long or name in _BRIEF]
+        shown = [_COLUMNS.index(name) for name in names]
+        table.prepared(
+            self.formatter, parsed_args, self.app.stdout,
+            not parsed_args.long).emit_list(
+                names, [[row[index] for index in shown] for row in rows],
+                self.app.stdout, parsed_args)
 
 
 def _rows(verdict, hosts):

@@ -56,6 +56,8 @@ class ListHost(base.Lister):
     the trait COMPUTE_ACCELERATORS, and its nova-compute is enabled and up.
     """
 
+    brief = ('Host', 'Usable', 'GPUs', 'Models', 'Free', 'Sick')
+
     def take_action(self, parsed_args):
         return (('Host', 'Usable', 'Service', 'Accelerators', 'GPUs', 'Models',
                  'Modes', 'Free', 'Sick', 'Cyborg Devices'),

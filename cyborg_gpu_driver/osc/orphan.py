@@ -35,6 +35,8 @@ class ListOrphan(base.Lister):
     admin. The exit code is 1 if something is left.
     """
 
+    brief = ('Subject', 'What')
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         _add_age(parser, 0)
@@ -43,6 +45,9 @@ class ListOrphan(base.Lister):
     def take_action(self, parsed_args):
         found = _find(self.cloud, parsed_args.older_than)
         self.code = int(bool(found))
+        if found and parsed_args.formatter == 'table' and (
+                not parsed_args.long):
+            base.say('With --long the table shows what to do about each.')
         return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe',
                  'What', 'What to do'), [
             (item.kind.value, item.subject, item.where,

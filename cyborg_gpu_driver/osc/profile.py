@@ -34,6 +34,9 @@ class ListProfile(base.Lister):
     there.
     """
 
+    brief = ('Profile', 'GPUs', 'Total', 'Used', 'Free', 'Device Profiles',
+             'Flavors')
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('--host', metavar='HOST',

@@ -27,6 +27,8 @@ class ShowServer(base.Lister):
     function that carries it. Health is what the GPU's traits say.
     """
 
+    brief = ('State', 'Device Profile', 'Host', 'GPU', 'Profile', 'Health')
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('server', metavar='SERVER', help='name or UUID')
@@ -42,10 +44,10 @@ class ShowServer(base.Lister):
 
 def _row(one):
     provider = one.provider
-    where: tuple[str | None, ...] = (None,) * 5
+    where: tuple[str | int | None, ...] = (None,) * 5
     if provider is not None:
         where = (provider.gpu, provider.label, provider.fact('MODEL'),
-                 provider.fact('NUMA'), ', '.join(provider.sick) or 'good')
+                 provider.numa_node, ', '.join(provider.sick) or 'good')
     gpu, label, model, numa, health = map(columns.Optional, where)
     return (one.arq, one.state, one.device_profile,
             columns.Optional(one.host), gpu, label,

@@ -182,7 +182,8 @@ class HostTest(OperatorCase):
             sliced[key] for key in ('mode', 'numa_node', 'sick'))
             + (len(sliced['profiles']),))
         self.assertEqual(2, len(shown['cyborg_devices']))
-        text, _ = self.openstack.run(host.ShowHost, 'compute1')
+        text, _ = self.openstack.run(host.ShowHost, 'compute1',
+                                     '--max-width', '200')
         self.assertIn(f'{self.gpu} MIG A100_SXM4_80GB NUMA 3: 1g.10gb 7 of 7 '
                       'free', text)
         self.assertRaises(exception.CloudError, self.openstack.run,
@@ -201,7 +202,7 @@ class HostTest(OperatorCase):
         (arq,) = slice_.arqs
         self.assertEqual(
             (arq['uuid'], 'Bound', 'slice', 'compute1', self.gpu, '1g.10gb',
-             'MDEV', arq['attach_handle_uuid'], '3', 'good'),
+             'MDEV', arq['attach_handle_uuid'], 3, 'good'),
             tuple(row[key] for key in (
                 'ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
                 'Handle Type', 'Handle', 'NUMA Node', 'Health')))
@@ -241,7 +242,8 @@ class SyncTest(OperatorCase):
             {'name': 'slice', 'groups': [{'gpu': '2g.20gb'}]},
             {'name': 'another', 'groups': [{'gpu': '2g.20gb'}]}]}
         output, errors = self.openstack.run(
-            sync.SyncProfile, self.write(other), '--yes', code=1)
+            sync.SyncProfile, self.write(other), '--yes', '--max-width',
+            '200', code=1)
         self.assertIn(f'in use by server {server_.uuid}', output)
         self.assertIn('Nothing was changed', errors)
         self.assertEqual(before, self.device_profiles())

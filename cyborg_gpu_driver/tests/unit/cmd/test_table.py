@@ -185,13 +185,29 @@ class FlatFormatTest(base.CommandCase):
                                      'show', '-f', 'csv')
         row = next(csv.DictReader(io.StringIO(output),
                                   escapechar='\\'))
-        for name, kind in (('traits', list), ('attributes', dict),
-                           ('attach_handles', list), ('device', dict)):
+        self.assertEqual('CUSTOM_GPU_ARCH_AMPERE', row['traits'].split(',')[0])
+        for name, kind in (('attributes', dict), ('attach_handles', list),
+                           ('device', dict)):
             self.assertIsInstance(json.loads(row[name]), kind)
 
     def test_value(self):
         output, _ = self.run_program(
             '--simulate', 'dgx-a100-80', 'offer', 'list', '-f', 'value',
             '-c', 'problem', '-c', 'traits')
-        self.assertEqual('None ["CUSTOM_GPU_ARCH_AMPERE"',
+        self.assertEqual(' CUSTOM_GPU_ARCH_AMPERE',
                          output.partition(',')[0])
+
+    def test_one_gpu(self):
+        for form in ('value', 'shell'):
+            output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'show',
+                                         '1', '-f', form)
+            for text in ('None', "['", "{'"):
+                self.assertNotIn(text, output)
+        self.assertIn('\nproblems=""\n', output)
+
+    def test_a_flat_text(self):
+        for value, text in (
+                (None, ''), ('two\nlines', 'two lines'), (['a', None], 'a,'),
+                ((1, 2), '1,2'), ([], ''), ([['a']], '[["a"]]'),
+                ({'a': 1}, '{"a": 1}'), (7, 7), (True, True)):
+            self.assertEqual([[text]], table._flat_rows((), [[value]]))

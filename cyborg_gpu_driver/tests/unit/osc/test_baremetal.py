@@ -35,6 +35,24 @@ _NODES = [{'uuid': 'one', 'name': None, **_NODE},
            'provision_state': None}]
 
 
+def ironic(answers, highest='1.81'):
+    """Ironic.
+
+    :param answers: documents by path.
+    :param highest: the newest microversion that it has.
+    """
+    def answer(environ, start_response):
+        version = {'id': 'v1', 'status': 'CURRENT', 'min_version': '1.1',
+                   'version': highest, 'links': [{
+                       'rel': 'self',
+                       'href': f'http://{environ["HTTP_HOST"]}/v1/'}]}
+        return services.documents({
+            '/': {'versions': [version], 'default_version': version},
+            '/v1/': {'id': 'v1', 'version': version},
+            **answers})(environ, start_response)
+    return answer
+
+
 class CreateTest(base.BaseTestCase):
 
     def setUp(self):
@@ -59,14 +77,7 @@ class CreateTest(base.BaseTestCase):
                 **({'next': '...'} if start + 1 < len(_NODES) else {})}
 
     def ironic(self, environ, start_response):
-        version = {'id': 'v1', 'status': 'CURRENT', 'min_version': '1.1',
-                   'version': self.highest, 'links': [{
-                       'rel': 'self',
-                       'href': f'http://{environ["HTTP_HOST"]}/v1/'}]}
-        return services.documents({
-            '/': {'versions': [version], 'default_version': version},
-            '/v1/': {'id': 'v1', 'version': version},
-            **self.answers})(environ, start_response)
+        return ironic(self.answers, self.highest)(environ, start_response)
 
     def create(self, *arguments, **kwargs):
         openstack = running.Openstack(self.useFixture(services.Services(

@@ -51,6 +51,8 @@ class World:
         self.registered, self.limits, self.usages = [], [], {}
         self.aggregates = []
         self.inventory = dict(_USUAL, total=4)
+        self.traits = ['OWNER_CYBORG']
+        self.requests = []
 
     def applications(self):
         return {'compute': services.documents(self.compute(), services.NOVA),
@@ -100,9 +102,9 @@ class World:
 
         def listed(query):
             asked = urllib.parse.parse_qs(query)
-            if 'MISC_SHARES_VIA_AGGREGATE' in asked.get('required', []):
-                return {'resource_providers': []}
-            found = [child] if 'required' in asked else [root, child]
+            (trait,) = asked.get('required', [None])
+            found = {None: [root, child], 'COMPUTE_ACCELERATORS': [root],
+                     'OWNER_CYBORG': [child]}.get(trait, [])
             if 'name' in asked:
                 found = [item for item in found
                          if item['name'] in asked['name']]
@@ -122,10 +124,14 @@ class World:
                 (_ROOT, {name: dict(_USUAL, total=9999, max_unit=9999)
                          for name in ('VCPU', 'MEMORY_MB', 'DISK_GB')},
                  ['COMPUTE_ACCELERATORS']),
-                (_CHILD, {clouds.SLICE: self.inventory}, ['OWNER_CYBORG'])):
+                (_CHILD, {clouds.SLICE: self.inventory}, self.traits)):
             answers.update({
+                f'/resource_providers/{uuid}': (
+                    root if uuid == _ROOT else child),
                 f'/resource_providers/{uuid}/inventories': {
                     'inventories': inventories},
+                f'/resource_providers/{uuid}/usages': {
+                    'usages': dict.fromkeys(inventories, 0)},
                 f'/resource_providers/{uuid}/allocations': {
                     'allocations': {}},
                 f'/resource_providers/{uuid}/traits': {'traits': traits},
@@ -136,14 +142,14 @@ class World:
     def cyborg(self):
         return {
             '/v2/device_profiles': {'device_profiles': [{
-                'name': 'gpus', 'groups': [
+                'uuid': 'p', 'name': 'gpus', 'description': None, 'groups': [
                     {f'resources:{clouds.SLICE}': '1'}]}]},
             '/v2/devices': {'devices': [{
                 'uuid': 'd', 'hostname': 'compute1', 'model': 'A100',
                 'status': 'enabled'}]},
             '/v2/deployables': {'deployables': [{
                 'rp_uuid': _CHILD, 'num_accelerators': 4}]},
-            '/v2/accelerator_requests': {'arqs': []}}
+            '/v2/accelerator_requests': {'arqs': self.requests}}
 
 
 class ExplainTest(base.BaseTestCase):

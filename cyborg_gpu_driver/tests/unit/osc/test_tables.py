@@ -1,0 +1,195 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The answers of ``openstack gpu``: tables, flat formats and JSON."""
+
+import configparser
+import csv
+import importlib
+import io
+import json
+import os
+import pathlib
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.cmd import table
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+from cyborg_gpu_driver.tests.unit.osc import test_baremetal
+from cyborg_gpu_driver.tests.unit.osc import test_explain
+
+_SETUP = pathlib.Path(__file__).resolve().parents[4] / 'setup.cfg'
+_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a13'
+_GONE = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a14'
+_REQUEST = {
+    'uuid': '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a15', 'state': 'Bound',
+    'device_profile_name': 'gpus', 'hostname': 'compute1',
+    'device_rp_uuid': '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a12',
+    'instance_uuid': _GONE, 'attach_handle_type': 'MDEV',
+    'attach_handle_uuid': '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a16',
+    'attach_handle_info': {'domain': '0000', 'bus': '07', 'device': '00',
+                           'function': '4'}}
+_NODE = {'uuid': 'node', 'name': 'rack-1-node-2', 'resource_class': 'gpu',
+         'traits': [], 'maintenance': False, 'retired': False,
+         'provision_state': 'available'}
+_MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
+               'NUMA Node'}
+_ACTS_ALONE = 'orphan clean'
+"""Has no answer but its exit code."""
+
+
+def _commands():
+    """Every command by its name after "openstack gpu"."""
+    parser = configparser.ConfigParser()
+    parser.read(_SETUP)
+    for line in parser['entry_points']['openstack.gpu.v1'].split('\n'):
+        if line:
+            name, _, target = line.partition(' = ')
+            module, _, attribute = target.partition(':')
+            yield (name.removeprefix('gpu_').replace('_', ' '),
+                   getattr(importlib.import_module(module), attribute))
+
+
+class AnswerCase(base.BaseTestCase):
+    """A cloud with one GPU, and the arguments of each command."""
+
+    def setUp(self):
+        super().setUp()
+        for name, value in (('COLUMNS', '200'), ('CLIFF_FIT_WIDTH', None),
+                            ('CLIFF_MAX_TERM_WIDTH', None)):
+            self.useFixture(fixtures.EnvironmentVariable(name, value))
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'gpus.yaml')
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            json.dump({'version': 'v1', 'profiles': [{
+                'name': 'slice', 'groups': [{
+                    'gpu': '1g.10gb', 'required': [
+                        'CUSTOM_GPU_MODEL_A100_SXM4_80GB']}]}]}, stream)
+        self.world = test_explain.World()
+        self.world.requests = [_REQUEST]
+        self.world.inventory['reserved'] = 4
+        self.world.traits = [
+            'OWNER_CYBORG', 'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_NUMA_1',
+            'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MEMORY_10GB',
+            'CUSTOM_GPU_SICK_ECC']
+        self.commands = dict(_commands())
+        self.arguments = {
+            'baremetal profile create': (self.path, '--dry-run'),
+            'capacity': (), 'explain': ('--flavor', 'small'),
+            'host list': (), 'host show': ('compute1',), 'orphan list': (),
+            'profile create': ('big', '--gpu', '1g.10gb'),
+            'profile list': (), 'profile sync': (self.path, '--dry-run'),
+            'server show': (_SERVER,)}
+        self.codes = {'explain': 0, 'orphan list': 1}
+
+    def openstack(self):
+        return running.Openstack(self.useFixture(services.Services(
+            {**self.world.applications(), 'baremetal': test_baremetal.ironic(
+                {'/v1/nodes': {'nodes': [_NODE]}})})).cloud, 'one')
+
+    def run_all(self, *options):
+        """What each command answers, by its name."""
+        openstack = self.openstack()
+        return {name: openstack.run(
+            self.commands[name], *arguments, *options,
+            code=self.codes.get(name, 0))[0]
+            for name, arguments in self.arguments.items()}
+
+
+class TableTest(AnswerCase):
+
+    def test_every_command_is_tried(self):
+        self.assertEqual({*self.commands}, {*self.arguments, _ACTS_ALONE})
+
+    def test_a_table_fits_a_terminal(self):
+        for name, output in self.run_all().items():
+            self.assertIn('+-', output, name)
+            self.assertEqual([], [line for line in output.splitlines()
+                                  if len(line) > table.WIDTH], name)
+
+    def test_names_of_columns_have_one_case(self):
+        for name, output in self.run_all('-f', 'json').items():
+            found = json.loads(output)
+            if isinstance(found, list):
+                for column in found[0]:
+                    self.assertTrue(
+                        column in _MIXED_CASE or column == column.title(),
+                        f'{name}: {column}')
+            else:
+                for field in found:
+                    self.assertEqual(field.lower().replace(' ', '_'), field)
+
+    def test_long_shows_what_the_default_leaves_out(self):
+        for name in ('explain', 'host list', 'orphan list', 'profile list',
+                     'server show'):
+            self.arguments[name] += ('--long',)
+        found = self.run_all()
+        for name, column in (
+                ('explain', 'Profile'), ('host list', 'Cyborg Devices'),
+                ('orphan list', 'Safe'), ('profile list', 'Resource Class'),
+                ('server show', 'Handle')):
+            self.assertIn(f' {column} ', found[name], name)
+            self.assertEqual(1, len({len(line) for line
+                                     in found[name].splitlines()
+                                     if line[0] in '+|'}), name)
+
+
+class FlatTest(AnswerCase):
+    """What scripts read has no value as Python writes it."""
+
+    def assert_plain(self, name, text):
+        for repr_ in ('None', "['", "{'", '["'):
+            self.assertNotIn(repr_, text, name)
+
+    def lists(self):
+        return [name for name in self.arguments
+                if name not in ('explain', 'host show')]
+
+    def test_csv(self):
+        for name in ('explain', 'host show'):
+            del self.arguments[name]
+        for name, output in self.run_all('-f', 'csv').items():
+            heads, *rows = csv.reader(io.StringIO(output))
+            self.assert_plain(name, output)
+            self.assertEqual({len(heads)}, {len(row) for row in rows})
+
+    def test_value(self):
+        found = self.run_all('-f', 'value')
+        for name, output in found.items():
+            if name in self.lists():
+                self.assert_plain(name, output)
+        self.assertIn(' CUSTOM_GPU_KIND_MIG,CUSTOM_GPU_MEMORY_10GB,',
+                      found['profile list'])
+
+    def test_shell(self):
+        for name in self.lists():
+            del self.arguments[name]
+        found = self.run_all('-f', 'shell')
+        self.assertIn('disabled_reason=""\n', found['host show'])
+        self.assertIn('usable="True"\n', found['host show'])
+        for name, output in found.items():
+            self.assertNotIn('None', output, name)
+
+    def test_json_has_types(self):
+        found = {name: json.loads(output) for name, output
+                 in self.run_all('-f', 'json').items()}
+        (row,) = found['server show']
+        self.assertEqual((1, '0000:07:00.4'),
+                         (row['NUMA Node'], row['Function']))
+        (row,) = found['profile list']
+        self.assertEqual((1, ['gpus']), (row['GPUs'],
+                                         row['Device Profiles']))
+        self.assertIs(True, found['host list'][0]['Usable'])
+        self.assertIsNone(found['host show']['disabled_reason'])
+        self.assertEqual(1, found['host show']['gpus'][0]['numa_node'])
