@@ -104,14 +104,18 @@ class Agent:
     :param hostname: hypervisor_hostname, which names the providers.
     :param placement: makes a client of Placement.
     :param mdev_problem: why no handle of type MDEV can be served; ``''``.
+    :param before: the agent of this process that had other settings. It
+        makes no further report.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
-                 mdev_problem: str = ''):
+                 mdev_problem: str = '', before: Agent | None = None):
         self._node = _Node(
             conf, settings, hostname, provider_tree.ProviderTree(placement),
             mdev_problem)
+        if before is not None:
+            self._node.take_over(before._node)
         if self._node.platform.is_root():
             self._node.act_here()
         self._conf = conf
@@ -126,21 +130,26 @@ class Agent:
         self._publisher = self._node.publisher
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._health.event)
-        self._watches = conf.gpu.health_events
+        self._watches = settings.health_events
         self._binder = self._node.binder
         self._finisher = gone.Finisher(
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
             if conf.gpu.os_cloud else None,
-            hostname, conf.gpu.orphan_grace)
+            hostname, settings.orphan_grace)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
-        self._binder.bind(pci_addr, asked_type, ah_uuid,
-                          gpu_conf.bind_timeout(self._conf))
+        self._binder.bind(pci_addr, asked_type, ah_uuid, self.bind_timeout)
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.binder.Binder.unbind`."""
         self._binder.unbind(pci_addr, asked_type, ah_uuid)
+
+    @property
+    def bind_timeout(self) -> float:
+        """Seconds that a bind may take."""
+        return float(self._settings.bind_timeout
+                     or gpu_conf.default_bind_timeout(self._conf))
 
     def owns(self, function: model.PciAddress) -> bool:
         """Whether ``function`` is a GPU of this machine or a VF of one."""
@@ -179,9 +188,13 @@ class Agent:
             for device in sickness.sick(decided.devices, verdicts)
             if self._is_used(device)})
 
+    def retire(self) -> None:
+        """End what goes on between two reports; binds may still run."""
+        self._watcher.stop()
+
     def stop(self) -> None:
         """End what goes on between two reports, and close NVML."""
-        self._watcher.stop()
+        self.retire()
         self._node.platform.nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:

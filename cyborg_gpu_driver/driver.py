@@ -15,9 +15,12 @@
 from __future__ import annotations
 
 import atexit
+import collections
+import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg.accelerator.drivers.gpu import base
@@ -30,6 +33,7 @@ from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.conf import reload
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.program import request
@@ -59,8 +63,12 @@ class GPUDriver(base.GPUDriver):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
+        self._files = reload.Watch(self._conf)
         self._settings = policies.read(self._conf)
-        self._mutex = threading.Lock()
+        self._mutex = threading.Condition()
+        self._calls: collections.Counter[agent.Agent] = collections.Counter()
+        """Binds and unbinds that have not returned, by the agent that
+        carries them out. One that has other settings goes on with them."""
         self._agent: agent.Agent | None = None
         self._process: int | None = None
         self._failure = ''
@@ -84,6 +92,7 @@ class GPUDriver(base.GPUDriver):
         :returns: list of ``cyborg.objects`` DriverDevice.
         """
         try:
+            self._reload()
             reported = objects.driver_devices(self._running().report())
         except Exception as error:
             self._say_failure(error)
@@ -122,17 +131,17 @@ class GPUDriver(base.GPUDriver):
         :raises GpuDriverError: if it cannot be made; nothing has changed.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
-        running = self._running()
-        if self._is_in_trees(running, asked.function):
-            cyborg_hooks.original('create_mdev_privileged')(
-                pci_addr, asked_type, ah_uuid)
-            return
-        try:
-            running.bind(pci_addr, asked_type, ah_uuid)
-        except exception.GpuDriverError as error:
-            LOG.error('Bind of handle %(handle)s failed: %(error)s',
-                      {'handle': ah_uuid, 'error': error})
-            raise
+        with self._call() as running:
+            if self._is_in_trees(running, asked.function):
+                cyborg_hooks.original('create_mdev_privileged')(
+                    pci_addr, asked_type, ah_uuid)
+                return
+            try:
+                running.bind(pci_addr, asked_type, ah_uuid)
+            except exception.GpuDriverError as error:
+                LOG.error('Bind of handle %(handle)s failed: %(error)s',
+                          {'handle': ah_uuid, 'error': error})
+                raise
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Return what an MDEV handle stands for; called by the hooks.
@@ -143,12 +152,12 @@ class GPUDriver(base.GPUDriver):
         """
         try:
             asked = request.parse(pci_addr, asked_type, ah_uuid)
-            running = self._running()
-            if self._is_in_trees(running, asked.function):
-                cyborg_hooks.original('remove_mdev_privileged')(
-                    pci_addr, asked_type, ah_uuid)
-                return
-            running.unbind(pci_addr, asked_type, ah_uuid)
+            with self._call() as running:
+                if self._is_in_trees(running, asked.function):
+                    cyborg_hooks.original('remove_mdev_privileged')(
+                        pci_addr, asked_type, ah_uuid)
+                    return
+                running.unbind(pci_addr, asked_type, ah_uuid)
         except exception.GpuDriverError as error:
             LOG.error('Unbind of handle %(handle)r: %(error)s',
                       {'handle': ah_uuid, 'error': error})
@@ -159,11 +168,56 @@ class GPUDriver(base.GPUDriver):
         """This process's agent, made at its first use."""
         with self._mutex:
             if self._agent is None or self._process != os.getpid():
-                self._agent = agent.Agent(
-                    self._conf, self._settings, self._conf.host,
-                    self._placement, self._mdev_problem)
+                self._settings = self._files.changed() or self._settings
+                self._agent = self._make(self._settings)
                 self._process = os.getpid()
             return self._agent
+
+    def _make(self, settings: policies.Settings,
+              before: agent.Agent | None = None) -> agent.Agent:
+        return agent.Agent(
+            self._conf, settings, self._conf.host, self._placement,
+            self._mdev_problem, before)
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[agent.Agent]:
+        """The agent that carries out one call of Cyborg, to its end."""
+        with self._mutex:
+            running = self._running()
+            self._calls[running] += 1
+        try:
+            yield running
+        finally:
+            with self._mutex:
+                self._calls[running] -= 1
+                self._calls += collections.Counter()  # Drops what is 0.
+                self._mutex.notify_all()
+
+    def _reload(self) -> None:
+        """Take over changed configuration files.
+
+        A call under way ends with the settings that it has begun with, and
+        each later one has the new ones. A report waits for the former, for
+        they would write to Placement what the former settings promise.
+        """
+        with self._mutex:
+            before = self._running()
+            settings = self._files.changed()
+            if settings is None or settings == self._settings:
+                return
+            self._agent = self._make(settings, before)
+            self._settings = settings
+        LOG.info('The configuration files have changed. The policies are '
+                 'now: %s', ', '.join(item.name for item in
+                                      settings.policies or ()) or 'none')
+        before.retire()
+        with self._mutex:
+            if not self._mutex.wait_for(lambda: not self._calls[before],
+                                        before.bind_timeout):
+                LOG.warning('A bind or unbind that began before the '
+                            'configuration changed has not ended within '
+                            '%g s. The next report corrects what it leaves '
+                            'in Placement.', before.bind_timeout)
 
     def _placement(self) -> placement_client.PlacementClient:
         """Cyborg's client, which waits no longer than a bind may take.

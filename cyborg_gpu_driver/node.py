@@ -50,6 +50,7 @@ from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program import transaction
+from cyborg_gpu_driver.program import turns
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
@@ -90,6 +91,16 @@ class Node(host_parts.HostParts, services.Services):
         self.draining: frozenset[str] = frozenset()
         """UUIDs of providers of which nothing more is promised."""
 
+    def take_over(self, before: Node) -> None:
+        """Go on in the place of a node that had other settings.
+
+        What belongs to the process and not to the settings stays: the
+        session with NVML, and the binds that have not ended, which an
+        unbind must be able to cancel.
+        """
+        self.platform = before.platform
+        self.turns = before.turns
+
     @property
     def hostname(self) -> str:
         """Name of the compute node's resource provider."""
@@ -110,8 +121,8 @@ class Node(host_parts.HostParts, services.Services):
         """How the GPUs are."""
         return health.HealthKeeper(
             self.platform, self.state_path, self,
-            clean_checks=self.conf.gpu.health_clean_checks,
-            ignored_xids=self.conf.gpu.health_ignored_xids)
+            clean_checks=self.settings.health_clean_checks,
+            ignored_xids=self.settings.health_ignored_xids)
 
     @functools.cached_property
     def partitions(self) -> partitions.Partitions:
@@ -127,7 +138,13 @@ class Node(host_parts.HostParts, services.Services):
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
         return binder.Binder(self.live, self.partitions, self.transactions,
-                             self.journal, self, self.health)
+                             self.journal, self, self.health,
+                             running=self.turns)
+
+    @functools.cached_property
+    def turns(self) -> turns.Turns:
+        """The binds of this process that have not ended."""
+        return turns.Turns()
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:
@@ -148,7 +165,7 @@ class Node(host_parts.HostParts, services.Services):
         return reconcile.Reconciler(
             self.platform, self.live, self.journal, self.settings,
             self.state_path, self.vgpus, self.rebuilder, self.repairer, self,
-            self.conf.gpu.orphan_grace)
+            self.settings.orphan_grace)
 
     @functools.cached_property
     def applier(self) -> apply.Applier:
@@ -212,7 +229,7 @@ class Node(host_parts.HostParts, services.Services):
         """Cleans whole GPUs that were given back."""
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._keeper,
-            audit.Audit(self.state_path), self.conf.gpu.clean_whole_gpus,
+            audit.Audit(self.state_path), self.settings.clean_whole_gpus,
             closes_used=_takes_over_capacity())
 
     @property

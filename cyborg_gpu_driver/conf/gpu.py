@@ -27,13 +27,13 @@ _BIND_SECONDS = 30.0
 
 GPU_OPTS = [
     cfg.ListOpt(
-        'policies', default=[],
+        'policies', default=[], mutable=True,
         help='Names of the [gpu_policy:NAME] groups, in order: the first '
              'that matches a GPU governs it, and a GPU that none matches is '
              'not offered. Empty: a GPU in MIG mode with virtual functions '
              'is offered by its MIG profiles, every other as a whole.'),
     cfg.ListOpt(
-        'ignored_devices', default=[],
+        'ignored_devices', default=[], mutable=True,
         help='PCI addresses or UUIDs of GPUs that are neither reported nor '
              'touched.'),
     cfg.StrOpt(
@@ -45,7 +45,7 @@ GPU_OPTS = [
              'and the locks. It must survive a reboot and belong to the '
              'user that runs cyborg-agent.'),
     cfg.BoolOpt(
-        'prepare', default=True,
+        'prepare', default=True, mutable=True,
         help='Make GPUs ready for what their policy says when the agent '
              'starts and whenever they are idle: MIG mode, virtual '
              'functions, mixed-size mode, vGPU scheduler, fixed vGPUs, and '
@@ -53,7 +53,7 @@ GPU_OPTS = [
              'that to the operator. Without policies only vfio-pci is '
              'bound.'),
     cfg.StrOpt(
-        'passthrough_driver', default=drivers.VFIO_PCI,
+        'passthrough_driver', default=drivers.VFIO_PCI, mutable=True,
         choices=[
             (drivers.VFIO_PCI,
              'a GPU is bound to vfio-pci before it is offered'),
@@ -67,29 +67,29 @@ GPU_OPTS = [
              'does not let go of a GPU that a process has open, and the '
              'start of the server then hangs.'),
     cfg.BoolOpt(
-        'nova_vfio_handles', default=False,
+        'nova_vfio_handles', default=False, mutable=True,
         help='Whether nova-compute on this host is started as '
              'cyborg-gpu-nova-compute. vGPUs on kernels without mdev '
              '(vendor VFIO) are then made when Nova binds them; otherwise '
              "fixed_vgpus are made at start and left to Nova's own PCI "
              'code.'),
     cfg.BoolOpt(
-        'clean_whole_gpus', default=True,
+        'clean_whole_gpus', default=True, mutable=True,
         help='Reset a GPU that is offered as a whole after each server that '
              'had it, and offer it again only once it was reset and found '
              'clean. False offers it again at once, as it was left; needed '
              'for a GPU that the kernel cannot reset.'),
     cfg.BoolOpt(
-        'health_events', default=True,
+        'health_events', default=True, mutable=True,
         help='Listen to the errors that NVML tells of (XIDs), so that '
              'nothing is offered on a GPU from the moment that it is sick '
              'on. False leaves health to what each report finds.'),
     cfg.IntOpt(
-        'health_clean_checks', default=5, min=1,
+        'health_clean_checks', default=5, min=1, mutable=True,
         help='How many reports in a row must find nothing wrong with a GPU '
              'before it counts as well again.'),
     cfg.ListOpt(
-        'health_ignored_xids', default=[],
+        'health_ignored_xids', default=[], mutable=True,
         item_type=cfg.types.Integer(min=1),
         help='XIDs that never make a GPU sick, beside those of applications '
              "and those that NVIDIA's catalogue ignores."),
@@ -101,7 +101,7 @@ GPU_OPTS = [
              'A change of the MIG mode may take four times as long. Less '
              'than [DEFAULT] rpc_response_timeout, for which Cyborg waits.'),
     cfg.IntOpt(
-        'bind_timeout', min=1,
+        'bind_timeout', min=1, mutable=True,
         help='Seconds that a bind may take from its arrival. One that takes '
              'longer, because a command holds the GPU or NVML is slow, is '
              'refused or rolled back. Less than [DEFAULT] '
@@ -141,7 +141,7 @@ GPU_OPTS = [
              'role service too, requests of servers that are gone are '
              'deleted.'),
     cfg.IntOpt(
-        'orphan_grace', default=300, min=0,
+        'orphan_grace', default=300, min=0, mutable=True,
         help='Seconds that a bound handle has to be without an accelerator '
              'request before what it has is returned, a server has to be '
              'gone before its request is deleted, and a difference that '
@@ -160,20 +160,22 @@ GPU_OPTS = [
 
 POLICY_OPTS = [
     cfg.ListOpt(
-        'match_address', default=[],
+        'match_address', default=[], mutable=True,
         help='PCI addresses that the policy is for, such as 0000:3b:00.0.'),
     cfg.ListOpt(
-        'match_uuid', default=[],
+        'match_uuid', default=[], mutable=True,
         help='GPU UUIDs that the policy is for, such as GPU-4f2c...'),
     cfg.ListOpt(
-        'match_model', default=[],
+        'match_model', default=[], mutable=True,
         help='Globs of the model name as NVML gives it (*A100*), or of the '
              'four-digit PCI device id (20b?).'),
     cfg.ListOpt(
-        'match_numa_node', default=[], item_type=cfg.types.Integer(min=0),
+        'match_numa_node', mutable=True,
+        default=[], item_type=cfg.types.Integer(min=0),
         help='NUMA nodes that the policy is for.'),
     cfg.StrOpt(
-        'mode', choices=[
+        'mode', mutable=True,
+        choices=[
             (policy.Mode.PASSTHROUGH.value,
              'the whole GPU to one server, resource class PGPU'),
             (policy.Mode.VGPU.value,
@@ -183,23 +185,23 @@ POLICY_OPTS = [
             (policy.Mode.OFF.value, 'not offered')],
         help='What the GPUs of this policy are for. Required.'),
     cfg.ListOpt(
-        'profiles', default=[],
+        'profiles', default=[], mutable=True,
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '
              '-lgip names them (1g.10gb, 3g.40gb). Empty: what vgpu_types '
              'names, or without that every profile that can back a vGPU.'),
     cfg.ListOpt(
-        'vgpu_types', default=[],
+        'vgpu_types', default=[], mutable=True,
         help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
              '(nvidia-231). Mode mig: MIG-backed types; one that fills its '
              'GPU instance backs the profile, one of which an instance '
              'holds several (DC-1-8Q) is offered by its own name.'),
     cfg.DictOpt(
-        'max_instances', default={},
+        'max_instances', default={}, mutable=True,
         help='vGPU types and how many of each at most on one GPU, such as '
              'A40-4Q:6. Needed for a type only where neither NVML nor sysfs '
              'says how many fit.'),
     cfg.DictOpt(
-        'fixed_vgpus', default={},
+        'fixed_vgpus', default={}, mutable=True,
         help='Kernels without mdev (vendor VFIO), unless nova_vfio_handles: '
              'vGPU types and how many of each to make on each GPU, such as '
              'L40S-12Q:4. They are made when the agent starts and after a '
@@ -207,17 +209,17 @@ POLICY_OPTS = [
              'takes one type a GPU; "cyborg-gpu nova config" writes what it '
              'needs.'),
     cfg.BoolOpt(
-        'mixed_sizes', default=False,
+        'mixed_sizes', default=False, mutable=True,
         help='Mode vgpu: whether vGPUs of several framebuffer sizes may '
              'live side by side on one GPU (heterogeneous mode). Of some '
              'sizes fewer fit then.'),
     cfg.StrOpt(
-        'vgpu_scheduler', choices=[item.value for item
-                                   in model.SchedulerPolicy],
+        'vgpu_scheduler', mutable=True,
+        choices=[item.value for item in model.SchedulerPolicy],
         help='Mode vgpu: how vGPUs share the GPU. Unset leaves it as it is. '
              'Mixed sizes exclude fixed-share.'),
     cfg.IntOpt(
-        'vgpu_time_slice', min=1,
+        'vgpu_time_slice', min=1, mutable=True,
         help='Mode vgpu: time slice of vgpu_scheduler, in microseconds. '
              "Unset is the driver's own."),
 ]
@@ -264,14 +266,12 @@ def state_path(conf: cfg.ConfigOpts) -> str:
     return path
 
 
-def bind_timeout(conf: cfg.ConfigOpts) -> float:
-    """Seconds that a bind may take.
+def default_bind_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset.
 
     :param conf: of the agent, where ``rpc_response_timeout`` is registered
         by oslo.messaging; of a command, where it is not.
     """
-    if conf.gpu.bind_timeout is not None:
-        return float(conf.gpu.bind_timeout)
     try:
         return conf.rpc_response_timeout / 2
     except cfg.NoSuchOptError:

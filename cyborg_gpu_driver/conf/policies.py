@@ -42,6 +42,11 @@ _ONLY_IN = {
 class Settings:
     """What the operator decided about this host's GPUs.
 
+    It holds the value of every option that can change without a restart,
+    and no other. Code that runs in the agent reads those options here, so
+    that it never sees one half of an old and one half of a new
+    configuration.
+
     ``policies`` is None where none are configured.
     """
 
@@ -54,6 +59,18 @@ class Settings:
     """``[gpu] prepare``."""
     passthrough_driver: str = drivers.VFIO_PCI
     """``[gpu] passthrough_driver``."""
+    clean_whole_gpus: bool = True
+    """``[gpu] clean_whole_gpus``."""
+    health_events: bool = True
+    """``[gpu] health_events``."""
+    health_clean_checks: int = 5
+    """``[gpu] health_clean_checks``."""
+    health_ignored_xids: frozenset[int] = frozenset()
+    """``[gpu] health_ignored_xids``."""
+    bind_timeout: int | None = None
+    """``[gpu] bind_timeout``, in seconds."""
+    orphan_grace: int = 300
+    """``[gpu] orphan_grace``, in seconds."""
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names this GPU."""
@@ -89,7 +106,13 @@ def read(conf: cfg.ConfigOpts) -> Settings:
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
         vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare,
-        passthrough_driver=conf.gpu.passthrough_driver)
+        passthrough_driver=conf.gpu.passthrough_driver,
+        clean_whole_gpus=conf.gpu.clean_whole_gpus,
+        health_events=conf.gpu.health_events,
+        health_clean_checks=conf.gpu.health_clean_checks,
+        health_ignored_xids=frozenset(conf.gpu.health_ignored_xids),
+        bind_timeout=conf.gpu.bind_timeout,
+        orphan_grace=conf.gpu.orphan_grace)
 
 
 def _ignored(devices):

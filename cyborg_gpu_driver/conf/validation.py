@@ -80,10 +80,20 @@ def invalid(group: str, option: str, found: Any, reason: str
         group=group, option=option, value=found, reason=reason)
 
 
+def where(conf: cfg.ConfigOpts, group: str, option: str) -> Sequence[str]:
+    """The file that assigns an option; all files where none does."""
+    found: list[str] = []
+    for path, content in sections(conf):
+        for section, assigned in content.items():
+            if section.lower() == group.lower() and option in assigned:
+                found = [path]
+    return found or list(files(conf))
+
+
 def _check_names(conf, known, policies):
     folded = {group.lower(): group for group in known}
-    for path, sections in _sections(conf):
-        for section, assigned in sections.items():
+    for path, content in sections(conf):
+        for section, assigned in content.items():
             group = folded.get(section.lower())
             if group is None:
                 _check_group(section, path, policies)
@@ -121,27 +131,28 @@ def _nearest(name, names):
     return 'the options are ' + ', '.join(sorted(names))
 
 
-def _sections(conf: cfg.ConfigOpts
-              ) -> Iterator[tuple[str, dict[str, dict[str, list[str]]]]]:
+def sections(conf: cfg.ConfigOpts
+             ) -> Iterator[tuple[str, dict[str, dict[str, list[str]]]]]:
     """Each configuration file with what it assigns, later files last."""
-    for path in _files(conf):
-        sections: dict[str, dict[str, list[str]]] = {}
+    for path in files(conf):
+        content: dict[str, dict[str, list[str]]] = {}
         try:
-            cfg.ConfigParser(path, sections).parse()
+            cfg.ConfigParser(path, content).parse()
         except (OSError, ValueError, cfg.ParseError):
             # It was readable when oslo.config read it. Another process may
             # be replacing it now.
             continue
-        yield path, sections
+        yield path, content
 
 
-def _files(conf):
+def files(conf: cfg.ConfigOpts) -> Iterator[str]:
+    """The configuration files, later ones over earlier ones."""
     try:
-        files, directories = conf.config_file, conf.config_dir
+        single, directories = conf.config_file, conf.config_dir
     except cfg.NoSuchOptError:
         # Nothing was parsed: code sets the options.
         return
-    yield from files or ()
+    yield from single or ()
     for directory in directories or ():
         yield from sorted(glob.glob(os.path.join(
             os.path.expanduser(directory), '*.conf')))
@@ -150,8 +161,8 @@ def _files(conf):
 def _raw(conf, group, option):
     """The text that a file assigns to an option; its last one counts."""
     found = '(see reason)'
-    for _path, sections in _sections(conf):
-        for section, assigned in sections.items():
+    for _path, content in sections(conf):
+        for section, assigned in content.items():
             if section.lower() == group.lower() and option in assigned:
                 found = assigned[option][-1]
     return found

@@ -70,13 +70,15 @@ class Binder:
         have changed.
     :param keeper: forgets the health of instances that were destroyed.
     :param limits: how long each may take.
+    :param running: the binds of this process that have not ended.
     """
 
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  transactions: transaction.Transactions,
                  records: journal.Journal, cloud: services.Services,
                  keeper: health.HealthKeeper,
-                 limits: Limits = Limits()):
+                 limits: Limits = Limits(),
+                 running: turns.Turns | None = None):
         self._host = host
         self._parts = parts
         self._transactions = transactions
@@ -87,7 +89,7 @@ class Binder:
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(host, parts, records, self._audit,
                                    keeper)
-        self._turns = turns.Turns(limits.clock)
+        self._turns = running or turns.Turns(limits.clock)
         self._kept: dict[str, str] = {}
         """Why what a handle had left could not be removed, by handle."""
 

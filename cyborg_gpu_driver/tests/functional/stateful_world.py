@@ -34,6 +34,7 @@ from cyborg.agent import rpcapi
 from cyborg.api import app as cyborg_app
 from oslo_config import cfg
 
+from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import health_facts
@@ -235,9 +236,11 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def impatient(self):
         """Let nobody wait long for a GPU, as something has it for long."""
         with contextlib.ExitStack() as stack:
-            for name in ('bind_timeout', 'access_timeout'):
-                cfg.CONF.set_override(name, 1, group='gpu')
-                stack.callback(cfg.CONF.clear_override, name, group='gpu')
+            cfg.CONF.set_override('access_timeout', 1, group='gpu')
+            stack.callback(cfg.CONF.clear_override, 'access_timeout',
+                           group='gpu')
+            stack.enter_context(fixtures.MonkeyPatch(
+                f'{agent.__name__}.Agent.bind_timeout', 1.0))
             for name in ('REPORT_SECONDS', '_RECORD_SECONDS'):
                 stack.enter_context(fixtures.MonkeyPatch(
                     f'{locks.__name__}.{name}', 0.5))

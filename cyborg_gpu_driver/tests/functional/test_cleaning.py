@@ -289,6 +289,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.addCleanup(conf.clear_override, 'clean_whole_gpus',
                         group='gpu')
         self.restart()
+        type(self.driver).__init__(self.driver)
         server = self.cloud.bind(self.whole)
         self.report()
         self.assertEqual((0, 1), self.inventory())

@@ -66,7 +66,8 @@ class Agent(fixtures.Fixture):
         self._name = name
         self._settings = policies.Settings(policies=(policy.Policy(
             'slices', policy.Mode.MIG, profiles=PROFILES,
-            match_address=tuple(map(model.PciAddress.parse, gpus))),))
+            match_address=tuple(map(model.PciAddress.parse, gpus))),),
+            health_events=False)
         self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def _setUp(self):
@@ -80,8 +81,7 @@ class Agent(fixtures.Fixture):
         conf([], default_config_files=[])
         for option, value in (('state_path', directory),
                               ('simulate', 'hgx-h100'),
-                              ('simulate_state', state),
-                              ('health_events', False)):
+                              ('simulate_state', state)):
             conf.set_override(option, value, group='gpu')
         self._agent = agent.Agent(conf, self._settings, self._name,
                                   lambda: self._client)
