@@ -229,6 +229,7 @@ class MachineTest(case.PluginTest):
         self.assertIn('Before=nova-compute.service '
                       'openstack-nova-compute.service', unit)
         self.assertIn(f'RequiresMountsFor = {self.state}', unit)
+        self.assertIn(f'ReadWritePaths = -{self.state}', unit)
         self.assertEqual(
             [f'ExecStart = {bin_dir}/cyborg-gpu --config-file {self.conf} '
              'layout restore'],
