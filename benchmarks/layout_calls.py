@@ -35,7 +35,7 @@ import warnings
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
 
@@ -73,12 +73,12 @@ class Bench:
         self.go({'7g.80gb': 1})
 
     def go(self, devices: dict[str, int]) -> None:
-        self.applier.apply(self.gpu, layout.wanted(self.gpu, True, devices))
+        self.applier.apply(self.gpu, target.wanted(self.gpu, True, devices))
 
     def kept(self, devices: dict[str, int]) -> int:
         """How many instances of now would stay."""
         now = self.transactions.read(self.gpu)
-        return len(self.applier.plan(now, layout.wanted(
+        return len(self.applier.plan(now, target.wanted(
             self.gpu, True, devices)).keep)
 
     def calls(self, devices: dict[str, int]) -> int:

@@ -19,8 +19,8 @@ Three policies choose, and none refuses what fits on any GPU as it is:
 * best-fit: the GPU that has the fewest memory units left, the first free
   start.
 * capacity-loss: the GPU and start that lose least by the measure of
-  :mod:`cyborg_gpu_driver.partition.score`, where a profile weighs as much as
-  the square root of how often it has been asked for of late. The root keeps
+  :mod:`cyborg_gpu_driver.partition.mig.score`, where a profile weighs as much
+  as the square root of how often it has been asked for of late. The root keeps
   a rare profile from being sold out: of a large one even few requests need
   whole GPUs that stay empty. What is lost is the slope of the cluster's
   worth, which is the sum over the profiles of ``sqrt(demand) * ln(1/2 +
@@ -42,8 +42,8 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
 
 MEMORY = 4096
 """Requests after which demand fades to a half."""
@@ -147,7 +147,7 @@ class Cluster:
         """By profile id, how many more could be made of it alone.
 
         What may end soon counts in part; see
-        :data:`~cyborg_gpu_driver.partition.score.ENDING`.
+        :data:`~cyborg_gpu_driver.partition.mig.score.ENDING`.
         """
         return {profile.profile_id: room for profile, room in
                 zip(self.table.profiles, self._room, strict=True)}

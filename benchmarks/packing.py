@@ -49,8 +49,8 @@ import online  # noqa: E402
 import oracle  # noqa: E402
 
 from cyborg_gpu_driver.host.snapshot import model  # noqa: E402
-from cyborg_gpu_driver.partition import geometry  # noqa: E402
-from cyborg_gpu_driver.partition import score  # noqa: E402
+from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
+from cyborg_gpu_driver.partition.mig import score  # noqa: E402
 
 SLICES = (1, 2, 3, 4, 7)
 SLICES_PER_GPU = 7

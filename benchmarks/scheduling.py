@@ -47,8 +47,8 @@ import packing  # noqa: E402
 
 from cyborg_gpu_driver.nova import weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova import weigher_published  # noqa: E402
-from cyborg_gpu_driver.partition import geometry  # noqa: E402
-from cyborg_gpu_driver.partition import score  # noqa: E402
+from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
+from cyborg_gpu_driver.partition.mig import score  # noqa: E402
 
 NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """As a board with 80 GB calls the profiles of packing.py."""

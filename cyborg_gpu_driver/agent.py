@@ -39,9 +39,9 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier

@@ -30,7 +30,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import host_parts
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offer
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import binder

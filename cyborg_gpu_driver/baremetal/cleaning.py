@@ -31,7 +31,7 @@ from cyborg_gpu_driver.host.nvml import traces as nvml_traces
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import privileged_gpu
 
@@ -136,7 +136,7 @@ class Cleaner:
         status = apply.Status.UNCHANGED
         if gpu.mig is not None:
             status = self._ramdisk.applier.apply(
-                gpu, layout.Wanted(mig), apply.Options(
+                gpu, target.Wanted(mig), apply.Options(
                     may_reset=self._ramdisk.resetter.can_reset(gpu.address)))
         return {'before': before, 'after': _cut(self._read(gpu)),
                 'status': status.value}
@@ -145,7 +145,7 @@ class Cleaner:
         """Remove a GPU's virtual functions, and its instances before."""
         if gpu.mig is not None:
             self._ramdisk.applier.apply(
-                gpu, layout.Wanted(gpu.mig.enabled), apply.Options())
+                gpu, target.Wanted(gpu.mig.enabled), apply.Options())
         with locks.gpu(self._ramdisk.state_path, gpu.address), \
                 self._nvml.alone():
             privileged_gpu.disable_virtual_functions(str(gpu.address))

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import node as node_module
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 
 
 def had_gpus(properties: Mapping[str, Any]) -> bool:
@@ -113,6 +113,6 @@ def _left(gpu) -> Iterator[str]:
 
 
 def _listed(counts, names):
-    return layout.listed({
+    return target.listed({
         names.get(board) or f'NVIDIA {board}': count
         for board, count in sorted(counts.items())}) or 'no GPU'

@@ -28,7 +28,7 @@ from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.program import apply
 
 _PAUSE = 1.0
@@ -152,7 +152,7 @@ class FirstBoot:
             f'not as the layout {entry.name} of {found.source} says: '
             + ', '.join(failed) if failed else None, done)
 
-    def _change(self, gpus, wanted: dict[int, layout.Wanted]):
+    def _change(self, gpus, wanted: dict[int, target.Wanted]):
         """Reports of the GPUs that were to be changed, by index."""
         chosen = [index for index in wanted
                   if not self._node.ignores(gpus[index])]

@@ -18,7 +18,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import baremetal
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 
 
 def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:

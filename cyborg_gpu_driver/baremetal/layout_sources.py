@@ -35,9 +35,9 @@ import yaml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_schema
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 KEY = 'cyborg_gpu_layout'
 """In the server's metadata (``meta``) and in vendor data."""

@@ -36,9 +36,9 @@ from cyborg_gpu_driver.baremetal import steps
 from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import apply
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _PLACES = tuple(f'{place}/{PROGRAM}' for place in (
     'usr/local/sbin', 'usr/local/bin', 'usr/sbin', 'usr/bin', 'sbin', 'bin'))
 """Where systemd lets a unit look for programs (systemd.exec(5), PATH)."""
 
-Wanted = Mapping[int, 'layout.Wanted | None']
+Wanted = Mapping[int, 'target.Wanted | None']
 """What is wanted of GPUs by their index; None where that is not known
 before NVML sees the GPU."""
 

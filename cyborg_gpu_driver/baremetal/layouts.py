@@ -21,10 +21,10 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_generate
-from cyborg_gpu_driver.partition import layout_schema
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 
 _INLINE = 'inline'
 _ONE_LAYOUT = {

@@ -46,7 +46,7 @@ from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import names as node_names
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits as report_traits
 

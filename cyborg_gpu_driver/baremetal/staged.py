@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from importlib import resources
 
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 
 UNIT = 'cyborg-gpu-firstboot.service'
 """The systemd unit, which is beside this module."""

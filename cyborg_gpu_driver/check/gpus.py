@@ -23,9 +23,9 @@ from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.change import action
 
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')

@@ -33,9 +33,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import names as profile_names
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.report import names as report_names
 
 PRIORITY = 65

@@ -39,9 +39,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.cloud import definition_schema
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.partition import layout_yaml
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 from cyborg_gpu_driver.report import names
 
 VERSION = definition_schema.VERSION

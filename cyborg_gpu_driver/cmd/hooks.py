@@ -35,7 +35,7 @@ from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 START = 'apply-start'
 MODE = 'pre-apply-mode'

@@ -26,11 +26,11 @@ from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
-from cyborg_gpu_driver.partition import change
-from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.change import change
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
 
 _GPU = f'the GPU, by {choice.WAYS}'
 _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
@@ -161,7 +161,7 @@ def _creation(now, used, asked):
                        + ('; it fits at ' + ', '.join(
                            str(item.start) for item in free)
                           if free else ''))
-    wanted = layout.WantedInstance(profile, _compute(asked, profile))
+    wanted = target.WantedInstance(profile, _compute(asked, profile))
     return _change(
         now, used, create=(change.Created(place, wanted),),
         steps=(action.Step(action.Action.CREATE_INSTANCE, profile, place),
@@ -190,12 +190,12 @@ def _destruction(now, used, start):
 
 def _change(now, used, destroy=(), **changed):
     """A change that keeps all other instances just as they are."""
-    keep = tuple(change.Kept(item, layout.WantedInstance(
+    keep = tuple(change.Kept(item, target.WantedInstance(
         now.mig.profile_by_id(item.profile_id),
         tuple(part.size for part in item.compute)),
         used.get(item.placement)) for item in now.mig.instances
         if item not in destroy)
-    return change.Change(now, layout.Wanted(True), keep=keep,
+    return change.Change(now, target.Wanted(True), keep=keep,
                          destroy=destroy, **changed)
 
 

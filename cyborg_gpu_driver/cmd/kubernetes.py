@@ -30,8 +30,8 @@ from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import render
 from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import state as layout_state
 
 _STDOUT = '-'
 _CURRENT = 'current'

@@ -25,11 +25,11 @@ from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import node_context as cmd_node_context
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_generate
-from cyborg_gpu_driver.partition import layout_state
 from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program import apply
 
 _TEXT = ('text', 'json', 'yaml')
@@ -174,7 +174,7 @@ class GenerateLayouts(layout_options.LayoutCommand):
 
 
 def wanted_of(context: cmd_node_context.NodeContext, parsed_args
-              ) -> list[tuple[int, model.Gpu, layout.Wanted]]:
+              ) -> list[tuple[int, model.Gpu, target.Wanted]]:
     """What the chosen entry wants of each GPU that it speaks of.
 
     All of them are looked at before anything is done to one. GPUs that the

@@ -29,7 +29,7 @@ from cliff import command
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.cmd import terminal
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 
 CONFIG_FILE = 'MIG_PARTED_CONFIG_FILE'
 SELECTED = 'MIG_PARTED_SELECTED_CONFIG'

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.cmd import legacy_policies
 from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import names
 
 

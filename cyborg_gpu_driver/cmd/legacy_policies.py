@@ -26,7 +26,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import vgpu_types
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 WHOLE = 'whole'
 """The last policy: a GPU that nobody named is given away as one."""

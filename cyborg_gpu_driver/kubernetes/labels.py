@@ -31,7 +31,7 @@ from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import resource
 from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 
 PLUGIN_CONFIG = resource.PREFIX + 'device-plugin.config'
 """Chooses the device plugin's configuration for the node."""
@@ -109,7 +109,7 @@ def _mig(node, strategy, sharing):
         return {}
     found = {resource.PREFIX + 'mig.strategy': strategy.value}
     counts: collections.Counter[str] = collections.Counter()
-    first: dict[str, tuple[model.Gpu, layout.WantedDevices]] = {}
+    first: dict[str, tuple[model.Gpu, target.WantedDevices]] = {}
     for gpu, devices in node.devices:
         counts[devices.name] += devices.count
         # Where boards differ, the first one's device gives the labels.
@@ -122,7 +122,7 @@ def _mig(node, strategy, sharing):
     return found
 
 
-def _of_devices(gpu: model.Gpu, devices: layout.WantedDevices, offered: str,
+def _of_devices(gpu: model.Gpu, devices: target.WantedDevices, offered: str,
                 count: int, sharing):
     profile = devices.profile
     product = (f'{_product(gpu.model)}-MIG-'

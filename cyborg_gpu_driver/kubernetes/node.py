@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import state as layout_state
 
 LABEL_LONGEST = 63
 """Characters of a label's value (Kubernetes, labels and selectors)."""
@@ -38,7 +38,7 @@ class NodeGpu:
 
     gpu: model.Gpu
     """The board. How it is cut now does not matter here."""
-    wanted: layout.Wanted
+    wanted: target.Wanted
 
     @property
     def enabled(self) -> bool:
@@ -75,7 +75,7 @@ class Node:
         return tuple(item for item in self.gpus if not item.enabled)
 
     @property
-    def devices(self) -> tuple[tuple[model.Gpu, layout.WantedDevices], ...]:
+    def devices(self) -> tuple[tuple[model.Gpu, target.WantedDevices], ...]:
         """The MIG devices of all GPUs, by GPU and size."""
         return tuple((item.gpu, devices) for item in self.gpus
                      for devices in item.wanted.devices)

@@ -28,10 +28,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.kubernetes import plugin_config
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_schema
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 DISABLED = 'all-disabled'
 """The layout that sets a node back. The operator's own file has it, and a

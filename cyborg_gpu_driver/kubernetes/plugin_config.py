@@ -24,7 +24,7 @@ from cyborg_gpu_driver.kubernetes import plugin_schema
 from cyborg_gpu_driver.kubernetes import resource
 from cyborg_gpu_driver.kubernetes import sharing
 from cyborg_gpu_driver.kubernetes import strategy
-from cyborg_gpu_driver.partition import layout_yaml
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 VERSION = plugin_schema.VERSION
 

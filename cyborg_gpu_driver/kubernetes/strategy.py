@@ -32,7 +32,7 @@ import enum
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import resource
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 
 
 class Strategy(enum.Enum):
@@ -105,7 +105,7 @@ def _not_single(node):
     kinds = {(devices.name, _attributes(devices))
              for _gpu, devices in node.devices}
     if len(kinds) > 1:
-        names = layout.listed(collections.Counter(
+        names = target.listed(collections.Counter(
             name for name, _what in sorted(kinds)))
         return (f'all MIG devices must be of one kind, here are {names}; '
                 'use mixed')

@@ -23,8 +23,8 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import fixed
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy as policies_module
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 

@@ -13,8 +13,8 @@
 """What a request would cost on each GPU. Pure.
 
 The cost is the loss by the measure of
-:mod:`cyborg_gpu_driver.partition.score`, by which the agent chooses a start
-too. Room is how many more of a resource class could be had in the whole
+:mod:`cyborg_gpu_driver.partition.mig.score`, by which the agent also chooses a
+start. Room is how many more of a resource class could be had in the whole
 cloud.
 
 Of a GPU whose arrangement can be told from what is published
@@ -41,7 +41,7 @@ from typing import Any
 
 from cyborg_gpu_driver.nova import weigher_grid
 from cyborg_gpu_driver.nova import weigher_published as published
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.mig import score
 
 _TIE = 1e-9
 """What emptiness weighs beside loss, or loss beside emptiness: it only

@@ -28,9 +28,9 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
 
 Counts = tuple[int, ...]
 """One figure for each profile of a GPU, in the order of its profiles."""

@@ -28,8 +28,8 @@ from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc import sync
-from cyborg_gpu_driver.partition import layout_devices
-from cyborg_gpu_driver.partition import layout_schema
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 
 
 class CreateBaremetalProfile(sync.Changing):

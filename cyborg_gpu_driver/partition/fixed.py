@@ -28,13 +28,13 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import change_search
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy as policies
-from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition import vgpu_placement
-from cyborg_gpu_driver.partition import vgpu_types
+from cyborg_gpu_driver.partition.change import search as change_search
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 _Given = dict[model.VirtualFunction, vgpu_types.Type]
 

@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition import vgpu_types
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 WIDTH = 80
 """No line is longer."""

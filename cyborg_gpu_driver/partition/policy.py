@@ -101,7 +101,7 @@ def automatic(gpu: model.Gpu) -> Policy:
 
     A GPU in MIG mode with virtual functions was made ready for MIG-backed
     vGPUs. Every other is offered whole (which
-    :func:`cyborg_gpu_driver.partition.offers.offers` refuses again for a
+    :func:`cyborg_gpu_driver.partition.offer.offers.offers` refuses again for a
     GPU that is carved up).
     """
     sliced = gpu.mig is not None and gpu.mig.enabled and gpu.vfs

@@ -25,8 +25,8 @@ import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.change import action
 
 Action = action.Action
 

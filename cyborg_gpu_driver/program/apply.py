@@ -31,10 +31,10 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import change
-from cyborg_gpu_driver.partition import change_plan
-from cyborg_gpu_driver.partition import layout
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import change
+from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import transaction
@@ -96,7 +96,7 @@ class Applier:
         """
         return checkpoint.saved(gpu, self._records.read(gpu.address))
 
-    def plan(self, gpu: model.Gpu, wanted: layout.Wanted,
+    def plan(self, gpu: model.Gpu, wanted: target.Wanted,
              options: Options = Options()) -> change.Change:
         """What an apply would do to a GPU as it is now; changes nothing.
 
@@ -106,7 +106,7 @@ class Applier:
         :raises NvmlError, SysfsError, JournalError: if that is not known.
         """
         if options.mode_only:
-            wanted = layout.Wanted(wanted.enabled)
+            wanted = target.Wanted(wanted.enabled)
             if gpu.mig is None or _mode_of(gpu) == (wanted.enabled,) * 2:
                 return change.Change(gpu, wanted)
         planned = change_plan.plan(gpu, wanted, self._transactions.in_use(gpu))
@@ -126,7 +126,7 @@ class Applier:
         """
         return self._records.read(gpu).change
 
-    def apply(self, gpu: model.Gpu, wanted: layout.Wanted,
+    def apply(self, gpu: model.Gpu, wanted: target.Wanted,
               options: Options = Options()) -> Status:
         """Make one GPU what is wanted; does nothing if it is already.
 
@@ -170,7 +170,7 @@ class Applier:
                 self._remember(now, remember)
             return status
 
-    def apply_all(self, gpus: Sequence[tuple[model.Gpu, layout.Wanted]],
+    def apply_all(self, gpus: Sequence[tuple[model.Gpu, target.Wanted]],
                   options: Options = Options()) -> tuple[Outcome, ...]:
         """Make several GPUs what is wanted.
 
@@ -181,7 +181,7 @@ class Applier:
 
         :returns: outcomes in the order of ``gpus``.
         """
-        def one(item: tuple[model.Gpu, layout.Wanted]) -> Outcome:
+        def one(item: tuple[model.Gpu, target.Wanted]) -> Outcome:
             gpu, wanted = item
             try:
                 return Outcome(gpu.address, self.apply(gpu, wanted, options))
@@ -222,7 +222,7 @@ class Applier:
                         '%(error)s', {'gpu': now.address, 'error': error})
 
 
-def _switches(gpu: model.Gpu, wanted: layout.Wanted) -> bool:
+def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:
     """Whether a GPU of a snapshot has to change its MIG mode."""
     return gpu.mig is not None and gpu.mig.enabled != wanted.enabled
 

@@ -34,8 +34,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.record import store

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 Action = action.Action

@@ -27,9 +27,9 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import mdev
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import mig_mode
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import privileged_gpu

@@ -27,8 +27,8 @@ from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import health

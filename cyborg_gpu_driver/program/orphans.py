@@ -29,8 +29,8 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import privileged_vgpu

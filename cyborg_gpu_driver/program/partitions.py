@@ -37,8 +37,8 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import executor

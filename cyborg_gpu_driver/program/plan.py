@@ -21,13 +21,13 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import score
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition import vgpu_placement
-from cyborg_gpu_driver.partition import vgpu_types
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import request
 
@@ -138,9 +138,9 @@ def _parent(gpu: model.Gpu, asked: request.Request,
     """The function that the handle names, which has to be empty.
 
     Nova looks for the vGPU there and nowhere else
-    (:mod:`cyborg_gpu_driver.partition.functions`). A virtual function holds
-    one vGPU. One that a guest would not let go of at its unbind is still
-    its handle's in the journal.
+    (:mod:`cyborg_gpu_driver.partition.vgpu.functions`). A virtual function
+    holds one vGPU. One that a guest would not let go of at its unbind is
+    still its handle's in the journal.
 
     :raises BindRefused: if the virtual function is not free.
     """

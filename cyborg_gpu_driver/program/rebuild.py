@@ -33,10 +33,10 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import differences
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import live

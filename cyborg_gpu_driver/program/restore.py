@@ -33,8 +33,8 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import desired

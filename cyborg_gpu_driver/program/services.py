@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.offer import offers
 
 
 class Services:

@@ -33,8 +33,8 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
-from cyborg_gpu_driver.partition import action
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import blockers
 from cyborg_gpu_driver.program import privileged_driver
 

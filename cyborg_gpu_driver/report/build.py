@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 from cyborg_gpu_driver.report import values

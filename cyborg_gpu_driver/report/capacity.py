@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.partition import offers as partition_offers
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import reserved

@@ -29,9 +29,9 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers as partition_offers
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved

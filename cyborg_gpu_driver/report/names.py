@@ -28,8 +28,8 @@ import uuid
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 
 PROVIDER_NAME_MAX = 200
 """Placement's limit on a provider's name, in characters."""

@@ -42,8 +42,8 @@ from collections.abc import Iterator
 import os_traits
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import names
 
 _MIB_PER_GIB = 1024

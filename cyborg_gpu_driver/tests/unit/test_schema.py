@@ -27,7 +27,7 @@ from cyborg_gpu_driver.cloud import definition_schema
 from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import plugin_schema
-from cyborg_gpu_driver.partition import layout_schema
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 

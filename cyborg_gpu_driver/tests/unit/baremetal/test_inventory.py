@@ -21,8 +21,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import enumeration
-from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 

@@ -21,7 +21,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
 

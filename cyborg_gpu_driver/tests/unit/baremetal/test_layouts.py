@@ -19,7 +19,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 
 FILE = """

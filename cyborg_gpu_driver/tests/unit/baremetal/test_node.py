@@ -20,8 +20,8 @@ from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout_file
-from cyborg_gpu_driver.partition import layout_schema
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'

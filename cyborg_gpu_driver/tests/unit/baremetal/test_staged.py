@@ -23,7 +23,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 
 _LAYOUT = """
 version: v1

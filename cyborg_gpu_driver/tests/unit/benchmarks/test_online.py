@@ -22,8 +22,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 from cyborg_gpu_driver.tests.unit.partition import boards
 

@@ -25,7 +25,7 @@ import sys
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]

@@ -22,7 +22,7 @@ from cyborg_gpu_driver.cloud import baremetal_profile
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.partition import layout_devices
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
 
 _FILE = 'gpus.yaml'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'

@@ -40,10 +40,10 @@ from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition import layout_file
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal

@@ -16,7 +16,7 @@ import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.kubernetes import node
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 A100 = boards.gpu(
@@ -42,7 +42,7 @@ def cut(gpu, devices=None):
 
     :param devices: MIG devices by name; None without MIG mode.
     """
-    return node.NodeGpu(gpu, layout.wanted(
+    return node.NodeGpu(gpu, target.wanted(
         gpu, devices is not None, devices or {}))
 
 

@@ -27,7 +27,7 @@ from cyborg_gpu_driver.kubernetes import plugin_config
 from cyborg_gpu_driver.kubernetes import render
 from cyborg_gpu_driver.kubernetes import sharing
 from cyborg_gpu_driver.kubernetes import strategy
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.tests.unit.kubernetes import nodes
 
 NONE, SINGLE, MIXED = strategy.Strategy

@@ -23,8 +23,8 @@ from oslotest import base
 
 from cyborg_gpu_driver.nova import weigher_cost
 from cyborg_gpu_driver.nova import weigher_published as published
-from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import score
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
 

@@ -19,8 +19,8 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver.nova import weigher_grid
-from cyborg_gpu_driver.partition import enumeration
-from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
 

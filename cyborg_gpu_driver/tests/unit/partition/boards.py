@@ -17,7 +17,7 @@ and as NVIDIA's MIG user guide gives them.
 """
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import enumeration
+from cyborg_gpu_driver.partition.mig import enumeration
 
 
 def profile(profile_id, name, memory_mib, maximum, starts, size,

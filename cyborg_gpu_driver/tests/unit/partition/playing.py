@@ -16,8 +16,8 @@
 import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
-from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.mig import geometry
 
 Action = action.Action
 

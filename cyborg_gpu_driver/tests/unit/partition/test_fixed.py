@@ -20,12 +20,12 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import fixed
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
-from cyborg_gpu_driver.tests.unit.partition import test_vgpu_placement
+from cyborg_gpu_driver.tests.unit.partition.vgpu import test_placement
 
 # Number, name, framebuffer in GiB, maximum.
 L40S = ((1, 'L40S-48Q', 48, 1), (2, 'L40S-24Q', 24, 2), (3, 'L40S-12Q', 12, 4),
@@ -74,7 +74,7 @@ def a100(*carried, mixed=True):
     """An A100-40 of mixed sizes."""
     return l40s(*carried, vfs=16, mixed_sizes=mixed, vgpu_types=tuple(
         dataclasses.replace(kind, free_placements=None)
-        for kind in test_vgpu_placement.kinds(40)))
+        for kind in test_placement.kinds(40)))
 
 
 def rules(mode='vgpu', mixed_sizes=False, **numbers):
@@ -218,11 +218,11 @@ class TestMixedSizes(FixedCase):
 
     def test_every_combination_that_fits_is_placed(self):
         for region in (24, 40):
-            sizes = [size for size in test_vgpu_placement.REGIONS[region]
+            sizes = [size for size in test_placement.REGIONS[region]
                      if size > 3]
             gpu = l40s(vfs=32, mixed_sizes=True,
-                       vgpu_types=tuple(test_vgpu_placement.kinds(region)))
-            most = [range(min(3, len(test_vgpu_placement.REGIONS[region][
+                       vgpu_types=tuple(test_placement.kinds(region)))
+            most = [range(min(3, len(test_placement.REGIONS[region][
                 size])) + 1) for size in sizes]
             fitting = 0
             for counts in itertools.product(*most):
@@ -230,7 +230,7 @@ class TestMixedSizes(FixedCase):
                         size * count for size, count in
                         zip(sizes, counts, strict=True)) > region:
                     continue
-                fits = next(test_vgpu_placement.arrangements(
+                fits = next(test_placement.arrangements(
                     region, tuple(sizes), counts, ()), None) is not None
                 fitting += fits
                 governing = rules(mixed_sizes=True, **{
@@ -248,7 +248,7 @@ class TestMixedSizes(FixedCase):
                   for item in plan.vgpus]
         self.assertEqual(count, len(places))
         for number, (start, size) in enumerate(places):
-            self.assertFalse(test_vgpu_placement.clashes(
+            self.assertFalse(test_placement.clashes(
                 start, size, places[:number]), places)
 
 

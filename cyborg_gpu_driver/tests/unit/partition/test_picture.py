@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
-from cyborg_gpu_driver.tests.unit.partition import test_geometry
+from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
 A100 = '''\
   unit          0       1       2       3       4       5       6       7

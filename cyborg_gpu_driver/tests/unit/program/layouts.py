@@ -21,7 +21,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import layout
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import transaction
@@ -89,7 +89,7 @@ class LayoutCase(base.BaseTestCase):
 
     def wanted(self, enabled=True, gpu=None, **devices):
         """What a layout file would want; names with _ for the point."""
-        return layout.wanted(gpu or self.gpu, enabled, {
+        return target.wanted(gpu or self.gpu, enabled, {
             name.strip('_').replace('_', '.'): count
             for name, count in devices.items()})
 

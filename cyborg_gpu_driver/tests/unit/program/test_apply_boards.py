@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
 
-from cyborg_gpu_driver.partition import layout_generate
-from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 

@@ -18,7 +18,7 @@ import os
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.partition import layout_state
+from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program import apply
 from cyborg_gpu_driver.tests.unit.program import layouts
 

@@ -17,7 +17,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import action
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import executor
 from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.tests.unit.program import layouts

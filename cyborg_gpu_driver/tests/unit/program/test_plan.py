@@ -19,8 +19,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import plan
 from cyborg_gpu_driver.program import request

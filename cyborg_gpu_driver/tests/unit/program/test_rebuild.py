@@ -22,10 +22,10 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import rebuild
 from cyborg_gpu_driver.record import store

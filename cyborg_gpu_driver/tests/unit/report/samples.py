@@ -14,8 +14,8 @@
 """GPUs and offers to report, built by hand."""
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import build
 
 MIG_PROFILES = (

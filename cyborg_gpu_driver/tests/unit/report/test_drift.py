@@ -18,8 +18,8 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offer
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import names

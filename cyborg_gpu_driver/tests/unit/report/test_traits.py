@@ -19,11 +19,11 @@ from hypothesis import strategies
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import offers
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import traits
 from cyborg_gpu_driver.simulator import files
-from cyborg_gpu_driver.tests.unit.partition import test_offer_mig
+from cyborg_gpu_driver.tests.unit.partition.offer import test_mig
 from cyborg_gpu_driver.tests.unit.report import samples
 
 CUSTOM = re.compile(r'CUSTOM_[A-Z0-9_]+', re.ASCII)
@@ -56,8 +56,8 @@ class TestTraits(base.BaseTestCase):
         ), traits.traits(samples.t4(), samples.t4_offer()))
 
     def test_a_vgpu_that_shares_its_instance(self):
-        board = test_offer_mig.gpu()
-        offer, = offers.offers(board, test_offer_mig.rules('DC-1-8Q'))
+        board = test_mig.gpu()
+        offer, = offers.offers(board, test_mig.rules('DC-1-8Q'))
         self.assertEqual((
             'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MEMORY_8GB',
             'CUSTOM_NVIDIA_20B2', 'CUSTOM_NVIDIA_20B2_DC_1_8Q',

@@ -32,7 +32,7 @@ from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.partition import layout_file
+from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform

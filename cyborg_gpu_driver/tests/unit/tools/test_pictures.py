@@ -24,9 +24,9 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests import command

@@ -17,8 +17,8 @@ import fixtures
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import gpu_record
-from cyborg_gpu_driver.partition import offers
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build

@@ -1,0 +1,141 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""How one GPU becomes what is wanted, planned as a whole.
+
+Pure: a snapshot in (with the compute instances of each GPU instance), a
+value out that can be looked at before anything is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.change import change
+from cyborg_gpu_driver.partition.change import compute as compute_change
+from cyborg_gpu_driver.partition.change import order as change_order
+from cyborg_gpu_driver.partition.change import search as change_search
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.mig import geometry
+
+_InUse = Mapping[model.Placement, str]
+_NOBODY: _InUse = {}
+
+
+def plan(gpu: model.Gpu, wanted: target.Wanted,
+         in_use: _InUse = _NOBODY) -> change.Change:
+    """The change that destroys least and moves nothing that is in use.
+
+    :param gpu: as it is, its instances' compute instances included.
+    :param in_use: what uses the instance at a placement; such an instance
+        stays as it is, or there is no plan.
+    :raises LayoutUnreachable: saying which instance is in the way and what
+        would fit beside it.
+    """
+    mig = gpu.mig
+    if mig is None:
+        if wanted.enabled:
+            raise _unreachable(gpu, wanted, 'this GPU has no MIG')
+        return change.Change(gpu, wanted)
+    if not wanted.enabled:
+        return _disable(gpu, mig, wanted, in_use)
+    solution = change_search.solve(
+        geometry.Geometry(mig.profiles), mig.instances, in_use, wanted)
+    if solution is None:
+        raise _unreachable(gpu, wanted, _reason(mig, wanted, in_use))
+    keep = tuple(
+        change.Kept(item, choice, in_use.get(item.placement))
+        for item, choice in solution.keep)
+    staying = {item.instance for item in keep}
+    destroy = tuple(sorted(item for item in mig.instances
+                           if item not in staying))
+    create = tuple(change.Created(placement, choice)
+                   for placement, choice in solution.create)
+    steps = change_order.steps(mig, keep, destroy, create)
+    if not (mig.enabled and mig.pending):
+        steps = (action.Step(action.Action.ENABLE_MIG), *steps)
+    return change.Change(gpu, wanted, keep, destroy, create, steps)
+
+
+def _disable(gpu: model.Gpu, mig: model.Mig, wanted: target.Wanted,
+             in_use: _InUse) -> change.Change:
+    used = [item for item in sorted(mig.instances)
+            if item.placement in in_use]
+    if used:
+        raise _unreachable(gpu, wanted, '; '.join(
+            _described(mig, item, in_use) for item in used))
+    destroy = tuple(sorted(mig.instances))
+    steps = change_order.steps(mig, (), destroy, ())
+    if mig.enabled or mig.pending:
+        steps = (*steps, action.Step(action.Action.DISABLE_MIG))
+    return change.Change(gpu, wanted, destroy=destroy, steps=steps)
+
+
+def _unreachable(gpu: model.Gpu, wanted: target.Wanted, reason: str
+                 ) -> exception.LayoutUnreachable:
+    return exception.LayoutUnreachable(
+        address=gpu.address, wanted=wanted, reason=reason)
+
+
+def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
+    """Why there is no way, and what comes nearest."""
+    grid = geometry.Geometry(mig.profiles)
+    if change_search.solve(grid, (), (), wanted) is None:
+        return ('it does not fit on this GPU even when empty; there is '
+                'room for ' + _named(change_search.largest(mig, wanted)))
+    used = [item for item in sorted(mig.instances)
+            if item.placement in in_use]
+    blocking = _blocking(grid, mig, used, wanted)
+    part = change_search.largest(mig, wanted, used)
+    return ('in the way: '
+            + '; '.join(_described(mig, item, in_use) for item in blocking)
+            + f'; with all that is in use in place, of the wanted there is '
+              f'room for {_named(part)}')
+
+
+def _blocking(grid: geometry.Geometry, mig: model.Mig,
+              used: list[model.GpuInstance], wanted: target.Wanted
+              ) -> list[model.GpuInstance]:
+    """Each that alone prevents it; if none does alone, all of them."""
+    alone = []
+    for item in used:
+        others = {other.placement for other in used if other != item}
+        if change_search.solve(grid, mig.instances, others, wanted):
+            alone.append(item)
+    return alone or [
+        item for item in used if not _harmless(item, wanted)] or used
+
+
+def _harmless(item: model.GpuInstance, wanted: target.Wanted) -> bool:
+    """Whether an instance is one of those wanted, just as it is."""
+    return any(
+        choice.profile.profile_id == item.profile_id
+        and compute_change.cost(item, choice, True) is not None
+        for packing in wanted.packings() for choice in packing)
+
+
+def _described(mig: model.Mig, item: model.GpuInstance, in_use: _InUse) -> str:
+    profile = mig.profile_by_id(item.profile_id)
+    name = profile.name if profile else f'profile {item.profile_id}'
+    if profile and item.compute:
+        sizes = sorted((compute.size for compute in item.compute),
+                       reverse=True)
+        name = str(target.WantedInstance(profile, tuple(sizes)))
+    return f'{name} at {item.placement}, in use by {in_use[item.placement]}'
+
+
+def _named(counts: Mapping[str, int]) -> str:
+    return target.listed(counts) or 'nothing'

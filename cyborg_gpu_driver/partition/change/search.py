@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The search for what can stay and where the rest goes: exact.
+
+A grid has a dozen units at most and a GPU as few instances, so all that can
+be kept is tried, what loses least first, with every way to place the rest.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import compute as compute_change
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+
+Needs = tuple[tuple[model.GpuInstanceProfile, int], ...]
+"""How many instances of each profile, large profiles first."""
+_Packing = tuple[target.WantedInstance, ...]
+_Pair = tuple[model.GpuInstance, target.WantedInstance]
+_Cost = tuple[int, int]
+"""Compute instances destroyed and created."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What stays, as what, and what is made where."""
+
+    keep: tuple[_Pair, ...]
+    create: tuple[tuple[model.Placement, target.WantedInstance], ...]
+
+
+def solve(grid: geometry.Geometry,
+          instances: Sequence[model.GpuInstance],
+          in_use: Collection[model.Placement],
+          wanted: target.Wanted) -> Solution | None:
+    """The way to what is wanted that destroys least.
+
+    In this order: the fewest MIG devices destroyed (compute instances, and
+    GPU instances without any); the fewest GPU instances in the end; the
+    fewest of them destroyed. Of equals it is the one that leaves most room
+    for what may be asked for next
+    (:func:`cyborg_gpu_driver.partition.mig.score.cost`).
+
+    :param in_use: placements of instances that must stay as they are.
+    :returns: None if there is no way with those in place.
+    """
+    best: tuple[tuple[Any, ...], Solution] | None = None
+    for packing in wanted.packings():
+        for lost, keep in _keepable(instances, in_use, packing):
+            if best is not None and lost > best[0][0]:
+                break
+            pairs = _assign(keep, in_use, packing)
+            found = pairs and _complete(grid, lost, instances, pairs,
+                                        packing)
+            if found and (best is None or found[0] < best[0]):
+                best = found
+    return best and best[1]
+
+
+def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+                needs: Needs) -> Iterator[geometry.Occupancy]:
+    """Every occupancy that has so many more instances.
+
+    Instances of one profile are placed from low to high, so that none
+    comes twice.
+    """
+    if not needs:
+        yield occupancy
+        return
+    (profile, count), rest = needs[0], needs[1:]
+    yield from _place(grid, occupancy, profile, count, rest, -1)
+
+
+def fits_empty(gpu: model.Gpu, wanted: target.Wanted) -> bool:
+    """Whether a GPU with nothing on it can be as wanted."""
+    if gpu.mig is None:
+        return not wanted.devices
+    grid = geometry.Geometry(gpu.mig.profiles)
+    return solve(grid, (), (), wanted) is not None
+
+
+def largest(mig: model.Mig, wanted: target.Wanted,
+            fixed: Iterable[model.GpuInstance] = ()) -> dict[str, int]:
+    """The largest part of what is wanted that there is room for.
+
+    Largest by compute slices, then by number of MIG devices.
+
+    :param fixed: instances that stay; those that are wanted count as such.
+    :returns: MIG devices by name, empty if nothing fits.
+    """
+    grid = geometry.Geometry(mig.profiles)
+    fixed = tuple(fixed)
+    seen: set[tuple[int, ...]] = set()
+    stack: list[tuple[int, ...]] = [()]
+    parts: list[tuple[int, ...]] = [()]
+    while stack:
+        part = stack.pop()
+        for index, entry in enumerate(wanted.devices):
+            count = part.count(index)
+            grown = tuple(sorted((*part, index)))
+            if count < entry.count and grown not in seen:
+                seen.add(grown)
+                if _has_room(grid, fixed, _part(wanted, grown)):
+                    parts.append(grown)
+                    stack.append(grown)
+    best = max(parts, key=lambda part: (
+        sum(wanted.devices[index].slices for index in part), len(part)))
+    return _part(wanted, best).counts
+
+
+def _part(wanted: target.Wanted, indices: Iterable[int]) -> target.Wanted:
+    counts = collections.Counter(indices)
+    return target.Wanted(True, tuple(
+        dataclasses.replace(entry, count=counts[index])
+        for index, entry in enumerate(wanted.devices) if counts[index]))
+
+
+def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
+              wanted: target.Wanted) -> bool:
+    there = collections.Counter(item.profile_id for item in fixed)
+    for packing in wanted.packings():
+        missing = collections.Counter(
+            item.profile for item in packing)
+        for profile in missing:
+            missing[profile] -= there[profile.profile_id]
+        if next(completions(grid, grid.occupancy_of(fixed),
+                            _needs(missing)), None) is not None:
+            return True
+    return False
+
+
+def _needs(counts: Mapping[model.GpuInstanceProfile, int]) -> Needs:
+    """Large ones first: what fits nowhere is found out soonest."""
+    return tuple(sorted(
+        ((profile, count) for profile, count in counts.items()
+         if count > 0),
+        key=lambda need: (-need[0].slices, need[0].profile_id)))
+
+
+def _place(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+           profile: model.GpuInstanceProfile, count: int, rest: Needs,
+           above: int) -> Iterator[geometry.Occupancy]:
+    if not count:
+        yield from completions(grid, occupancy, rest)
+        return
+    for placement in grid.free_placements(occupancy, profile):
+        if placement.start > above:
+            yield from _place(grid, occupancy.add(profile, placement),
+                              profile, count - 1, rest, placement.start)
+
+
+def _keepable(instances: Sequence[model.GpuInstance],
+              in_use: Collection[model.Placement], packing: _Packing
+              ) -> list[tuple[int, tuple[model.GpuInstance, ...]]]:
+    """(MIG devices lost with the others, instances that could stay), by
+    what is lost.
+    """
+    counts = collections.Counter(
+        item.profile.profile_id for item in packing)
+    must = [item for item in instances if item.placement in in_use]
+    for item in must:
+        counts[item.profile_id] -= 1
+    if any(count < 0 for count in counts.values()):
+        return []
+    may = [item for item in instances if item.placement not in in_use]
+    worth = sum(map(_devices, may))
+    useful = [item for item in may if counts[item.profile_id] > 0]
+    return sorted((
+        (worth - sum(map(_devices, chosen)), (*must, *chosen))
+        for size in range(len(useful) + 1)
+        for chosen in itertools.combinations(useful, size)
+        if _within(chosen, counts)), key=lambda item: item[0])
+
+
+def _devices(instance: model.GpuInstance) -> int:
+    """What is lost with an instance."""
+    return max(1, len(instance.compute))
+
+
+def _within(chosen: Iterable[model.GpuInstance], counts: Mapping[int, int]
+            ) -> bool:
+    there = collections.Counter(item.profile_id for item in chosen)
+    return all(count <= counts[profile_id]
+               for profile_id, count in there.items())
+
+
+def _assign(keep: Iterable[model.GpuInstance],
+            in_use: Collection[model.Placement], packing: _Packing
+            ) -> tuple[int, list[_Pair]] | None:
+    """(compute instances lost, what each instance is to be), at the least
+    cost; None if one in use cannot be as wanted.
+    """
+    lost, pairs = 0, []
+    by_profile = collections.defaultdict(list)
+    for item in keep:
+        by_profile[item.profile_id].append(item)
+    for profile_id, items in by_profile.items():
+        wanted = tuple(item for item in packing
+                       if item.profile.profile_id == profile_id)
+        best = _cheapest(tuple(items), wanted, in_use)
+        if best is None:
+            return None
+        lost += best[0][0]
+        pairs += best[1]
+    return lost, pairs
+
+
+def _cheapest(items: tuple[model.GpuInstance, ...], wanted: _Packing,
+              in_use: Collection[model.Placement]
+              ) -> tuple[_Cost, list[_Pair]] | None:
+    if not items:
+        return (0, 0), []
+    best: tuple[_Cost, list[_Pair]] | None = None
+    for choice in dict.fromkeys(wanted):
+        cost = compute_change.cost(
+            items[0], choice, items[0].placement in in_use)
+        left = list(wanted)
+        left.remove(choice)
+        rest = (None if cost is None
+                else _cheapest(items[1:], tuple(left), in_use))
+        if cost is not None and rest is not None:
+            total = cost[0] + rest[0][0], cost[1] + rest[0][1]
+            if best is None or total < best[0]:
+                best = total, [(items[0], choice), *rest[1]]
+            if total == (0, 0):
+                break
+    return best
+
+
+def _complete(grid: geometry.Geometry, lost: int,
+              instances: Sequence[model.GpuInstance],
+              assigned: tuple[int, list[_Pair]], packing: _Packing
+              ) -> tuple[tuple[Any, ...], Solution] | None:
+    """(cost, solution) for the best way to place what is missing; None if
+    there is none.
+    """
+    lost_inside, pairs = assigned
+    missing = collections.Counter(packing)
+    missing.subtract(choice for _item, choice in pairs)
+    counts: collections.Counter[model.GpuInstanceProfile] = (
+        collections.Counter())
+    for choice, count in missing.items():
+        counts[choice.profile] += count
+    before = grid.occupancy_of(item for item, _choice in pairs)
+    ways = [((score.cost(grid, occupancy), _descending(occupancy)),
+             occupancy)
+            for occupancy in completions(grid, before, _needs(counts))]
+    if not ways:
+        return None
+    room, best = min(ways, key=lambda way: way[0])
+    return ((lost + lost_inside, len(packing), len(instances) - len(pairs),
+             room),
+            Solution(tuple(sorted(pairs, key=lambda pair: pair[0])),
+                     _placed(best, before, missing)))
+
+
+def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
+            missing: collections.Counter[target.WantedInstance]
+            ) -> tuple[tuple[model.Placement, target.WantedInstance], ...]:
+    """Which of the missing instances goes where: any of its profile."""
+    new = list((collections.Counter(after.taken)
+                - collections.Counter(before.taken)).elements())
+    result = []
+    for choice, count in sorted(
+            missing.items(), key=lambda item: item[0].compute, reverse=True):
+        for _number in range(count):
+            taken = next(item for item in new
+                         if item[0] == choice.profile.profile_id)
+            new.remove(taken)
+            result.append((taken[1], choice))
+    return tuple(sorted(result, key=lambda pair: pair[0]))
+
+
+def _descending(occupancy: geometry.Occupancy) -> tuple[int, ...]:
+    """A key by which higher starts come first."""
+    return tuple(-place.start for _profile, place in occupancy.taken)

@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Of which GPUs an item of a layout file speaks: devices, device-filter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """A choice of GPUs, by index and by what board they are."""
+
+    indices: tuple[int, ...] | None = None
+    """Positions among the host's GPUs by PCI address; None for all."""
+    boards: tuple[str, ...] = ()
+    """``0x20B010DE``: device id and vendor id; empty for every board."""
+
+    @classmethod
+    def parse(cls, item: dict[str, Any], place: schema.Place) -> Devices:
+        """Read ``devices`` and ``device-filter`` of an item.
+
+        :param item: that has passed its schema.
+        :raises LayoutError: if a board is there twice.
+        """
+        found = item.get('device-filter') or ()
+        boards = (found,) if isinstance(found, str) else tuple(found)
+        if len({board.lower() for board in boards}) < len(boards):
+            raise place.below('device-filter').error(
+                'a board is there twice', 'leave one')
+        return cls(None if item['devices'] == layout_schema.ALL
+                   else tuple(item['devices']), boards)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As they stand in a file."""
+        result: dict[str, Any] = {}
+        if len(self.boards) == 1:
+            result['device-filter'] = self.boards[0]
+        elif self.boards:
+            result['device-filter'] = layout_yaml.Flow(self.boards)
+        result['devices'] = (layout_schema.ALL if self.indices is None
+                             else layout_yaml.Flow(self.indices))
+        return result
+
+    def include(self, index: int, gpu: model.Gpu) -> bool:
+        """Whether the GPU at position ``index`` is one of them."""
+        return ((self.indices is None or index in self.indices)
+                and (not self.boards or board(gpu).lower() in
+                     (text.lower() for text in self.boards)))
+
+    def overlap(self, other: Devices) -> bool:
+        """Whether a GPU is sure to be in both, if it is there at all."""
+        ours = {text.lower() for text in self.boards}
+        theirs = {text.lower() for text in other.boards}
+        if ours != theirs and not ours & theirs:
+            return False
+        if self.indices is None or other.indices is None:
+            return () not in (self.indices, other.indices)
+        return not set(self.indices).isdisjoint(other.indices)
+
+    def __str__(self) -> str:
+        chosen = (layout_schema.ALL if self.indices is None
+                  else f'[{", ".join(map(str, self.indices))}]')
+        boards = f' of {", ".join(self.boards)}' if self.boards else ''
+        return f'devices {chosen}{boards}'
+
+
+def board(gpu: model.Gpu) -> str:
+    """What board a GPU is, as filters name it: ``0x20B010DE``."""
+    return f'0x{gpu.device_id.upper()}{gpu.vendor_id.upper()}'
+
+
+def check_overlaps(chosen: Sequence[Devices], place: schema.Place
+                   ) -> None:
+    """Refuse two items of one entry that are sure to choose one GPU.
+
+    :raises LayoutError: naming both.
+    """
+    for number, devices in enumerate(chosen):
+        for other in range(number):
+            if devices.overlap(chosen[other]):
+                raise place.below(number).error(
+                    f'chooses GPUs that item {other} chooses too',
+                    'choose each GPU in one item only')

@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A layout file of all that makes sense for the GPUs of a host."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
+
+_Counts = tuple[tuple[str, int], ...]
+_Content = tuple[bool, _Counts]
+"""MIG mode, and how many instances of each profile by name."""
+_DISABLED: _Content = (False, ())
+_ENABLED: _Content = (True, ())
+
+
+def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
+             ) -> layout_file.LayoutFile:
+    """All sensible layouts for the GPUs found.
+
+    MIG off; MIG on and empty; each profile as often as it fits; all sizes
+    of plain profile beside each other (``all-balanced``); and each other
+    set of plain profiles to which none can be added. An entry says what to
+    do on each kind of board that it suits, by device-filter where there
+    are several kinds.
+    """
+    boards: dict[str, model.Mig | None] = {}
+    for gpu in gpus:
+        # Of a GPU that cannot be read, another of its board knows more.
+        board = layout_devices.board(gpu)
+        boards[board] = boards.get(board) or gpu.mig
+    entries: dict[str, dict[str, _Content]] = collections.defaultdict(dict)
+    for board, mig in sorted(boards.items()):
+        entries['all-disabled'][board] = _DISABLED
+        if mig is None:
+            continue
+        entries['all-enabled'][board] = _ENABLED
+        for name, counts in _layouts(mig):
+            entries[name][board] = (True, counts)
+    return layout_file.LayoutFile(tuple(
+        layout_file.Entry(source, name, _sections(alike, len(boards)))
+        for name, alike in entries.items()), source)
+
+
+def _sections(by_board: Mapping[str, _Content], board_count: int
+              ) -> tuple[layout_file.Section, ...]:
+    """One section for all boards that are to be the same."""
+    alike = collections.defaultdict(list)
+    for board, content in by_board.items():
+        alike[content].append(board)
+    return tuple(layout_file.Section(
+        layout_devices.Devices(
+            boards=() if len(boards) == board_count else tuple(boards)),
+        enabled, dict(counts))
+        for (enabled, counts), boards in alike.items())
+
+
+def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
+    """(entry name, ((profile name, count), ...)) for one board."""
+    grid = geometry.Geometry(mig.profiles)
+    for profile in mig.profiles:
+        count = grid.creatable(geometry.EMPTY, profile)
+        if count:
+            yield _entry_name(((profile.name, 1),)), ((profile.name, count),)
+    mixed = _mixed(grid, _plain(mig.profiles))
+    if mixed:
+        # As many sizes as can be, and of that as many instances as can be.
+        yield 'all-balanced', max(mixed, key=lambda counts: (
+            len(counts), sum(count for _name, count in counts)))
+    for counts in mixed:
+        yield _entry_name(counts), counts
+
+
+def _plain(profiles: Iterable[model.GpuInstanceProfile]
+           ) -> tuple[model.GpuInstanceProfile, ...]:
+    """The plain profile of each size: without attributes, and of two with
+    as many slices the smaller, of which more fit.
+    """
+    plain: dict[int, model.GpuInstanceProfile] = {}
+    for profile in profiles:
+        other = plain.get(profile.slices)
+        if not _attributes(profile) and (
+                other is None
+                or profile.max_instances > other.max_instances):
+            plain[profile.slices] = profile
+    return tuple(plain.values())
+
+
+def _attributes(profile: model.GpuInstanceProfile) -> bool:
+    try:
+        return bool(names.ProfileName.parse(profile.name).attributes)
+    except exception.InvalidValue:
+        return True
+
+
+def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
+           ) -> list[_Counts]:
+    """Sets of two profiles and more that are in no larger one."""
+    by_id = {profile.profile_id: profile for profile in plain}
+    found = [dict(item) for item in
+             enumeration.maximal_multisets(grid, plain)]
+    largest = [item for item in found if not any(
+        item != other and item.items() != other.items()
+        and all(other.get(key, 0) >= count for key, count in item.items())
+        for other in found)]
+    return sorted(
+        tuple((by_id[profile_id].name, item[profile_id])
+              for profile_id in sorted(
+                  item, key=lambda key: -by_id[key].slices))
+        for item in largest if len(item) > 1)
+
+
+def _entry_name(counts: _Counts) -> str:
+    """``all-3g.20gb-4x1g.5gb``: fit to be a label, so no plus."""
+    words = [f'{count}x{name}' if count > 1 else name
+             for name, count in counts]
+    return 'all-' + '-'.join(words).replace('+', '.')

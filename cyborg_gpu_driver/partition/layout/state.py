@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What GPUs are now, in the words of layout files."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+
+_NOBODY: Mapping[model.Placement, str] = {}
+
+
+def mode_differences(gpu: model.Gpu, wanted: target.Wanted
+                     ) -> tuple[str, ...]:
+    """How a GPU's MIG mode differs from what is wanted; empty if it does
+    not.
+    """
+    there = gpu.mig is not None and gpu.mig.enabled
+    pending = gpu.mig is not None and gpu.mig.pending
+    if there != wanted.enabled:
+        return (f'MIG mode is {_word(there)}, {_word(wanted.enabled)} is '
+                'wanted' + (', and pending' if pending != there else ''),)
+    if pending != wanted.enabled:
+        return (f'MIG mode is {_word(there)} as wanted, but {_word(pending)}'
+                ' is pending',)
+    return ()
+
+
+def differences(gpu: model.Gpu, wanted: target.Wanted,
+                in_use: Mapping[model.Placement, str] = _NOBODY
+                ) -> tuple[str, ...]:
+    """How a GPU differs from what is wanted; empty if it is as wanted.
+
+    A GPU is as wanted if and only if there is nothing to change, so that
+    one to which a layout was applied always passes.
+
+    :param in_use: as for :func:`change_plan.plan`.
+    """
+    try:
+        if change_plan.plan(gpu, wanted, in_use).is_empty:
+            return ()
+    except exception.LayoutUnreachable:
+        pass
+    found = [*mode_differences(gpu, wanted)]
+    there = _counts(gpu)
+    for name in dict.fromkeys([*wanted.counts, *there]):
+        expected = wanted.counts.get(name, 0)
+        if there[name] != expected:
+            found.append(f'{name}: {there[name]} there, {expected} wanted')
+    found += [
+        f'{_name(mig, item)} at {item.placement} has no compute instance'
+        for mig, item in _instances(gpu)
+        if not item.compute and item.placement not in in_use]
+    return tuple(found)
+
+
+def export(gpus: Sequence[model.Gpu], name: str = 'current',
+           source: str = 'this host', left_out: Collection[int] = ()
+           ) -> layout_file.LayoutFile:
+    """What all GPUs are now, as a layout file of one entry.
+
+    A GPU instance without compute instances counts as the whole of one,
+    since a layout file cannot say otherwise.
+
+    :param gpus: the host's, by address.
+    :param left_out: indices of which the file is to say nothing.
+    """
+    alike = collections.defaultdict(list)
+    for index, gpu in enumerate(gpus):
+        if index in left_out:
+            continue
+        enabled = gpu.mig is not None and gpu.mig.enabled
+        alike[enabled, tuple(_whole_counts(gpu))].append(index)
+    sections = tuple(layout_file.Section(
+        layout_devices.Devices(
+            None if len(indices) == len(gpus) else tuple(indices)),
+        enabled, dict(counts))
+        for (enabled, counts), indices in alike.items())
+    return layout_file.LayoutFile(
+        (layout_file.Entry(source, name, sections),), source)
+
+
+def _instances(gpu: model.Gpu
+               ) -> list[tuple[model.Mig, model.GpuInstance]]:
+    """Each GPU instance with what lists its profile."""
+    return [] if gpu.mig is None else [
+        (gpu.mig, item) for item in gpu.mig.instances]
+
+
+def _counts(gpu: model.Gpu) -> collections.Counter[str]:
+    """MIG devices by name."""
+    counts: collections.Counter[str] = collections.Counter()
+    for mig, item in _instances(gpu):
+        profile = mig.profile_by_id(item.profile_id)
+        for compute in item.compute:
+            counts[target.device_name(profile, compute.size) if profile
+                   else _name(mig, item)] += 1
+    return counts
+
+
+def _whole_counts(gpu: model.Gpu) -> list[tuple[str, int]]:
+    counts = _counts(gpu)
+    for mig, item in _instances(gpu):
+        if not item.compute:
+            counts[_name(mig, item)] += 1
+    return sorted(counts.items())
+
+
+def _name(mig: model.Mig, instance: model.GpuInstance) -> str:
+    profile = mig.profile_by_id(instance.profile_id)
+    return profile.name if profile else f'profile {instance.profile_id}'
+
+
+def _word(enabled: bool) -> str:
+    return 'on' if enabled else 'off'

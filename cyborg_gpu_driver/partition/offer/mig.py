@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU in MIG mode offers: MIG-backed vGPUs. Pure.
+
+A type that fills its GPU instance is offered by the name of the instance's
+profile; one of which an instance holds several, by its own name. The
+instances of all offers exclude each other by place, and an instance holds
+vGPUs of one framebuffer size only.
+
+What is in use is counted so that it adds up. An offer of whole instances
+has in use every instance of its profile, also one that carries shared
+vGPUs, because that one is not left for it; a shared type has in use its
+own vGPUs. Every offer's ``creatable`` is at most its total less what it has
+in use, and what is bound through it is part of that: so a provider's
+``reserved`` (total less what is bound less what is creatable) is never
+negative, and what Placement has left is exactly what is creatable.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.vgpu import functions
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What one offer is about."""
+
+    profile: model.GpuInstanceProfile
+    backing: vgpu_types.Type | None
+    """None if no type of the GPU uses the profile."""
+    shared: bool
+    """Whether an instance holds several."""
+
+    @property
+    def sharing(self) -> vgpu_types.Type | None:
+        """The type of which an instance holds several, if it does."""
+        return self.backing if self.shared else None
+
+    @property
+    def name(self) -> str:
+        return self.sharing.name if self.sharing else self.profile.name
+
+    @property
+    def per_instance(self) -> int:
+        return self.sharing.per_instance if self.sharing else 1
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy,
+           held: Sequence[offer.Held], vfio_handles: bool
+           ) -> Iterator[offer.Offer]:
+    """One offer for each profile and each shared type that is enabled.
+
+    :param held: which vGPUs of ours lie on which instance. An instance that
+        is not among them is somebody else's: nothing is promised on it.
+    :param vfio_handles: whether handles can be bound to virtual functions
+        of vendor VFIO.
+    """
+    if gpu.mig is None:
+        problem = ('this GPU has no MIG' if gpu.visible_to_nvml else
+                   f'NVML does not see this GPU (driver {gpu.driver})')
+        for name in policy.profiles or (policy.mode.value,):
+            yield offer.nothing(gpu, policy, name, problem)
+        return
+    types = vgpu_types.of_mode(gpu, policy.mode)
+    kinds = _kinds(gpu.mig, types, policy)
+    room = _Room(gpu, gpu.mig, types, held)
+    claims = [functions.Claim(_total(policy, kind), group)
+              for kind, group in zip(kinds, room.groups(kinds), strict=True)]
+    parents = functions.assign(gpu.vfs, claims)
+    for kind, claim, own in zip(kinds, claims, parents, strict=True):
+        total = len(own) if gpu.vfs else claim.total
+        in_use = room.in_use(kind)
+        yield offer.Offer(
+            gpu=gpu.address, policy=policy.name, mode=policy.mode,
+            profile=kind.name, total=total, in_use=in_use,
+            creatable=max(0, min(room.creatable(kind, own),
+                                 total - in_use)),
+            gi_profile_id=kind.profile.profile_id,
+            vgpu_type_id=kind.backing.type_id if kind.backing else None,
+            parents=own, framework=gpu.framework,
+            per_instance=kind.per_instance,
+            framebuffer_mib=(kind.backing.framebuffer_mib
+                             if kind.backing else 0),
+            problem=_problem(gpu, gpu.mig, kind, vfio_handles)
+            or ('' if total else offer.no_function_left(policy)))
+    yield from _unknown(gpu, gpu.mig, policy, types)
+
+
+def unknown_profile(mig: model.Mig, name: str) -> str:
+    """A sentence that names the profiles that there are instead."""
+    return (f'this GPU has no profile {name}; it has '
+            + (', '.join(profile.name for profile in mig.profiles)
+               or 'none'))
+
+
+def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
+             types: Sequence[vgpu_types.Type]) -> Iterator[offer.Offer]:
+    """What the policy names and the GPU has not.
+
+    Where profiles are named, a type only says how one of them is to be
+    backed, if the GPU has it.
+    """
+    for name in dict.fromkeys(policy.profiles):
+        if mig.profile_by_name(name) is None:
+            yield offer.nothing(gpu, policy, name,
+                                unknown_profile(mig, name))
+    for text in () if policy.profiles else dict.fromkeys(policy.vgpu_types):
+        if not any(entry.is_called(text) for entry in types):
+            yield offer.nothing(gpu, policy, text,
+                                vgpu_types.unknown(types, text))
+
+
+def _kinds(mig: model.Mig, types: Sequence[vgpu_types.Type],
+           policy: policies.Policy) -> tuple[_Kind, ...]:
+    """In NVML's order, which the operator's lists do not change."""
+    return tuple(kind for profile in mig.profiles
+                 for kind in _kinds_of(profile, types, policy))
+
+
+def _kinds_of(profile: model.GpuInstanceProfile,
+              types: Sequence[vgpu_types.Type], policy: policies.Policy
+              ) -> Iterator[_Kind]:
+    named = [entry for entry in vgpu_types.using(types, profile)
+             if any(map(entry.is_called, policy.vgpu_types))]
+    filling = vgpu_types.filling(types, profile)
+    if policy.profiles:
+        whole = profile.name in policy.profiles
+    elif policy.vgpu_types:
+        whole = any(entry in filling for entry in named)
+    else:
+        whole = bool(filling) or not types
+    if whole:
+        yield _Kind(profile, vgpu_types.backing(
+            types, profile, policy.vgpu_types), False)
+    for entry in named:
+        if entry not in filling:
+            yield _Kind(profile, entry, True)
+
+
+def _total(policy: policies.Policy, kind: _Kind) -> int:
+    told = [kind.profile.max_instances * kind.per_instance,
+            vgpu_types.most(kind.backing, policy) if kind.backing else None]
+    return min(filter(None, told), default=0)
+
+
+def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool
+             ) -> str:
+    if not mig.enabled:
+        return ('MIG mode is off' if not mig.pending else
+                'MIG mode is off until the GPU is reset')
+    if not gpu.vfs:
+        return offer.NO_FUNCTIONS.format(gpu=gpu)
+    if kind.backing is None:
+        return f'no vGPU type of this GPU uses {kind.profile.name}'
+    return offer.unreported(gpu, vfio_handles)
+
+
+class _Room:
+    """What is on a GPU, and what it leaves."""
+
+    def __init__(self, gpu: model.Gpu, mig: model.Mig,
+                 types: Iterable[vgpu_types.Type],
+                 held: Iterable[offer.Held]) -> None:
+        self._gpu = gpu
+        self._instances = mig.instances
+        self._grid = geometry.Geometry(mig.profiles)
+        self._occupancy = self._grid.occupancy_of(mig.instances)
+        self._types = {entry.type_id: entry for entry in types}
+        self._held = collections.defaultdict(list)
+        for item in held:
+            self._held[item.placement].append(item.type_id)
+
+    def in_use(self, kind: _Kind) -> int:
+        if kind.sharing:
+            return sum(vgpu.type_id == kind.sharing.type_id
+                       for vgpu in self._gpu.vgpus)
+        return self._occupancy.counts[kind.profile.profile_id]
+
+    def creatable(self, kind: _Kind, own: Sequence[model.PciAddress]) -> int:
+        """How many more can be made.
+
+        :param own: the functions that the handles name.
+        """
+        fitting = kind.per_instance * self._grid.creatable(
+            self._occupancy, kind.profile)
+        if kind.sharing:
+            fitting += sum(self._spare(instance, kind.sharing)
+                           for instance in self._instances
+                           if instance.profile_id
+                           == kind.profile.profile_id)
+        if not self._gpu.vfs:
+            return fitting
+        return min(fitting, len(functions.empty(self._gpu, own)))
+
+    def _spare(self, instance: model.GpuInstance, entry: vgpu_types.Type
+               ) -> int:
+        """How many more of a type an instance of ours takes."""
+        there = self._held[instance.placement]
+        sizes = {self._types[type_id].framebuffer_mib
+                 if type_id in self._types else None for type_id in there}
+        if sizes != {entry.framebuffer_mib}:
+            return 0
+        told = sum(vgpu.instance_id == instance.instance_id
+                   for vgpu in self._gpu.vgpus)
+        return max(0, entry.per_instance - max(len(there), told))
+
+    def groups(self, kinds: Sequence[_Kind]) -> list[int]:
+        """A number for each kind; those of different ones never coexist."""
+        groups = list(range(len(kinds)))
+        for one, other in itertools.combinations(range(len(kinds)), 2):
+            if (groups[one] != groups[other]
+                    and self._coexist(kinds[one], kinds[other])):
+                joined = groups[other]
+                groups = [groups[one] if group == joined else group
+                          for group in groups]
+        return groups
+
+    def _coexist(self, one: _Kind, other: _Kind) -> bool:
+        if (one.profile is other.profile and one.sharing and other.sharing
+                and one.sharing.framebuffer_mib
+                == other.sharing.framebuffer_mib):
+            return True
+        return any(self._grid.free_placements(
+            geometry.EMPTY.add(one.profile, placement), other.profile)
+            for placement in one.profile.placements)

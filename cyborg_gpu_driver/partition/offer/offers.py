@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU offers under a policy: pure, from the snapshot alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.offer import mig as offer_mig
+from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+
+Held = offer.Held
+Offer = offer.Offer
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy,
+           held: Sequence[Held] = (), vfio_handles: bool = False,
+           passthrough_driver: str | None = None) -> tuple[Offer, ...]:
+    """What ``gpu`` offers under the policy that governs it.
+
+    Whatever the policy asks for and the GPU cannot give is there too, with
+    its :attr:`Offer.problem`, so that an operator sees why.
+
+    :param held: which vGPUs lie on which of its GPU instances, as far as
+        that is known; each once.
+    :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
+        bound to virtual functions of vendor VFIO.
+    :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
+        a GPU could offer, whatever its driver is now.
+    """
+    if policy.mode is policies.Mode.PASSTHROUGH:
+        return tuple(offer_whole.offers(gpu, policy, passthrough_driver))
+    if policy.mode is policies.Mode.VGPU:
+        return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
+    if policy.mode is policies.Mode.MIG:
+        return tuple(offer_mig.offers(gpu, policy, held, vfio_handles))
+    return ()
+
+
+def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
+    """What ``gpu`` could offer in any mode, to choose a policy by."""
+    found = list(offers(gpu, policies.Policy(
+        '', policies.Mode.PASSTHROUGH)))
+    # One by one: offered together they might need more virtual functions
+    # than there are.
+    for entry in vgpu_types.of_mode(gpu, policies.Mode.VGPU):
+        found += offers(gpu, policies.Policy(
+            '', policies.Mode.VGPU, vgpu_types=(entry.type_id,)))
+    if gpu.mig is not None:
+        found += offers(gpu, policies.Policy('', policies.Mode.MIG))
+        for type_id in _shared(gpu.mig, gpu):
+            found += offers(gpu, policies.Policy(
+                '', policies.Mode.MIG, vgpu_types=(type_id,)))
+    return tuple(found)
+
+
+def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
+    """What a policy asks for that this GPU does not know.
+
+    :returns: sentences naming the policy, the option and the valid names;
+        empty if all is well. A policy may govern boards with other names,
+        so this is worth a warning, not a refusal.
+    """
+    where = f'policy {policy.name}, GPU {gpu.address}: '
+    found = []
+    if policy.mode is policies.Mode.MIG and gpu.mig is not None:
+        found += [where + 'profiles: ' + offer_mig.unknown_profile(
+                      gpu.mig, name)
+                  for name in policy.profiles
+                  if gpu.mig.profile_by_name(name) is None]
+    if (policy.mode in (policies.Mode.MIG, policies.Mode.VGPU)
+            and vgpu_types.types_of(gpu)):
+        types = vgpu_types.of_mode(gpu, policy.mode)
+        found += [where + f'{option}: ' + vgpu_types.unknown(types, text)
+                  for option, texts in _type_options(policy)
+                  for text in texts
+                  if not any(entry.is_called(text) for entry in types)]
+    return found
+
+
+def _type_options(policy: policies.Policy
+                  ) -> Iterator[tuple[str, Sequence[str]]]:
+    yield 'vgpu_types', policy.vgpu_types
+    yield 'fixed_vgpus', [name for name, _number in policy.fixed_vgpus]
+    yield 'max_instances', [name for name, _number in policy.max_instances]
+
+
+def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
+    """The types of which a GPU instance holds several."""
+    types = vgpu_types.of_mode(gpu, policies.Mode.MIG)
+    return tuple(
+        entry.type_id for profile in mig.profiles
+        for entry in vgpu_types.using(types, profile)
+        if entry not in vgpu_types.filling(types, profile))

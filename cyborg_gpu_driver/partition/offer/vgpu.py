@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU offers as time-sliced vGPUs. Pure.
+
+Without mixed sizes the types of one GPU exclude each other. On a GPU that
+is its own parent (Turing) a vGPU leaves room for its own type only; on
+virtual functions for all types of its framebuffer size, which then share
+the number that fits. Among mixed sizes a type fits wherever one of its
+placements is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.vgpu import functions
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
+           ) -> Iterator[offer.Offer]:
+    """One offer for each type that the policy names.
+
+    :param vfio_handles: whether handles can be bound to virtual functions
+        of vendor VFIO. Where they cannot, the types of ``fixed_vgpus``
+        stand for those of a policy that has no others.
+    """
+    names = policy.vgpu_types
+    if (not names and not vfio_handles
+            and gpu.framework is model.Framework.VENDOR_VFIO):
+        names = tuple(name for name, _number in policy.fixed_vgpus)
+    if not names:
+        yield offer.nothing(gpu, policy, policy.mode.value,
+                            f'policy {policy.name} names no vgpu_types')
+        return
+    types = vgpu_types.of_mode(gpu, policy.mode)
+    enabled = [entry for entry in types if any(map(entry.is_called, names))]
+    claims = [functions.Claim(_most(policy, entry),
+                              _group(policy, entry, enabled))
+              for entry in enabled]
+    parents = functions.assign(gpu.vfs, claims)
+    for entry, claim, own in zip(enabled, claims, parents, strict=True):
+        # Never a matter of what is in use.
+        total = len(own) if gpu.vfs else claim.total
+        in_use = sum(vgpu.type_id == entry.type_id for vgpu in gpu.vgpus)
+        yield offer.Offer(
+            gpu=gpu.address, policy=policy.name, mode=policy.mode,
+            profile=entry.name, total=total, in_use=in_use,
+            creatable=max(0, min(total - in_use,
+                                 _available(gpu, policy, entry, own))),
+            vgpu_type_id=entry.type_id,
+            parents=(gpu.address,) if _is_parent(gpu) else own,
+            framework=gpu.framework, framebuffer_mib=entry.framebuffer_mib,
+            problem=_problem(gpu, policy, entry, vfio_handles)
+            or ('' if total else offer.no_function_left(policy)))
+    for text in dict.fromkeys(names):
+        if not any(entry.is_called(text) for entry in enabled):
+            yield offer.nothing(gpu, policy, text,
+                                vgpu_types.unknown(types, text))
+
+
+def _is_parent(gpu: model.Gpu) -> bool:
+    return gpu.framework is model.Framework.MDEV_PF
+
+
+def _group(policy: policies.Policy, entry: vgpu_types.Type,
+           enabled: Iterable[vgpu_types.Type]) -> str | None:
+    """The types that can be on the GPU beside one: a key for all of them.
+
+    Any among mixed sizes, else those of the same framebuffer size.
+    """
+    if policy.mixed_sizes:
+        return None
+    return next(other.type_id for other in enabled
+                if other is entry or other.is_as_large_as(entry))
+
+
+def _most(policy: policies.Policy, entry: vgpu_types.Type) -> int:
+    """How many fit on the GPU; 0 where nobody says."""
+    told = [vgpu_types.most(entry, policy)]
+    if policy.mixed_sizes:
+        told.append(len(entry.placements))
+    return min(filter(None, told), default=0)
+
+
+def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+             vfio_handles: bool) -> str:
+    if gpu.mig is not None and gpu.mig.enabled:
+        return 'MIG mode is on: time-sliced vGPUs need it off'
+    found = offer.unreported(gpu, vfio_handles)
+    if found:
+        return found
+    if not _most(policy, entry):
+        return (f'neither NVML nor sysfs says how many {entry.name} fit: '
+                f'name it in max_instances of policy {policy.name}')
+    if policy.mixed_sizes and gpu.mixed_sizes is None:
+        return 'this GPU cannot mix sizes: mixed_sizes has to be false'
+    if policy.mixed_sizes and not gpu.mixed_sizes:
+        return ('mixed-size mode is off; it is turned on when the GPU is '
+                'idle')
+    if gpu.mixed_sizes and not policy.mixed_sizes:
+        return ('mixed-size mode is on; it is turned off when the GPU is '
+                'idle')
+    if policy.mixed_sizes and not entry.placements:
+        return f'{entry.name} cannot be beside other sizes'
+    return ''
+
+
+def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+               own: Sequence[model.PciAddress]) -> int:
+    """How many more could be made beside what is there.
+
+    :param own: the functions that the handles name.
+    """
+    if _is_parent(gpu):
+        return _available_on_gpu(gpu, policy, entry)
+    room = len(functions.empty(gpu, own, entry.type_id))
+    if policy.mixed_sizes:
+        return min(room, _free_places(gpu, entry))
+    alike = {other.type_id for other in vgpu_types.types_of(gpu)
+             if other.is_as_large_as(entry)}
+    if any(vgpu.type_id not in alike for vgpu in gpu.vgpus):
+        return 0
+    fitting = entry.max_instances or _most(policy, entry)
+    return min(room, fitting - len(gpu.vgpus))
+
+
+def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
+                      entry: vgpu_types.Type) -> int:
+    """What the kernel says of the GPU; all where it was not read.
+
+    Types exclude each other. That is known here too, because what was
+    read may be older than the mdevs.
+    """
+    if any(mdev.type_id != entry.type_id for mdev in gpu.all_mdevs):
+        return 0
+    known = next((mdev_type.available for mdev_type in gpu.mdev_types
+                  if mdev_type.type_id == entry.type_id), None)
+    return _most(policy, entry) if known is None else known
+
+
+def _free_places(gpu: model.Gpu, entry: vgpu_types.Type) -> int:
+    """Placements that are free; what was not read is taken for taken."""
+    if entry.free_placements is not None:
+        return len(entry.free_placements)
+    return 0 if gpu.vgpus else len(entry.placements)

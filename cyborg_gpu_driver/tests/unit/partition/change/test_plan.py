@@ -1,0 +1,466 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import collections
+import dataclasses
+import functools
+import itertools
+import random
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition import playing
+
+Action = action.Action
+
+
+@functools.cache
+def states(board):
+    """Every occupancy of a board with all its profiles."""
+    return tuple(enumeration.states(geometry.Geometry(boards.ALL[board])))
+
+
+@functools.cache
+def by_multiset(board):
+    """The occupancies that hold the same, wherever it lies."""
+    groups = collections.defaultdict(list)
+    for state in states(board):
+        groups[enumeration.multiset(state)].append(state)
+    return dict(groups)
+
+
+def gpu_of(board, occupancy, enabled=True):
+    """A GPU on which that lies, with whole compute instances."""
+    instances = tuple(
+        model.GpuInstance(placement, profile_id, number)
+        for number, (profile_id, placement) in enumerate(occupancy.taken))
+    gpu = boards.gpu(boards.ALL[board], enabled=enabled)
+    return playing.with_compute(dataclasses.replace(
+        gpu, mig=dataclasses.replace(gpu.mig, instances=instances)))
+
+
+def wanted_of(gpu, multiset):
+    return target.wanted(gpu, True, {
+        gpu.mig.profile_by_id(profile_id).name: count
+        for profile_id, count in multiset})
+
+
+def fewest(board, occupancy, multiset, fixed=frozenset()):
+    """The fewest to be destroyed, by looking at every layout; None if no
+    layout has what is fixed.
+    """
+    there = set(occupancy.taken)
+    return min((len(there - set(state.taken))
+                for state in by_multiset(board)[multiset]
+                if fixed <= set(state.taken)), default=None)
+
+
+def largest_part(board, multiset, fixed):
+    """Compute slices of what is wanted in the layout that has most."""
+    slices = {profile.profile_id: profile.slices
+              for profile in boards.ALL[board]}
+    wanted = dict(multiset)
+    return max(sum(min(count, wanted.get(profile_id, 0)) * slices[profile_id]
+                   for profile_id, count in state.counts.items())
+               for state in states(board) if fixed <= set(state.taken))
+
+
+@st.composite
+def situations(draw, names=tuple(boards.ALL)):
+    """(board, what lies on it, what is wanted, what is in use)."""
+    board = draw(st.sampled_from(names))
+    occupancy = draw(st.sampled_from(states(board)))
+    multiset = draw(st.sampled_from(sorted(by_multiset(board))))
+    used = draw(st.sets(st.sampled_from(occupancy.taken))
+                if occupancy.taken else st.just(set()))
+    return board, occupancy, multiset, frozenset(used)
+
+
+class EveryLayoutTestCase(base.BaseTestCase):
+
+    def test_all_that_packs_is_planned_in_every_order_of_writing(self):
+        for board, profiles in boards.ALL.items():
+            plain = boards.named(profiles, *boards.BASE[board])
+            multisets = boards.packable(
+                geometry.Geometry(profiles), plain)
+            gpu = boards.gpu(profiles)
+            for multiset in multisets:
+                results = set()
+                for order in itertools.permutations(multiset):
+                    planned = change_plan.plan(gpu, wanted_of(gpu, order))
+                    _mode, there = playing.play(planned)
+                    self.assertEqual((), planned.destroy)
+                    self.assertEqual(dict(multiset), collections.Counter(
+                        profile_id for profile_id, _placement in there))
+                    results.add(planned.steps)
+                self.assertEqual(1, len(results), (board, multiset))
+            self.assertEqual({12: 9, 8: 37, 4: 9}[
+                geometry.Geometry(profiles).units], len(multisets))
+
+    def test_the_order_that_fragments_a_gpu_is_no_different(self):
+        gpu = boards.gpu(boards.A100_40)
+        plans = []
+        for ids in ((9, 19, 14, 19), (19, 19, 14, 9)):
+            counts = collections.Counter(
+                gpu.mig.profile_by_id(number).name for number in ids)
+            plans.append(change_plan.plan(
+                gpu, target.wanted(gpu, True, counts)))
+        self.assertEqual(plans[0], plans[1])
+        _mode, there = playing.play(plans[0])
+        self.assertEqual(4, len(there))
+
+    def test_from_everything_to_everything_on_four_units(self):
+        for occupancy in states('A30'):
+            gpu = gpu_of('A30', occupancy)
+            for multiset in by_multiset('A30'):
+                planned = change_plan.plan(gpu, wanted_of(gpu, multiset))
+                self.assertEqual(fewest('A30', occupancy, multiset),
+                                 len(planned.destroy))
+                _mode, there = playing.play(planned)
+                self.assertEqual(dict(multiset), collections.Counter(
+                    profile_id for profile_id, _placement in there))
+
+    @hypothesis.settings(deadline=None, max_examples=400)
+    @hypothesis.given(situations())
+    def test_from_anywhere_to_anything(self, situation):
+        board, occupancy, multiset, used = situation
+        gpu = gpu_of(board, occupancy)
+        in_use = {placement: 'somebody' for _profile, placement in used}
+        expected = fewest(board, occupancy, multiset, used)
+        wanted = wanted_of(gpu, multiset)
+        try:
+            planned = change_plan.plan(gpu, wanted, in_use)
+        except exception.LayoutUnreachable as error:
+            self.assertIsNone(expected, str(error))
+            self.assertIn('in use by somebody', str(error))
+            return
+        self.assertEqual(expected, len(planned.destroy))
+        _mode, there = playing.play(planned, in_use)
+        self.assertEqual(dict(multiset), collections.Counter(
+            profile_id for profile_id, _placement in there))
+        self.assertLessEqual(used, set(there))
+        self.assertLessEqual(
+            {(item.instance.profile_id, item.instance.placement)
+             for item in planned.keep}, set(there))
+        after = playing.made(planned)
+        self.assertEqual(
+            set(there), set(geometry.Geometry(
+                gpu.mig.profiles).occupancy_of(after.mig.instances).taken))
+        self.assertTrue(
+            change_plan.plan(after, wanted, in_use).is_empty)
+        self.assertEqual((), layout_state.differences(
+            after, wanted, in_use))
+
+    @hypothesis.settings(deadline=None, max_examples=150)
+    @hypothesis.given(situations(('A100-40', 'A30')))
+    def test_the_nearest_is_the_nearest(self, situation):
+        board, occupancy, multiset, used = situation
+        hypothesis.assume(fewest(board, occupancy, multiset, used) is None)
+        gpu = gpu_of(board, occupancy)
+        slices = {item.name: item.slices for item in gpu.mig.profiles}
+        expected = largest_part(board, multiset, used)
+        error = self.assertRaises(
+            exception.LayoutUnreachable, change_plan.plan, gpu,
+            wanted_of(gpu, multiset),
+            {placement: 'somebody' for _profile, placement in used})
+        words = str(error).rpartition('there is room for ')[2]
+        total = 0
+        for word in words.split(', ') if words != 'nothing' else ():
+            count, _, name = word.rpartition(' x ')
+            total += int(count or 1) * slices[name]
+        self.assertEqual(expected, total, str(error))
+
+
+class StepsTestCase(base.BaseTestCase):
+
+    def plan(self, gpu, devices, in_use=None):
+        return change_plan.plan(
+            gpu, target.wanted(gpu, True, devices), in_use or {})
+
+    def test_nothing_is_done_twice(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 4), ('1g.5gb', 0)]))
+        planned = self.plan(gpu, {'1g.5gb': 1, '3g.20gb': 1})
+        self.assertTrue(planned.is_empty)
+        self.assertEqual(2, len(planned.keep))
+
+    def test_what_need_not_go_first_goes_last(self):
+        gpu = playing.with_compute(boards.gpu(
+            boards.A100_40, [('1g.5gb', 0), ('1g.5gb', 1), ('1g.5gb', 6)]))
+        planned = self.plan(gpu, {'3g.20gb': 1})
+        self.assertEqual(
+            ['destroy-compute-instance', 'destroy-instance',
+             'create-instance', 'create-compute-instance',
+             'destroy-compute-instance', 'destroy-instance',
+             'destroy-compute-instance', 'destroy-instance'],
+            [step.action.value for step in planned.steps])
+        self.assertEqual(6, planned.steps[0].placement.start)
+
+    def test_an_engine_is_freed_before_it_is_taken(self):
+        gpu = playing.with_compute(boards.gpu(
+            boards.A100_40, [('1g.5gb+me', 0), ('1g.5gb', 1),
+                             ('1g.5gb', 2), ('1g.5gb', 3)]))
+        wanted = {'1g.5gb': 3, '1g.5gb+me': 1}
+        self.assertTrue(self.plan(gpu, wanted).is_empty)
+        gpu = playing.with_compute(boards.gpu(
+            boards.RTX_PRO_6000, [('1g.24gb+me', 0), ('1g.24gb', 3)]))
+        planned = self.plan(gpu, {'2g.48gb-me': 1, '1g.24gb+me.all': 1})
+        playing.play(planned)
+        self.assertEqual(2, len(planned.destroy))
+
+    def test_mode_comes_first_when_on_and_last_when_off(self):
+        off = boards.gpu(boards.A100_40, enabled=False)
+        planned = self.plan(off, {'7g.40gb': 1})
+        self.assertIs(Action.ENABLE_MIG, planned.steps[0].action)
+        mode, there = playing.play(planned)
+        self.assertEqual((True, 1), (mode, len(there)))
+        busy = playing.with_compute(
+            boards.gpu(boards.A100_40, [('7g.40gb', 0)]))
+        planned = change_plan.plan(busy, target.Wanted(False))
+        self.assertIs(Action.DISABLE_MIG, planned.steps[-1].action)
+        self.assertEqual((False, {}), playing.play(planned))
+
+    def test_a_pending_mode_is_not_the_mode(self):
+        gpu = boards.gpu(boards.A100_40)
+        leaving = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, pending=False))
+        self.assertEqual(
+            [Action.ENABLE_MIG],
+            [step.action for step in self.plan(leaving, {}).steps])
+        self.assertEqual(
+            [Action.DISABLE_MIG],
+            [step.action for step in change_plan.plan(
+                leaving, target.Wanted(False)).steps])
+
+    def test_mode_stays_while_an_instance_is_in_use(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('1g.5gb', 2), ('1g.5gb', 3)]))
+        error = self.assertRaises(
+            exception.LayoutUnreachable, change_plan.plan, gpu,
+            target.Wanted(False), {model.Placement(2, 1): 'process 4711'})
+        self.assertIn('1g.5gb at 2:1, in use by process 4711', str(error))
+        self.assertNotIn('3:1', str(error))
+
+    def test_a_gpu_without_mig_is_as_wanted_with_mode_off(self):
+        gpu = boards.gpu((), mig=None)
+        self.assertTrue(
+            change_plan.plan(gpu, target.Wanted(False)).is_empty)
+        self.assertRaises(exception.LayoutUnreachable, change_plan.plan,
+                          gpu, target.Wanted(True))
+
+    def test_the_one_in_the_way_is_named_and_no_other(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('1g.5gb', 2), ('3g.20gb', 4)]))
+        error = self.assertRaises(
+            exception.LayoutUnreachable, self.plan, gpu,
+            {'4g.20gb': 1, '3g.20gb': 1},
+            {model.Placement(2, 1): 'process 4711',
+             model.Placement(4, 4): 'mdev 1'})
+        self.assertIn('1g.5gb at 2:1, in use by process 4711', str(error))
+        self.assertNotIn('mdev 1', str(error))
+        self.assertIn('room for 3g.20gb', str(error))
+
+    def test_an_instance_of_a_profile_nvml_hides_goes_or_blocks(self):
+        gpu = boards.gpu(boards.A100_40)
+        odd = model.GpuInstance(model.Placement(0, 2), 99, 3)
+        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, instances=(odd,)))
+        self.assertEqual((odd,), self.plan(gpu, {'7g.40gb': 1}).destroy)
+        error = self.assertRaises(
+            exception.LayoutUnreachable, self.plan, gpu, {'7g.40gb': 1},
+            {odd.placement: 'somebody'})
+        self.assertIn('profile 99 at 0:2', str(error))
+
+    def test_a_plan_can_be_read(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('1g.5gb', 0), ('1g.5gb', 6)]))
+        planned = self.plan(gpu, {'3g.20gb': 1, '1g.5gb': 1})
+        self.assertEqual({
+            'address': '0000:07:00.0', 'mig_enabled': True,
+            'wanted': {'3g.20gb': 1, '1g.5gb': 1},
+            'keep': [{'profile': '1g.5gb', 'start': 0, 'size': 1,
+                      'in_use': None}],
+            'destroy': [{'profile': '1g.5gb', 'start': 6, 'size': 1}],
+            'create': [{'profile': '3g.20gb', 'start': 4, 'size': 4,
+                        'compute': [3]}],
+            'steps': [
+                {'action': 'destroy-compute-instance', 'profile': '1g.5gb',
+                 'start': 6, 'size': 1, 'compute_slices': 1,
+                 'compute_start': 0},
+                {'action': 'destroy-instance', 'profile': '1g.5gb',
+                 'start': 6, 'size': 1},
+                {'action': 'create-instance', 'profile': '3g.20gb',
+                 'start': 4, 'size': 4},
+                {'action': 'create-compute-instance', 'profile': '3g.20gb',
+                 'start': 4, 'size': 4, 'compute_slices': 3}],
+        }, planned.to_dict())
+        text = '\n'.join(planned.lines())
+        self.assertIn('to be 3g.20gb, 1g.5gb', text)
+        self.assertIn('2. destroy instance 1g.5gb at 6:1', text)
+        self.assertLess(text.index(' before'), text.index(' after'))
+        self.assertIn('new', text)
+        self.assertTrue(all(len(line) <= 80 for line in planned.lines()))
+
+    def test_a_plan_without_steps_says_so(self):
+        planned = self.plan(boards.gpu(boards.A100_40), {})
+        self.assertEqual(
+            ('0000:07:00.0: as wanted (MIG mode on, no instances)',),
+            planned.lines())
+
+
+class ComputeTestCase(base.BaseTestCase):
+
+    def plan(self, gpu, devices, in_use=None):
+        return change_plan.plan(
+            gpu, target.wanted(gpu, True, devices), in_use or {})
+
+    def test_parts_share_as_few_instances_as_can_be(self):
+        gpu = boards.gpu(boards.A100_40)
+        planned = self.plan(gpu, {'1c.3g.20gb': 1, '2c.3g.20gb': 1,
+                                  '3g.20gb': 1})
+        self.assertEqual([[1, 2], [3]],
+                         sorted(playing.play(planned)[1].values()))
+
+    def test_parts_that_lie_apart_are_right_as_they_are(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 0), ('3g.20gb', 4)]),
+            {0: (1,), 4: (1, 1)})
+        self.assertTrue(self.plan(gpu, {'1c.3g.20gb': 3}).is_empty)
+
+    def test_parts_change_without_their_instance(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('4g.20gb', 0)]), {0: (1, 1, 2)})
+        planned = self.plan(gpu, {'1c.4g.20gb': 4})
+        self.assertEqual((), planned.destroy + planned.create)
+        self.assertEqual(
+            ['destroy-compute-instance', 'create-compute-instance',
+             'create-compute-instance'],
+            [step.action.value for step in planned.steps])
+        self.assertEqual((2, 2), (planned.steps[0].slices,
+                                  planned.steps[0].start))
+
+    def test_a_part_in_the_middle_makes_way(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 0), ('3g.20gb', 4)]))
+        first, second = gpu.mig.instances
+        first = dataclasses.replace(first, compute=(
+            model.ComputeInstance(1, 1, 0),))
+        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, instances=(first, second)))
+        planned = self.plan(gpu, {
+            '1c.3g.20gb': 1, '2c.3g.20gb': 1, '3g.20gb': 1})
+        self.assertEqual([[1, 2], [3]],
+                         sorted(playing.play(planned)[1].values()))
+        self.assertEqual(3, len(planned.steps))
+
+    def test_parts_go_elsewhere_before_one_is_destroyed(self):
+        gpu = boards.gpu(boards.A100_40, [('3g.20gb', 0)])
+        item, = gpu.mig.instances
+        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, instances=(dataclasses.replace(item, compute=(
+                model.ComputeInstance(1, 1, 0),)),)))
+        planned = self.plan(gpu, {'1c.3g.20gb': 1, '2c.3g.20gb': 1})
+        self.assertEqual(
+            ['create-instance', 'create-compute-instance'],
+            [step.action.value for step in planned.steps])
+
+    def test_the_instance_with_the_right_parts_keeps_them(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 0), ('3g.20gb', 4)]),
+            {0: (3,), 4: (1, 1, 1)})
+        planned = self.plan(gpu, {'1c.3g.20gb': 3})
+        self.assertEqual([0], [item.placement.start
+                               for item in planned.destroy])
+        self.assertEqual(2, len(planned.steps))
+        self.assertEqual([4], [item.instance.placement.start
+                               for item in planned.keep])
+
+    def test_what_is_lost_is_counted_in_parts(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 0), ('3g.20gb', 4)]),
+            {0: (1, 1, 1), 4: (1,)})
+        planned = self.plan(gpu, {'1c.3g.20gb': 2})
+        self.assertEqual([0], [item.instance.placement.start
+                               for item in planned.keep])
+        self.assertEqual((), planned.create)
+
+    def test_parts_of_an_instance_in_use_stay(self):
+        gpu = playing.with_compute(
+            boards.gpu(boards.A100_40, [('3g.20gb', 4)]), {4: (1,)})
+        used = {model.Placement(4, 4): 'process 4711'}
+        error = self.assertRaises(
+            exception.LayoutUnreachable, self.plan, gpu, {'3g.20gb': 1},
+            used)
+        self.assertIn('3g.20gb (1c.3g.20gb) at 4:4', str(error))
+        planned = self.plan(gpu, {'3g.20gb': 1, '1c.3g.20gb': 1}, used)
+        self.assertEqual({4: [1], 0: [3]}, {
+            placement.start: sizes for (_profile, placement), sizes in
+            playing.play(planned, used)[1].items()})
+
+    def test_a_guests_instance_without_parts_is_as_wanted(self):
+        gpu = boards.gpu(boards.A100_40, [('3g.20gb', 4)])
+        used = {model.Placement(4, 4): 'mdev 1'}
+        self.assertTrue(self.plan(gpu, {'3g.20gb': 1}, used).is_empty)
+        self.assertFalse(self.plan(gpu, {'3g.20gb': 1}).is_empty)
+
+    def test_more_parts_than_there_is_room_for(self):
+        gpu = boards.gpu(boards.A100_40)
+        for count in (7, 10 ** 9):
+            error = self.assertRaises(
+                exception.LayoutUnreachable, self.plan, gpu,
+                {'1c.3g.20gb': count})
+            self.assertIn('room for 6 x 1c.3g.20gb', str(error))
+
+    @hypothesis.settings(deadline=None, max_examples=200)
+    @hypothesis.given(st.randoms(use_true_random=False))
+    def test_from_any_parts_to_any_parts(self, chance: random.Random):
+        board = chance.choice(['A100-40', 'A30', 'RTX PRO 6000'])
+        before, after = (gpu_of(board, chance.choice(states(board)))
+                         for _number in range(2))
+        before, after = (playing.with_compute(gpu, {
+            item.placement.start: _cut(chance, gpu, item)
+            for item in gpu.mig.instances}) for gpu in (before, after))
+        counts = collections.Counter(
+            target.device_name(
+                after.mig.profile_by_id(item.profile_id), part.size)
+            for item in after.mig.instances for part in item.compute)
+        wanted = target.wanted(before, True, counts)
+        planned = change_plan.plan(before, wanted)
+        _mode, there = playing.play(planned)
+        self.assertEqual(counts, collections.Counter(
+            target.device_name(before.mig.profile_by_id(profile_id), size)
+            for (profile_id, _placement), sizes in there.items()
+            for size in sizes))
+        self.assertTrue(
+            change_plan.plan(playing.made(planned), wanted).is_empty)
+
+
+def _cut(chance, gpu, instance):
+    """Random sizes that fill an instance."""
+    left = gpu.mig.profile_by_id(instance.profile_id).slices
+    sizes = []
+    while left:
+        sizes.append(chance.randint(1, left))
+        left -= sizes[-1]
+    return tuple(sizes)

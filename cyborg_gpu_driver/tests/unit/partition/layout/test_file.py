@@ -1,0 +1,354 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+TEXT = '''
+version: v1
+mig-configs:
+  everything-off:
+    - devices: all
+      mig-enabled: false
+  everything-empty:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+  tenths:
+    # A name that is a different profile on each board.
+    - device-filter: ["0x20B210DE", "0x233010de"]
+      devices: all
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 7}
+    - device-filter: "0x20B010DE"
+      devices: all
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 4, "2g.10gb": 0}
+  by-hand:
+    - devices: [0, 2]
+      mig-enabled: false
+    - devices: [1]
+      mig-enabled: true
+      mig-devices:
+        "1c.3g.20gb": 2
+        1g.5gb+me: 1
+        "2g.10gb": 1
+'''
+
+
+def one(item):
+    """A file of one entry of one item."""
+    return f'version: v1\nmig-configs: {{mine: [{item}]}}'
+
+
+class LayoutFileTestCase(base.BaseTestCase):
+
+    def parse(self, text):
+        return layout_file.LayoutFile.parse(text, 'some.yaml')
+
+    def refused(self, text):
+        error = self.assertRaises(
+            exception.LayoutError, self.parse, text)
+        self.assertIn('some.yaml', str(error))
+        return str(error)
+
+    def test_a_file_is_read(self):
+        found = self.parse(TEXT)
+        self.assertEqual(('everything-off', 'everything-empty', 'tenths',
+                          'by-hand'), found.names)
+        off, = found.entry('everything-off').sections
+        self.assertEqual((False, {}), (off.mig_enabled, off.mig_devices))
+        first, second = found.entry('tenths').sections
+        self.assertEqual(('0x20B210DE', '0x233010de'), first.devices.boards)
+        self.assertEqual(('0x20B010DE',), second.devices.boards)
+        self.assertEqual({'1g.10gb': 4, '2g.10gb': 0}, second.mig_devices)
+        self.assertEqual(
+            (0, 2), found.entry('by-hand').sections[0].devices.indices)
+
+    def test_what_is_written_reads_the_same(self):
+        found = self.parse(TEXT)
+        text = found.dump()
+        self.assertEqual(found, self.parse(text))
+        self.assertIn("device-filter: ['0x20B210DE', '0x233010de']", text)
+        self.assertIn("device-filter: '0x20B010DE'", text)
+        self.assertIn('devices: [0, 2]', text)
+
+    @hypothesis.given(st.dictionaries(
+        st.text('abc-.1', min_size=1), st.tuples(
+            st.none() | st.lists(st.integers(0, 9), unique=True),
+            st.lists(st.sampled_from(['0x20B210DE', '0x233010DE']),
+                     unique=True),
+            st.booleans(),
+            st.dictionaries(
+                st.sampled_from(['1g.5gb', '1g.5gb+me', '2g.48gb-me',
+                                 '1g.24gb+me.all', '1c.3g.20gb']),
+                st.integers(1, 9))),
+        min_size=1))
+    def test_any_file_reads_as_it_was_written(self, content):
+        written = layout_file.LayoutFile(tuple(
+            layout_file.Entry('some.yaml', name, (layout_file.Section(
+                layout_devices.Devices(
+                    None if indices is None else tuple(indices),
+                    tuple(filters)),
+                enabled, counts if enabled else {}),))
+            for name, (indices, filters, enabled, counts)
+            in content.items()), 'some.yaml')
+        self.assertEqual(written, self.parse(written.dump()))
+
+    def test_json_is_read_too(self):
+        found = self.parse(
+            '{"version": "v1", "mig-configs": {"mine": [{"devices": [0],'
+            ' "mig-enabled": true, "mig-devices": {"1g.5gb": 1}}]}}')
+        self.assertEqual({'1g.5gb': 1},
+                         found.entry().sections[0].mig_devices)
+
+    def test_an_entry_is_chosen(self):
+        error = self.assertRaises(
+            exception.LayoutError, self.parse(TEXT).entry, 'tenth')
+        self.assertIn("no entry 'tenth'", str(error))
+        self.assertIn('everything-off, everything-empty, tenths, by-hand',
+                      str(error))
+        error = self.assertRaises(
+            exception.LayoutError, self.parse(TEXT).entry)
+        self.assertIn('must be chosen', str(error))
+        only = self.parse(one('{devices: all, mig-enabled: false}'))
+        self.assertEqual('mine', only.entry().name)
+
+    def test_a_bad_file_is_refused(self):
+        for text, words in (
+                ('', 'top level: found nothing; expected a mapping with '
+                     'keys version, mig-configs'),
+                ('[]', 'top level: found an empty list'),
+                ('version: v1', "key 'mig-configs' is missing"),
+                ('mig-configs: {}', "key 'version' is missing; expected v1"),
+                ('version: v2\nother: {}',
+                 "version: found 'v2'; expected v1"),
+                ('version: 1\nmig-configs: {}',
+                 'version: found 1; expected v1'),
+                ('version: v1\nmig-configs: {}',
+                 'mig-configs: found an empty mapping; expected at least one '
+                 'entry, NAME: [...]'),
+                ('version: v1\nmig-configs: {a: []}',
+                 'mig-configs.a: found an empty list; expected a list of at '
+                 'least one item'),
+                ('version: v1\nmig-configs: {a b: {}}',
+                 "mig-configs['a b']: found an empty mapping; expected a "
+                 'list'),
+                ('version: v1\nmig-config: {}',
+                 "unknown key 'mig-config' (did you mean mig-configs?)"),
+                ('version: v1\nversion: v1\nmig-configs: {}',
+                 "key 'version' is there twice"),
+                ('version: v1\nmig-configs: {1: []}', 'key 1 is not text'),
+                ('a: [', 'not YAML'),
+                ('!!python/object:os.system {}', 'not YAML')):
+            self.assertIn(words, self.refused(text), text)
+
+    def test_a_bad_item_is_refused(self):
+        on = 'devices: all, mig-enabled: true, mig-devices: '
+        choice = 'expected all, or a list of indices of GPUs, such as [0, 1]'
+        filter_ = ('expected one or a list of "0xDDDDVVVV", PCI device id '
+                   'and vendor id in quotes, such as "0x233010DE"')
+        count = 'expected a whole number from 0 up'
+        for item, words in (
+                ('all', ": found 'all'; expected a mapping with keys devices, "
+                 'mig-enabled, device-filter, mig-devices'),
+                ('{mig-enabled: false}', ": key 'devices' is missing; "
+                 'expected all, or a list of indices of GPUs'),
+                ('{devices: all}', ": key 'mig-enabled' is missing; expected "
+                 'true or false'),
+                ('{devices: all, mig-enabled: true}',
+                 ": key 'mig-devices' is missing; give {} for a GPU"),
+                ('{devices: all, mig-enabled: on-ish}',
+                 ".mig-enabled: found 'on-ish'; expected true or false"),
+                ('{devices: all, mig-enabled: false, mig_devices: {}}',
+                 ": unknown key 'mig_devices' (did you mean mig-devices?); "
+                 'known keys: devices, mig-enabled, device-filter'),
+                ('{devices: all, mig-enabled: false, '
+                 'mig-devices: {"1g.5gb": 1}}',
+                 ': mig-devices without MIG mode; set mig-enabled: true'),
+                ('{devices: some, mig-enabled: false}',
+                 f".devices: found 'some'; {choice}"),
+                ('{devices: 0, mig-enabled: false}',
+                 f'.devices: found 0; {choice}'),
+                ('{devices: [-1], mig-enabled: false}',
+                 '.devices[0]: found -1; expected the index of a GPU, from '
+                 '0'),
+                ('{devices: [0, true], mig-enabled: false}',
+                 '.devices[1]: found true; expected the index of a GPU'),
+                ('{devices: [0, 1, 1], mig-enabled: false}',
+                 '.devices[2]: 1 is there twice; leave one'),
+                ('{devices: all, device-filter: 0x20B010DE, '
+                 'mig-enabled: false}',
+                 f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
+                ('{devices: all, device-filter: "20B0", '
+                 'mig-enabled: false}', ".device-filter: found '20B0'; "
+                 'expected PCI device id and vendor id in quotes, such as '
+                 '"0x233010DE"'),
+                ('{devices: all, device-filter: ["0x20B010DE", '
+                 '"0x20b010de"], mig-enabled: false}',
+                 '.device-filter: a board is there twice; leave one'),
+                ('{devices: all, device-filter: {}, mig-enabled: false}',
+                 f'.device-filter: found an empty mapping; {filter_}'),
+                (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
+                 'names of MIG devices and how many of each, such as '
+                 '{"1g.10gb": 2}'),
+                (f'{{{on}{{1g.5gb: -1}}}}',
+                 f'.mig-devices.1g.5gb: found -1; {count}'),
+                (f'{{{on}{{1g.5gb: true}}}}',
+                 f'.mig-devices.1g.5gb: found true; {count}'),
+                (f'{{{on}{{1g.5gb: "7"}}}}',
+                 f".mig-devices.1g.5gb: found '7'; {count}"),
+                (f'{{{on}{{1g.5gb: 0}}}}', '.mig-devices: all counts are 0; '
+                 'give {} for none at all'),
+                (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
+                 "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb"),
+                (f'{{{on}{{3c.3g.20gb: 1}}}}', ".mig-devices: found key "
+                 "'3c.3g.20gb'; a compute instance is named apart only if")):
+            self.assertIn(f'some.yaml: mig-configs.mine[0]{words}',
+                          self.refused(one(item)), item)
+        self.assertIn("key '1g.5gb' is there twice", self.refused(
+            one(f'{{{on}{{1g.5gb: 1, 1g.5gb: 2}}}}')))
+
+    def test_two_items_for_the_same_gpus_are_refused(self):
+        for first, second, both in (
+                ('devices: all', 'devices: [3]', True),
+                ('devices: [1, 2]', 'devices: [2]', True),
+                ('devices: [1]', 'devices: [2]', False),
+                ('devices: []', 'devices: all', False),
+                ('devices: all, device-filter: "0x20B010DE"',
+                 'devices: [1], device-filter: ["0x20B010de"]', True),
+                ('devices: all, device-filter: "0x20B010DE"',
+                 'devices: all, device-filter: "0x20B210DE"', False)):
+            text = one(f'{{{first}, mig-enabled: false}}, '
+                       f'{{{second}, mig-enabled: false}}')
+            if both:
+                message = self.refused(text)
+                self.assertIn('mig-configs.mine[1]: chooses GPUs that item '
+                              '0 chooses too; choose each GPU in one item',
+                              message)
+            else:
+                self.parse(text)
+
+
+class ForGpuTestCase(base.BaseTestCase):
+
+    def entry(self, name=None, text=TEXT):
+        return layout_file.LayoutFile.parse(text, 'some.yaml').entry(name)
+
+    def test_a_name_means_what_it_means_on_that_board(self):
+        entry = self.entry('tenths')
+        small = boards.gpu(boards.A100_40, device_id='20b0')
+        large = boards.gpu(boards.A100_80, device_id='20b2')
+        hopper = boards.gpu(boards.H100_80, device_id='2330')
+        self.assertEqual(
+            [(15, 4), (19, 7), (19, 7)],
+            [(devices.profile.profile_id, devices.count)
+             for gpu in (small, large, hopper)
+             for devices in entry.for_gpu(0, gpu).devices])
+        self.assertIsNone(entry.for_gpu(0, boards.gpu(
+            boards.A30, device_id='20b7')))
+
+    def test_a_host_gets_what_is_said_of_each_gpu(self):
+        gpus = [boards.gpu(boards.A100_40) for _number in range(4)]
+        wanted = self.entry('by-hand').for_host(gpus)
+        self.assertEqual([0, 1, 2], sorted(wanted))
+        self.assertFalse(wanted[0].enabled)
+        self.assertEqual(
+            {'1c.3g.20gb': 2, '2g.10gb': 1, '1g.5gb+me': 1},
+            wanted[1].counts)
+
+    def test_a_gpu_that_is_not_there_is_an_error(self):
+        error = self.assertRaises(
+            exception.LayoutError, self.entry('by-hand').for_host,
+            [boards.gpu(boards.A100_40)])
+        self.assertIn('there is no GPU 1, 2', str(error))
+        self.assertIn('entry by-hand', str(error))
+        self.assertIn('has 0 to 0', str(error))
+        error = self.assertRaises(
+            exception.LayoutError, self.entry('by-hand').for_host, [])
+        self.assertIn('no GPU at all', str(error))
+
+    def test_a_profile_that_the_gpu_lacks(self):
+        error = self.assertRaises(
+            exception.LayoutError, self.entry('by-hand').for_gpu, 1,
+            boards.gpu(boards.A30, model='NVIDIA A30'))
+        for words in ('some.yaml', 'entry by-hand, GPU 1', '1c.3g.20gb',
+                      'NVIDIA A30', '1g.6gb, 1g.6gb+me, 2g.12gb'):
+            self.assertIn(words, str(error))
+
+    def test_a_sum_that_the_gpu_cannot_hold(self):
+        gpu = boards.gpu(boards.A100_40, model='NVIDIA A100')
+        for counts, fitting in (
+                ('{1g.5gb: 8}', '7 x 1g.5gb'),
+                ('{1g.5gb: 1000000}', '7 x 1g.5gb'),
+                ('{3g.20gb: 2, 1g.5gb: 1}', '2 x 3g.20gb'),
+                ('{4g.20gb: 2}', '4g.20gb'),
+                ('{1g.5gb+me: 2}', '1g.5gb+me'),
+                ('{1c.3g.20gb: 7}', '6 x 1c.3g.20gb')):
+            entry = self.entry(text=one(
+                f'{{devices: all, mig-enabled: true, mig-devices: '
+                f'{counts}}}'))
+            error = self.assertRaises(
+                exception.LayoutError, entry.for_gpu, 0, gpu)
+            self.assertIn('do not fit on one NVIDIA A100', str(error))
+            self.assertIn(f'at most {fitting} of them', str(error))
+
+    def test_a_gpu_without_mig(self):
+        gpu = boards.gpu((), mig=None, model='Tesla T4')
+        self.assertFalse(
+            self.entry('everything-off').for_gpu(0, gpu).enabled)
+        wanted = self.entry('everything-empty').for_gpu(0, gpu)
+        self.assertEqual((False, True), (wanted.enabled, wanted.without_mig))
+        self.assertEqual('left alone, it has no MIG', str(wanted))
+        error = self.assertRaises(
+            exception.LayoutError, self.entry(text=one(
+                '{devices: [0], mig-enabled: true, mig-devices: {}}')
+            ).for_gpu, 0, gpu)
+        self.assertIn('Tesla T4 has no MIG', str(error))
+        hidden = boards.gpu((), mig=None, driver='vfio-pci',
+                            visible_to_nvml=False)
+        error = self.assertRaises(
+            exception.LayoutError,
+            self.entry('everything-empty').for_gpu, 0, hidden)
+        self.assertIn('bound to vfio-pci', str(error))
+
+    def test_a_host_of_boards_without_mig(self):
+        gpu = boards.gpu((), mig=None, model='Tesla T4')
+        entry = self.entry('everything-empty')
+        error = self.assertRaises(
+            exception.LayoutError, entry.for_host, [gpu, gpu])
+        self.assertIn('no GPU that it speaks of has MIG', str(error))
+        found = entry.for_host([gpu, boards.gpu(boards.A100_80)])
+        self.assertEqual([True, False],
+                         [wanted.without_mig for wanted in found.values()])
+
+    def test_a_gpu_chosen_by_index_and_by_board(self):
+        entry = self.entry(text=one(
+            '{devices: [0], mig-enabled: false}, {devices: all, '
+            'device-filter: "0x20B210DE", mig-enabled: false}'))
+        other = boards.gpu(boards.A30, device_id='20b7')
+        self.assertIsNotNone(entry.for_gpu(0, other))
+        self.assertIsNone(entry.for_gpu(1, other))
+        self.assertIsNotNone(entry.for_gpu(1, boards.gpu(boards.A100_80)))
+        error = self.assertRaises(
+            exception.LayoutError, entry.for_gpu, 0,
+            boards.gpu(boards.A100_80))
+        self.assertIn('spoken of twice', str(error))
+        self.assertIn('devices [0] and devices all of 0x20B210DE',
+                      str(error))

@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+from oslotest import base
+
+from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition import playing
+
+_IDS = {'A100-40': '20b0', 'A100-80': '20b2', 'H100-80': '2330',
+        'H200-141': '2335', 'A30': '20b7', 'RTX PRO 6000': '2bb5'}
+
+
+def host(*names):
+    return [boards.gpu(boards.ALL[name], device_id=_IDS[name])
+            for name in names]
+
+
+class GenerateTestCase(base.BaseTestCase):
+
+    def test_one_kind_of_board_needs_no_filter(self):
+        found = layout_generate.generate(host('A30', 'A30'))
+        self.assertEqual({
+            'all-disabled': {},
+            'all-enabled': {},
+            'all-1g.6gb': {'1g.6gb': 4},
+            'all-1g.6gb.me': {'1g.6gb+me': 1},
+            'all-2g.12gb': {'2g.12gb': 2},
+            'all-2g.12gb.me': {'2g.12gb+me': 1},
+            'all-4g.24gb': {'4g.24gb': 1},
+            'all-balanced': {'2g.12gb': 1, '1g.6gb': 2},
+            'all-2g.12gb-2x1g.6gb': {'2g.12gb': 1, '1g.6gb': 2},
+        }, {entry.name: dict(entry.sections[0].mig_devices)
+            for entry in found.entries})
+        for entry in found.entries:
+            section, = entry.sections
+            self.assertEqual((), section.devices.boards)
+            self.assertIsNone(section.devices.indices)
+
+    def test_eight_units(self):
+        found = layout_generate.generate(host('A100-40'))
+        self.assertEqual(
+            {'3g.20gb': 1, '2g.10gb': 1, '1g.5gb': 2},
+            found.entry('all-balanced').sections[0].mig_devices)
+        self.assertEqual(
+            {'all-2g.10gb-5x1g.5gb', 'all-2x2g.10gb-3x1g.5gb',
+             'all-3x2g.10gb-1g.5gb', 'all-3g.20gb-4x1g.5gb',
+             'all-3g.20gb-2g.10gb-2x1g.5gb', 'all-3g.20gb-2x2g.10gb',
+             'all-4g.20gb-3x1g.5gb', 'all-4g.20gb-2g.10gb-1g.5gb',
+             'all-4g.20gb-3g.20gb'},
+            {name for name in found.names if name.count('g.') > 1})
+
+    def test_each_board_gets_its_own(self):
+        gpus = host(*_IDS) + [boards.gpu((), mig=None, device_id='1eb8')]
+        found = layout_generate.generate(gpus)
+        self.assertEqual([
+            (('0x20B010DE',), {'1g.10gb': 4}),
+            (('0x20B210DE', '0x233010DE'), {'1g.10gb': 7}),
+        ], [(section.devices.boards, section.mig_devices)
+            for section in found.entry('all-1g.10gb').sections])
+        enabled, = found.entry('all-enabled').sections
+        self.assertEqual(6, len(enabled.devices.boards))
+        disabled, = found.entry('all-disabled').sections
+        self.assertEqual((), disabled.devices.boards)
+
+    def test_every_layout_can_be_had(self):
+        gpus = host(*_IDS)
+        found = layout_generate.generate(gpus)
+        self.assertEqual(
+            found, layout_file.LayoutFile.parse(found.dump(), found.source))
+        spoken_of = set()
+        for entry in found.entries:
+            for index, wanted in entry.for_host(gpus).items():
+                spoken_of.add((entry.name, index))
+                planned = change_plan.plan(gpus[index], wanted)
+                mode, there = playing.play(planned)
+                self.assertEqual(wanted.enabled, mode)
+                self.assertEqual(sum(wanted.counts.values()), len(there))
+        self.assertIn(('all-balanced', 5), spoken_of)
+
+    def test_what_is_mixed_is_full(self):
+        for name in _IDS:
+            gpu, = host(name)
+            grid = geometry.Geometry(gpu.mig.profiles)
+            plain = boards.named(gpu.mig.profiles, *boards.BASE[name])
+            packable = boards.packable(grid, plain)
+            found = layout_generate.generate([gpu])
+            for entry in found.entries:
+                counts = entry.sections[0].mig_devices
+                if len(counts) < 2:
+                    continue
+                more = [dict(counts, **{item.name:
+                                        counts.get(item.name, 0) + 1})
+                        for item in plain]
+                ids = {item.name: item.profile_id for item in plain}
+                for larger in more:
+                    self.assertNotIn(
+                        tuple(sorted((ids[key], count)
+                                     for key, count in larger.items())),
+                        packable, entry.name)
+
+    def test_no_gpu(self):
+        self.assertEqual((), layout_generate.generate([]).entries)

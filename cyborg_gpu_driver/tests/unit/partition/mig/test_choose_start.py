@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import itertools
+import random
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
+
+
+def place(grid, occupancy, profiles):
+    """Starts that the measure gives one after the other; None at the end."""
+    starts = []
+    for profile in profiles:
+        chosen = score.choose_start(grid, occupancy, profile)
+        starts.append(chosen and chosen.start)
+        if chosen is None:
+            break
+        occupancy = occupancy.add(profile, chosen)
+    return starts, occupancy
+
+
+class TestChooseStart(base.BaseTestCase):
+
+    def starts(self, board, *names):
+        profiles = boards.ALL[board]
+        return place(geometry.Geometry(profiles), geometry.EMPTY,
+                     boards.named(profiles, *names))[0]
+
+    def test_small_ones_leave_the_halves(self):
+        for board in ('A100-40', 'A100-80', 'H100-80', 'H200-141'):
+            one, two, three, four, _seven = boards.BASE[board]
+            self.assertEqual([6, 4], self.starts(board, one, two), board)
+            self.assertEqual([6, 0], self.starts(board, one, three), board)
+            self.assertEqual([6, 0], self.starts(board, one, four), board)
+            self.assertEqual([4, 6], self.starts(board, two, one), board)
+            self.assertEqual([4, 0], self.starts(board, three, four), board)
+            self.assertEqual([4, 0], self.starts(board, three, three))
+            self.assertEqual([0, 4], self.starts(board, four, three))
+
+    def test_small_ones_one_after_the_other(self):
+        for board, profile, starts in (
+                ('A100-80', '1g.10gb', [6, 5, 4, 3, 2, 1, 0, None]),
+                ('A100-80', '1g.20gb', [6, 4, 2, 0, None]),
+                ('A100-80', '2g.20gb', [4, 2, 0, None]),
+                ('A100-80', '1g.10gb+me', [6, None]),
+                ('A30', '1g.6gb', [3, 2, 1, 0, None]),
+                ('RTX PRO 6000', '1g.24gb+gfx', [9, 6, 3, 0, None])):
+            self.assertEqual(
+                starts, self.starts(board, *[profile] * len(starts)))
+
+    def test_three_small_ones_leave_a_three(self):
+        self.assertEqual([6, 5, 4, 0], self.starts(
+            'H100-80', '1g.10gb', '1g.10gb', '1g.10gb', '3g.40gb'))
+
+    def test_a_half_that_is_broken_already(self):
+        grid = geometry.Geometry(boards.H100_80)
+        gpu = boards.gpu(boards.H100_80, [('1g.10gb', 0)])
+        occupancy = grid.occupancy_of(gpu.mig.instances)
+        for name, start in (('1g.10gb', 1), ('2g.20gb', 2),
+                            ('3g.40gb', 4)):
+            profile, = boards.named(boards.H100_80, name)
+            self.assertEqual(start, score.choose_start(
+                grid, occupancy, profile).start, name)
+
+    def test_no_room(self):
+        grid = geometry.Geometry(boards.A30)
+        gpu = boards.gpu(boards.A30, [('4g.24gb', 0)])
+        occupancy = grid.occupancy_of(gpu.mig.instances)
+        for profile in boards.A30:
+            self.assertIsNone(
+                score.choose_start(grid, occupancy, profile))
+
+    def test_instance_ids_do_not_matter(self):
+        grid = geometry.Geometry(boards.A100_80)
+        two, = boards.named(boards.A100_80, '2g.20gb')
+        chosen = set()
+        for ids in itertools.permutations((7, 8, 13)):
+            occupancy = grid.occupancy_of(
+                model.GpuInstance(model.Placement(start, 1), 19, number)
+                for start, number in zip((0, 3, 6), ids, strict=True))
+            chosen.add(score.choose_start(grid, occupancy, two))
+        self.assertEqual({model.Placement(4, 2)}, chosen)
+
+    @hypothesis.given(test_geometry.occupied_boards())
+    def test_valid_and_never_refused(self, reached):
+        grid, occupancy = reached
+        for profile in grid.profiles:
+            chosen = score.choose_start(grid, occupancy, profile)
+            if chosen is None:
+                self.assertEqual(0, grid.creatable(occupancy, profile))
+            else:
+                self.assertIn(chosen, profile.placements)
+                self.assertTrue(grid.can_place(occupancy, profile,
+                                               chosen.start))
+
+    @hypothesis.given(test_geometry.occupied_boards(),
+                      st.integers(0, 2 ** 16))
+    def test_order_of_profiles_and_instances_does_not_matter(
+            self, reached, seed):
+        grid, occupancy = reached
+        chance = random.Random(seed)
+        profiles = list(grid.profiles)
+        taken = list(occupancy.taken)
+        chance.shuffle(profiles)
+        chance.shuffle(taken)
+        other = geometry.Geometry(profiles)
+        for profile in profiles:
+            self.assertEqual(
+                score.choose_start(grid, occupancy, profile),
+                score.choose_start(
+                    other, geometry.Occupancy(tuple(taken)), profile))
+
+    def test_whatever_fits_together_is_placed_largest_first(self):
+        for board, profiles in boards.ALL.items():
+            self.assert_all_placed(board, profiles)
+
+    def test_base_profiles_alone_are_placed_largest_first(self):
+        # A board that lists fewer profiles weighs otherwise.
+        for board, names in boards.BASE.items():
+            self.assert_all_placed(
+                board, boards.named(boards.ALL[board], *names))
+
+    def assert_all_placed(self, board, profiles):
+        """Each multiset that fits is placed, the largest first."""
+        grid = geometry.Geometry(profiles)
+        by_id = {profile.profile_id: profile for profile in profiles}
+        for multiset in boards.packable(grid):
+            wanted = sorted(
+                (by_id[profile_id] for profile_id, count in multiset
+                 for _ in range(count)), reverse=True,
+                key=lambda item: (item.placements[0].size, item.slices))
+            starts, _occupancy = place(grid, geometry.EMPTY, wanted)
+            self.assertNotIn(None, starts,
+                             f'{board}: {[p.name for p in wanted]}')

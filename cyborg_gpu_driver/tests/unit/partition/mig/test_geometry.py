@@ -1,0 +1,303 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import random
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+BOARDS = st.sampled_from(sorted(boards.ALL))
+
+
+@st.composite
+def occupied_boards(draw):
+    """A board and an occupancy that was reached step by step."""
+    profiles = boards.ALL[draw(BOARDS)]
+    return filled(profiles, draw(st.integers(0, 12)),
+                  random.Random(draw(st.integers(0, 2 ** 16))))
+
+
+def filled(profiles, steps, chance):
+    grid = geometry.Geometry(profiles)
+    occupancy = geometry.EMPTY
+    for _ in range(steps):
+        free = [(profile, placement) for profile in profiles
+                for placement in grid.free_placements(occupancy, profile)]
+        if not free:
+            break
+        occupancy = occupancy.add(*chance.choice(free))
+    return grid, occupancy
+
+
+def most(grid, occupancy, profile):
+    """How many of one profile can be added, by trying everything."""
+    return max((1 + most(grid, occupancy.add(profile, placement), profile)
+                for placement in grid.free_placements(occupancy, profile)),
+               default=0)
+
+
+class TestGeometry(base.BaseTestCase):
+
+    def grid(self, board):
+        return geometry.Geometry(boards.ALL[board])
+
+    def occupied(self, board, *live):
+        gpu = boards.gpu(boards.ALL[board], live)
+        grid = self.grid(board)
+        return grid, grid.occupancy_of(gpu.mig.instances)
+
+    def creatable(self, board, *live):
+        grid, occupancy = self.occupied(board, *live)
+        return {profile.name: grid.creatable(occupancy, profile)
+                for profile in grid.profiles}
+
+    def test_units(self):
+        self.assertEqual(
+            {'A100-40': 8, 'A100-80': 8, 'H100-80': 8, 'H200-141': 8,
+             'A30': 4, 'RTX PRO 6000': 12},
+            {board: self.grid(board).units for board in boards.ALL})
+
+    def test_no_profiles(self):
+        grid = geometry.Geometry(())
+        self.assertEqual(0, grid.units)
+        self.assertEqual((), grid.profiles)
+
+    def test_empty_gpu_has_nvmls_counts(self):
+        for board, profiles in boards.ALL.items():
+            self.assertEqual(
+                {profile.name: profile.max_instances
+                 for profile in profiles}, self.creatable(board), board)
+
+    def test_full_counts_of_a100(self):
+        self.assertEqual(
+            {'1g.5gb': 7, '1g.5gb+me': 1, '1g.10gb': 4, '2g.10gb': 3,
+             '3g.20gb': 2, '4g.20gb': 1, '7g.40gb': 1},
+            self.creatable('A100-40'))
+
+    def test_largest_instance_takes_all(self):
+        for board, name in (('A100-40', '7g.40gb'), ('A30', '4g.24gb'),
+                            ('RTX PRO 6000', '4g.96gb+gfx')):
+            self.assertEqual(
+                {0}, set(self.creatable(board, (name, 0)).values()), board)
+
+    def test_unit_7_is_out_of_reach_of_small_profiles(self):
+        counts = self.creatable('A100-40', ('1g.5gb', 6))
+        self.assertEqual((6, 3, 3), (counts['1g.5gb'], counts['1g.10gb'],
+                                     counts['2g.10gb']))
+        self.assertEqual((1, 1, 0), (counts['3g.20gb'], counts['4g.20gb'],
+                                     counts['7g.40gb']))
+
+    def test_fragmentation_seen_on_a_real_h100(self):
+        counts = self.creatable('H100-80', ('1g.10gb', 0), ('1g.10gb', 1),
+                                ('1g.10gb', 5))
+        self.assertEqual(0, counts['3g.40gb'])
+        self.assertEqual(1, counts['2g.20gb'])
+
+    def test_one_media_extension(self):
+        counts = self.creatable('A100-80', ('1g.10gb+me', 6))
+        self.assertEqual(0, counts['1g.10gb+me'])
+        self.assertEqual(0, counts['7g.80gb'])
+        self.assertEqual(6, counts['1g.10gb'])
+
+    def test_media_extensions_of_two_sizes_share_one_engine(self):
+        counts = self.creatable('A30', ('1g.6gb+me', 0))
+        self.assertEqual(0, counts['2g.12gb+me'])
+        self.assertEqual(1, counts['2g.12gb'])
+
+    def test_all_media_engines_exclude_all_that_have_any(self):
+        for name in ('1g.24gb+me.all', '2g.48gb+me.all'):
+            counts = self.creatable('RTX PRO 6000', (name, 0))
+            left = {other for other, count in counts.items() if count}
+            self.assertEqual({'1g.24gb-me', '2g.48gb-me'}, left, name)
+
+    def test_any_media_engine_excludes_all_media_engines(self):
+        for name in ('1g.24gb', '1g.24gb+me', '1g.24gb+gfx', '2g.48gb'):
+            counts = self.creatable('RTX PRO 6000', (name, 0))
+            self.assertEqual((0, 0), (counts['1g.24gb+me.all'],
+                                      counts['2g.48gb+me.all']), name)
+        counts = self.creatable('RTX PRO 6000', ('1g.24gb-me', 0))
+        self.assertEqual((1, 1), (counts['1g.24gb+me.all'],
+                                  counts['2g.48gb+me.all']))
+
+    def test_engines_of_the_gpu(self):
+        self.assertEqual(model.Engines(decoders=5, jpeg=1, ofa=1),
+                         self.grid('A100-40').engines)
+        self.assertEqual(model.Engines(decoders=7, jpeg=7, ofa=1),
+                         self.grid('H100-80').engines)
+        self.assertEqual(model.Engines(4, 4, 4, 1),
+                         self.grid('RTX PRO 6000').engines)
+
+    def test_engine_count_that_every_profile_gives_alike(self):
+        # Where even the whole GPU counts one decoder, seven instances of
+        # one decoder each are still possible: NVML says there may be seven.
+        profile = model.GpuInstanceProfile(
+            19, '1g.23gb', 1, 23000, 7,
+            tuple(model.Placement(start, 1) for start in range(7)),
+            engines=model.Engines(decoders=1))
+        self.assertEqual(7, geometry.Geometry([profile]).creatable(
+            geometry.EMPTY, profile))
+
+    def test_can_place(self):
+        grid, occupancy = self.occupied('A100-80', ('3g.40gb', 4))
+        two, three, four = boards.named(grid.profiles, '2g.20gb', '3g.40gb',
+                                        '4g.40gb')
+        self.assertTrue(grid.can_place(occupancy, two, 2))
+        self.assertFalse(grid.can_place(occupancy, two, 4))
+        self.assertFalse(grid.can_place(occupancy, two, 1))
+        self.assertTrue(grid.can_place(occupancy, three, 0))
+        self.assertTrue(grid.can_place(occupancy, four, 0))
+
+    def test_maximum_holds_where_there_is_room(self):
+        grid, occupancy = self.occupied('A100-80', ('4g.40gb', 0))
+        four, = boards.named(grid.profiles, '4g.40gb')
+        moved = model.GpuInstanceProfile(
+            **dict(vars(four), placements=(*four.placements,
+                                           model.Placement(4, 4))))
+        self.assertEqual((), grid.free_placements(occupancy, moved))
+
+    def test_unknown_instances_take_their_units(self):
+        grid = self.grid('A100-80')
+        occupancy = grid.occupancy_of([
+            model.GpuInstance(model.Placement(4, 2), 99, 3),
+            model.GpuInstance(model.Placement(1, 3), 19, 4)])
+        self.assertEqual(0b111110, occupancy.mask)
+        one, two, three = boards.named(grid.profiles, '1g.10gb', '2g.20gb',
+                                       '3g.40gb')
+        self.assertEqual(
+            (model.Placement(0, 1), model.Placement(6, 1)),
+            grid.free_placements(occupancy, one))
+        self.assertEqual((0, 0), (grid.creatable(occupancy, two),
+                                  grid.creatable(occupancy, three)))
+
+    def test_instances_past_the_grid(self):
+        grid = self.grid('A30')
+        occupancy = grid.occupancy_of([
+            model.GpuInstance(model.Placement(3, 8), 99, 3)])
+        self.assertEqual(3, grid.creatable(occupancy, grid.profiles[0]))
+
+    def test_instance_ids_do_not_matter(self):
+        grid = self.grid('A100-80')
+        places = [(model.Placement(6, 1), 19), (model.Placement(4, 2), 14),
+                  (model.Placement(0, 1), 19)]
+        first = grid.occupancy_of(
+            model.GpuInstance(place, profile, number)
+            for number, (place, profile) in enumerate(places))
+        second = grid.occupancy_of(
+            model.GpuInstance(place, profile, 40 - number)
+            for number, (place, profile) in enumerate(reversed(places)))
+        self.assertEqual(first, second)
+        self.assertEqual(hash(first), hash(second))
+
+    @hypothesis.given(occupied_boards())
+    def test_creatable_is_exact(self, reached):
+        grid, occupancy = reached
+        for profile in grid.profiles:
+            self.assertEqual(most(grid, occupancy, profile),
+                             grid.creatable(occupancy, profile),
+                             profile.name)
+
+    @hypothesis.given(occupied_boards())
+    def test_free_placements_are_what_can_be_placed(self, reached):
+        grid, occupancy = reached
+        for profile in grid.profiles:
+            free = grid.free_placements(occupancy, profile)
+            self.assertEqual(bool(free),
+                             grid.creatable(occupancy, profile) > 0)
+            self.assertEqual(
+                {placement.start for placement in free},
+                {start for start in range(-1, grid.units + 1)
+                 if grid.can_place(occupancy, profile, start)})
+            for placement in free:
+                self.assertFalse(placement.mask & occupancy.mask)
+                self.assertIn(placement, profile.placements)
+
+    @hypothesis.given(BOARDS)
+    @hypothesis.settings(max_examples=6)
+    def test_removing_never_takes_room(self, board):
+        grid, occupancy = filled(boards.ALL[board], 5, random.Random(board))
+        for taken in occupancy.taken:
+            rest = list(occupancy.taken)
+            rest.remove(taken)
+            fewer = geometry.Occupancy(tuple(rest))
+            for profile in grid.profiles:
+                self.assertGreaterEqual(grid.creatable(fewer, profile),
+                                        grid.creatable(occupancy, profile))
+
+
+class TestEnumeration(base.BaseTestCase):
+    """The numbers that the rules of geometry must come to."""
+
+    def figures(self, board, *more):
+        grid = geometry.Geometry(boards.ALL[board])
+        profiles = boards.named(boards.ALL[board], *boards.BASE[board],
+                                *more)
+        return (len(list(enumeration.maximal_layouts(grid, profiles))),
+                len(enumeration.maximal_multisets(grid, profiles)),
+                len(list(enumeration.states(grid, profiles))),
+                len(boards.packable(grid, profiles)))
+
+    def test_eight_units(self):
+        for board in ('A100-40', 'A100-80', 'H100-80', 'H200-141'):
+            self.assertEqual((19, 14, 298, 37), self.figures(board), board)
+
+    def test_eight_units_with_double_memory(self):
+        for board, name in (('A100-40', '1g.10gb'), ('H200-141', '1g.35gb')):
+            self.assertEqual((78, 38, 723),
+                             self.figures(board, name)[:3], board)
+
+    def test_halves_and_quarters(self):
+        for board in ('A30', 'RTX PRO 6000'):
+            self.assertEqual((5, 4, 26), self.figures(board)[:3], board)
+
+    def test_the_19_layouts(self):
+        left = ('2g0 2g2', '2g0 1g2 1g3', '1g0 1g1 2g2', '1g0 1g1 1g2 1g3')
+        right = ('3g4', '2g4 1g6', '1g4 1g5 1g6')
+        expected = {'7g0', '3g0 3g4', '4g0 3g4'}
+        expected |= {f'{half}0 {end}' for half in ('3g', '4g')
+                     for end in right[1:]}
+        expected |= {f'{start} {end}' for start in left for end in right}
+        grid = geometry.Geometry(boards.A100_40)
+        profiles = boards.named(boards.A100_40, *boards.BASE['A100-40'])
+        names = {profile.profile_id: f'{profile.slices}g'
+                 for profile in profiles}
+        found = [' '.join(f'{names[profile_id]}{place.start}'
+                          for profile_id, place in layout.taken)
+                 for layout in enumeration.maximal_layouts(grid, profiles)]
+        self.assertEqual(19, len(found))
+        self.assertEqual(expected, set(found))
+
+    def test_states_are_distinct_and_reachable(self):
+        for board, profiles in boards.ALL.items():
+            grid = geometry.Geometry(profiles)
+            states = list(enumeration.states(grid))
+            self.assertEqual(len(states), len(set(states)), board)
+            self.assertIn(geometry.EMPTY, states)
+            known = set(states)
+            for state in states:
+                for profile in profiles:
+                    for place in grid.free_placements(state, profile):
+                        self.assertIn(state.add(profile, place), known)
+
+    def test_multiset(self):
+        one, two = boards.named(boards.A100_80, '1g.10gb', '2g.20gb')
+        occupancy = geometry.EMPTY
+        for profile, start in ((one, 6), (two, 4), (one, 0)):
+            occupancy = occupancy.add(
+                profile, model.Placement(start, profile.placements[0].size))
+        self.assertEqual(((14, 1), (19, 2)),
+                         enumeration.multiset(occupancy))

@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What each occupancy of a GPU leaves room for, and what that costs."""
+
+import itertools
+
+import hypothesis
+from oslotest import base as test_base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.tests.unit.partition import boards
+from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
+
+
+def base(board):
+    """The table of a board with no more than its base profiles."""
+    return score.Table(geometry.Geometry(
+        boards.named(boards.ALL[board], *boards.BASE[board])))
+
+
+class TableTest(test_base.BaseTestCase):
+
+    def test_room_of_an_empty_gpu(self):
+        for profiles in boards.ALL.values():
+            table = score.Table(geometry.Geometry(profiles))
+            self.assertEqual(
+                tuple(profile.max_instances for profile in table.profiles),
+                table.row(geometry.EMPTY).room)
+
+    def test_room_counts_what_may_end(self):
+        table = base('A30')
+        one, two, four = table.profiles
+        occupancy = geometry.EMPTY.add(one, model.Placement(1, 1))
+        # 3 of 4 small ones and 1 of 2 halves; what may end gives one each.
+        end = score.ENDING
+        self.assertEqual((3 + end, 1 + end, end), table.row(occupancy).room)
+        occupancy = occupancy.add(two, model.Placement(2, 2))
+        self.assertEqual((1 + end + 2 * end, 2 * end, end * end),
+                         table.row(occupancy).room)
+
+    def test_what_ends_together_is_worth_more(self):
+        table = base('A100-80')
+        one, two, three, _four, _seven = table.profiles
+        whole = geometry.EMPTY.add(three, model.Placement(0, 4))
+        parts = geometry.EMPTY.add(two, model.Placement(0, 2)).add(
+            two, model.Placement(2, 2))
+        self.assertEqual(whole.mask, parts.mask)
+        self.assertGreater(table.row(whole).room[-1],
+                           table.row(parts).room[-1])
+
+    @hypothesis.given(test_geometry.occupied_boards())
+    def test_options_are_the_free_starts_that_cost_least(self, reached):
+        grid, occupancy = reached
+        table = score.Table(grid)
+        row = table.row(occupancy)
+        for number, profile in enumerate(table.profiles):
+            free = grid.free_placements(occupancy, profile)
+            options = row.options[number]
+            self.assertEqual(bool(free), bool(options))
+            self.assertLessEqual({option.placement for option in options},
+                                 set(free))
+            for placement in free:
+                after = table.row(occupancy.add(profile, placement))
+                loss = [had - has for had, has in zip(row.room, after.room)]
+                self.assertTrue(any(
+                    all(map(float.__le__, option.lost, loss))
+                    for option in options), placement)
+
+    def test_only_the_offered_profiles_count(self):
+        profiles = boards.ALL['A100-80']
+        small, = boards.named(profiles, '1g.10gb')
+        table = score.Table(geometry.Geometry(profiles), [small])
+        row = table.row(geometry.EMPTY)
+        self.assertEqual((7.0,), row.room)
+        # Where it costs nothing else, all starts are alike: the highest.
+        self.assertEqual([6], [option.placement.start
+                               for option in row.options[0]])
+
+    def test_more_instances_than_any_board_has(self):
+        profile = boards.profile(1, '1g.1gb', 1, 64, range(64), 1, 1)
+        table = score.Table(geometry.Geometry([profile]))
+        occupancy = geometry.Occupancy(tuple(
+            (1, model.Placement(start, 1)) for start in range(40)))
+        # Only so many of them are looked at: there is an end to the work.
+        self.assertEqual((24 + 8 * score.ENDING,),
+                         table.row(occupancy).room)
+
+
+class PriceTest(test_base.BaseTestCase):
+
+    def test_what_is_scarce_is_expensive(self):
+        self.assertEqual((2.0, 0.4), score.prices([0, 2]))
+
+    def test_demand_weighs(self):
+        self.assertEqual((1.0, 1.2), score.prices([0, 2], [0.5, 3]))
+
+    def test_the_order_of_profiles_decides_nothing(self):
+        lost, at = (0.1, 1e16, -1e16, 0.2), (1, 1, 1, 1)
+        found = {score.loss(order, at)
+                 for order in itertools.permutations(lost)}
+        self.assertEqual(1, len(found))
+
+
+class CostTest(test_base.BaseTestCase):
+
+    def test_an_empty_gpu_costs_nothing(self):
+        for profiles in boards.ALL.values():
+            self.assertEqual(0.0, score.cost(
+                geometry.Geometry(profiles), geometry.EMPTY))
+
+    @hypothesis.given(test_geometry.occupied_boards())
+    def test_each_instance_adds_to_it(self, reached):
+        grid, occupancy = reached
+        before = score.cost(grid, occupancy)
+        for profile in grid.profiles:
+            for placement in grid.free_placements(occupancy, profile):
+                self.assertLess(before, score.cost(
+                    grid, occupancy.add(profile, placement)))
+
+    def test_holes_cost_more_than_what_lies_together(self):
+        grid = geometry.Geometry(boards.H100_80)
+        one, = boards.named(boards.H100_80, '1g.10gb')
+        together, apart = (
+            score.cost(grid, geometry.Occupancy(tuple(
+                (one.profile_id, model.Placement(start, 1))
+                for start in starts)))
+            for starts in ((4, 5), (0, 4)))
+        self.assertLess(together, apart)
+
+
+class ChooseStartTest(test_base.BaseTestCase):
+
+    @hypothesis.given(test_geometry.occupied_boards())
+    def test_no_start_loses_less(self, reached):
+        grid, occupancy = reached
+        row = score.of_grid(grid.profiles).row(occupancy)
+        at = score.prices(row.room)
+
+        def lost(profile, placement):
+            return score.loss(row.lost(row.table.row(
+                occupancy.add(profile, placement))), at)
+        for profile in grid.profiles:
+            chosen = score.choose_start(grid, occupancy, profile)
+            free = grid.free_placements(occupancy, profile)
+            if chosen is None:
+                self.assertEqual((), free)
+                continue
+            least = lost(profile, chosen)
+            for placement in free:
+                self.assertLessEqual(least, lost(profile, placement))
+                if placement > chosen:
+                    self.assertLess(least, lost(profile, placement))

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What each simulated board offers, read as from real hardware."""
+
+from oslotest import base
+
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform as simulated
+
+MDEV = model.Framework.MDEV_VF
+VENDOR = model.Framework.VENDOR_VFIO
+
+
+class SimulatedCase(base.BaseTestCase):
+
+    def gpus(self, host):
+        machine = simulator.Machine.load(host)
+        self.addCleanup(machine.uninstall)
+        return reader.HostReader(
+            simulated.open_platform(machine)).snapshot().gpus
+
+    def totals(self, gpu, mode, *types, vfio_handles=True):
+        """Total of each offer; all can be made, as the GPU is empty."""
+        found = offers.offers(
+            gpu, policy.Policy('p', mode, vgpu_types=types),
+            vfio_handles=vfio_handles)
+        for offer in found:
+            self.assertEqual(('', offer.total),
+                             (offer.problem, offer.creatable), offer)
+        return {offer.profile: offer.total for offer in found}
+
+
+class TestOffers(SimulatedCase):
+
+    def test_mig_backed(self):
+        for host, framework, expected in (
+                ('dgx-a100-40', MDEV, {
+                    '1g.5gb': 7, '1g.5gb+me': 1, '2g.10gb': 3,
+                    '3g.20gb': 2, '4g.20gb': 1, '7g.40gb': 1}),
+                ('a100x4-vfio', VENDOR, {
+                    '1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4,
+                    '2g.20gb': 3, '3g.40gb': 2, '4g.40gb': 1,
+                    '7g.80gb': 1}),
+                ('a30x4', MDEV, {
+                    '1g.6gb': 4, '1g.6gb+me': 1, '2g.12gb': 2,
+                    '2g.12gb+me': 1, '4g.24gb': 1}),
+                ('rtxpro6000x8', VENDOR, {
+                    '1g.24gb+gfx': 4, '2g.48gb+gfx': 2,
+                    '4g.96gb+gfx': 1})):
+            gpu = self.gpus(host)[0]
+            self.assertIs(framework, gpu.framework)
+            self.assertEqual(expected, self.totals(gpu, policy.Mode.MIG))
+
+    def test_several_an_instance(self):
+        gpu = self.gpus('rtxpro6000x8')[0]
+        self.assertEqual(
+            {'DC-1-8Q': 12, 'DC-1-12A': 8, 'DC-2-16Q': 6, 'DC-4-48Q': 2},
+            self.totals(gpu, policy.Mode.MIG, 'DC-1-8Q', 'DC-1-12A',
+                        'DC-2-16Q', 'DC-4-48Q'))
+        self.assertEqual({'DC-1-2Q': 48}, self.totals(
+            gpu, policy.Mode.MIG, 'DC-1-2Q'))
+
+    def test_each_offer_has_a_name_of_its_own(self):
+        gpu = self.gpus('rtxpro6000x8')[0]
+        types = vgpu_types.of_mode(gpu, policy.Mode.MIG)
+        found = offers.offers(gpu, policy.Policy(
+            'p', policy.Mode.MIG,
+            vgpu_types=tuple(entry.name for entry in types)))
+        # Of the 42, three series fill each of three profiles.
+        self.assertEqual((42, 42 - 9 + 3), (len(types), len(found)))
+        for name in (names.label, names.resource_class):
+            self.assertEqual(len(found), len(set(map(name, found))))
+
+    def test_time_sliced(self):
+        for host, number, framework, expected in (
+                ('t4x4', 0, model.Framework.MDEV_PF, {
+                    'T4-1Q': 16, 'T4-2B': 8, 'T4-16Q': 1}),
+                ('l40sx4', 0, VENDOR, {
+                    'L40S-1B': 32, 'L40S-12Q': 4, 'L40S-48Q': 1}),
+                ('a100x4-vfio', 2, VENDOR, {
+                    'A100D-4C': 20, 'A100D-8C': 10, 'A100D-80C': 1})):
+            gpu = self.gpus(host)[number]
+            self.assertIs(framework, gpu.framework)
+            self.assertEqual(expected, self.totals(
+                gpu, policy.Mode.VGPU, *expected))
+
+    def test_vendor_vfio_is_left_to_nova(self):
+        gpu = self.gpus('l40sx4')[0]
+        offer, = offers.offers(gpu, policy.Policy(
+            'p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',)))
+        self.assertIn('left to Nova', offer.problem)
+
+    def test_what_is_carved_up_is_never_whole(self):
+        for host in ('dgx-a100-40', 'a100x4-vfio', 'l40sx4', 'hgx-h200',
+                     'rtxpro6000x8'):
+            for gpu in self.gpus(host):
+                offer, = offers.offers(gpu, policy.Policy(
+                    'p', policy.Mode.PASSTHROUGH))
+                self.assertIn('carved up', offer.problem)

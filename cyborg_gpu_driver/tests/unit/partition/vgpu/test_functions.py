@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.vgpu import functions
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+CLAIMS = st.lists(st.builds(functions.Claim, st.integers(0, 20),
+                            st.integers(0, 3)), max_size=8)
+
+
+def named(count, *claims):
+    """Numbers of the functions of each claim."""
+    vfs = boards.vfs(count)
+    index = {function.address: function.index for function in vfs}
+    return [[index[address] for address in given]
+            for given in functions.assign(vfs, claims)]
+
+
+class TestAssign(base.BaseTestCase):
+
+    def test_distinct_while_there_are_enough(self):
+        self.assertEqual([[0, 1, 2], [5], [3, 4]], named(
+            6, functions.Claim(3), functions.Claim(1, 'alone'),
+            functions.Claim(2)))
+
+    def test_who_is_alone_shares_first(self):
+        self.assertEqual([[0], [0, 1, 2], [3, 4]], named(
+            5, functions.Claim(1, 'alone'), functions.Claim(3),
+            functions.Claim(2)))
+
+    def test_each_group_has_all_of_them(self):
+        self.assertEqual([[0, 1], [0, 1, 2], [2, 3], [3]], named(
+            4, functions.Claim(2, 2), functions.Claim(3, 1),
+            functions.Claim(2, 2), functions.Claim(1, 1)))
+
+    def test_the_last_of_a_group_get_what_is_left(self):
+        self.assertEqual([[0, 1], [2, 3], [], [0, 1, 2, 3]], named(
+            4, functions.Claim(3), functions.Claim(2), functions.Claim(3),
+            functions.Claim(6, 'alone')))
+
+    def test_no_functions(self):
+        self.assertEqual([[], []], named(
+            0, functions.Claim(3), functions.Claim(1, 'alone')))
+
+    def test_order_of_the_functions_does_not_matter(self):
+        vfs = boards.vfs(12)
+        claims = [functions.Claim(7), functions.Claim(3)]
+        self.assertEqual(functions.assign(vfs, claims),
+                         functions.assign(vfs[::-1], claims))
+
+    def test_what_is_in_use_does_not_matter(self):
+        vfs = boards.vfs(8)
+        claims = [functions.Claim(5), functions.Claim(5)]
+        used = [model.VirtualFunction(
+            function.address, function.index, 'nvidia', 7,
+            mdevs=(model.Mdev('u', function.address, 'nvidia-1'),))
+            for function in vfs[:4]] + list(vfs[4:])
+        self.assertEqual(functions.assign(vfs, claims),
+                         functions.assign(used, claims))
+
+    @hypothesis.given(st.integers(0, 20), CLAIMS)
+    def test_none_of_a_group_share(self, count, claims):
+        given = named(count, *claims)
+        for group in {claim.group for claim in claims}:
+            members = [number for number, claim in enumerate(claims)
+                       if claim.group == group]
+            there = [function for number in members
+                     for function in given[number]]
+            self.assertEqual(len(there), len(set(there)))
+            self.assertEqual(
+                min(count, sum(claims[number].total for number in members)),
+                len(there))
+
+    @hypothesis.given(st.integers(0, 20), CLAIMS)
+    def test_nothing_is_shared_without_need(self, count, claims):
+        there = [function for functions_ in named(count, *claims)
+                 for function in functions_]
+        if len(there) <= count:
+            self.assertEqual(len(there), len(set(there)))
+
+
+class TestEmpty(base.BaseTestCase):
+
+    def test_only_the_offers_own_count(self):
+        gpu = boards.gpu((), mig=None, vfs=boards.vfs(
+            4, used=('nvidia-1',)))
+        first, second, third, _ = (vf.address for vf in gpu.vfs)
+        self.assertEqual(
+            [second, third],
+            [vf.address for vf in functions.empty(
+                gpu, (first, second, third))])
