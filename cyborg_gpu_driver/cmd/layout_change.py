@@ -167,10 +167,11 @@ def _restored(context, gpu, saved):
 
 def _add_checkpoint(parser):
     parser.add_argument(
-        '-f', '--checkpoint-file', metavar='FILE',
+        '--checkpoint-file', metavar='FILE',
         default=os.environ.get(layout_options.CHECKPOINT),
         help='the file (default: the records of the GPUs in [gpu] '
              'state_path)')
+    layout_options.add_deprecated(parser, '-f', instead='--checkpoint-file')
 
 
 def _check_directory(path):
@@ -198,7 +199,7 @@ def _saved(parsed_args, context):
 def _hooks(parsed_args):
     """The hooks; none without a file."""
     envs = {
-        layout_options.CONFIG_FILE: parsed_args.config_file,
+        layout_options.CONFIG_FILE: parsed_args.layout_file,
         layout_options.SELECTED: parsed_args.selected_config or '',
         layout_options.HOOKS_FILE: parsed_args.hooks_file or '',
         layout_options.SKIP_RESET: str(parsed_args.skip_reset).lower(),

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Options of the ``layout`` commands, which are mig-parted's own.
+"""Options of the ``layout`` commands.
 
-In this group ``-f`` is a file and ``-o`` the output's format; each option
-can be given by mig-parted's environment variable too.
+mig-parted's options work too, and its environment variables. Its ``-f`` names
+a file, while ``-f`` is a format everywhere else in this program: here it is
+deprecated. Its ``--config-file`` is an option of the program, cyborg.conf.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import machine
 from cyborg_gpu_driver.cmd import node_context
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.partition.layout import file as layout_file
@@ -52,8 +54,8 @@ class LayoutCommand(command.Command):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '-o', '--output-format', choices=self.formats,
-            default=self.formats[0],
+            '-o', '--format', '--output-format', dest='output_format',
+            choices=self.formats, default=self.formats[0],
             help='format of the output (default: %(default)s)')
         return parser
 
@@ -73,17 +75,46 @@ class LayoutCommand(command.Command):
             self.write(yaml.safe_dump(value, sort_keys=False))
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """``-f``: a layout file."""
+class _Deprecated(argparse.Action):
+    """Stores a value, and says which option to use instead.
+
+    :param instead: that option.
+    """
+
+    def __init__(self, *args, instead, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._instead = instead
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        machine.say(f'{option_string} FILE is deprecated; use '
+                    f'{self._instead} FILE.')
+        setattr(namespace, self.dest, values)
+
+
+def add_deprecated(parser: argparse.ArgumentParser, name: str, instead: str
+                   ) -> None:
+    """An earlier name of an option that takes a file.
+
+    :param instead: the option, which ``parser`` already has.
+    """
     parser.add_argument(
-        '-f', '--config-file', metavar='FILE',
+        name, action=_Deprecated, instead=instead, metavar='FILE',
+        dest=instead.strip('-').replace('-', '_'),
+        default=argparse.SUPPRESS, help=f'deprecated: use {instead}')
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """``--layout-file``."""
+    parser.add_argument(
+        '--layout-file', metavar='FILE',
         default=os.environ.get(CONFIG_FILE),
         help="layout file in mig-parted's format; - is standard input "
              f'(default: ${CONFIG_FILE})')
+    add_deprecated(parser, '-f', instead='--layout-file')
 
 
 def add_entry(parser: argparse.ArgumentParser) -> None:
-    """``-f`` and ``-c``: one entry of a layout file."""
+    """``--layout-file`` and ``-c``: one entry of a layout file."""
     add_file(parser)
     parser.add_argument(
         '-c', '--selected-config', metavar='NAME',
@@ -112,11 +143,11 @@ def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
 
     :raises LayoutError: if there is none, or it is malformed.
     """
-    name = parsed_args.config_file
+    name = parsed_args.layout_file
     if not name:
         raise exception.InvalidValue(
-            what='-f', value='', expected='name a layout file, or - for '
-            'standard input')
+            what='--layout-file', value='',
+            expected='name a layout file, or - for standard input')
     text, source = terminal.read_text(name)
     return layout_file.LayoutFile.parse(text, source)
 

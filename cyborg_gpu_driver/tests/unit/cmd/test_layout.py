@@ -50,8 +50,21 @@ class ApplyTest(layouts.LayoutCase):
     def test_layout_from_standard_input(self):
         self.addCleanup(setattr, sys, 'stdin', sys.stdin)
         sys.stdin = io.StringIO(layouts.LAYOUTS)
-        self.layout('apply', '-f', '-', '-c', 'halves')
+        self.layout('apply', '--layout-file', '-', '-c', 'halves')
         self.assert_layout('halves')
+
+    def test_a_file_by_mig_parteds_option(self):
+        _, errors = self.layout('plan', '-f', self.file, '-c', 'halves')
+        self.assertIn('-f FILE is deprecated; use --layout-file FILE.',
+                      errors)
+        _, errors = self.layout('plan', '--layout-file', self.file, '-c',
+                                'halves', '--format', 'json')
+        self.assertNotIn('deprecated', errors)
+        path = os.path.join(os.path.dirname(self.file), 'checkpoint.json')
+        for words in ('checkpoint', 'restore'):
+            _, errors = self.layout(words, '-f', path)
+            self.assertIn('-f FILE is deprecated; use --checkpoint-file FILE.',
+                          errors)
 
     def test_options_from_mig_parteds_environment(self):
         self.useFixture(fixtures.EnvironmentVariable(
@@ -63,11 +76,11 @@ class ApplyTest(layouts.LayoutCase):
 
     def test_only_entry_needs_no_name(self):
         output, _ = self.layout('export')
-        self.layout('assert', '-f', self.write('now.yaml', output))
+        self.layout('assert', '--layout-file', self.write('now.yaml', output))
         self.assert_one_is_chosen()
 
     def assert_one_is_chosen(self):
-        _, errors = self.layout('assert', '-f', self.file, code=1)
+        _, errors = self.layout('assert', '--layout-file', self.file, code=1)
         self.assertIn('mixed', errors)
 
     def test_mig_mode_off_and_mode_only(self):
@@ -131,9 +144,9 @@ class RefusalTest(layouts.LayoutCase):
                  'mig-enabled: false}]}', 'mig-configs.x[0].devices[1]: '
                  'found -1; expected the index of a GPU, from 0 up')):
             path = self.write('bad.yaml', text)
-            self.refused(('-f', path, '-c', 'x'), 'bad.yaml', word)
+            self.refused(('--layout-file', path, '-c', 'x'), 'bad.yaml', word)
         self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')
-        self.refused(('-c', 'x'), '-f')
+        self.refused(('-c', 'x'), '--layout-file')
 
     def test_bad_entries(self):
         for name, *words in (
@@ -141,7 +154,7 @@ class RefusalTest(layouts.LayoutCase):
                 ('too-much', '3 x 3g.40gb', '2 x 3g.40gb'),
                 ('nowhere', 'no GPU 8', '0 to 7'),
                 ('none', "'none'", 'halves')):
-            self.refused(('-f', self.file, '-c', name), *words)
+            self.refused(('--layout-file', self.file, '-c', name), *words)
 
     def test_busy_gpu_fails_alone(self):
         self.apply('halves')
@@ -161,7 +174,7 @@ class RefusalTest(layouts.LayoutCase):
     def test_no_nvml(self):
         self.host, self.state = 't4x4', self.state + '.t4'
         self.machine().unload_library()
-        self.refused(('-f', self.file, '-c', 'off'), 'NVML')
+        self.refused(('--layout-file', self.file, '-c', 'off'), 'NVML')
 
     def instances(self, index):
         return (super().instances(index)
@@ -209,26 +222,26 @@ class FileTest(layouts.LayoutCase):
     def test_export_and_generate_are_layout_files(self):
         self.apply('mixed')
         now = self.write('now.yaml', self.layout('export', '-c', 'now')[0])
-        self.layout('assert', '-f', now, '-c', 'now')
+        self.layout('assert', '--layout-file', now, '-c', 'now')
         every = self.write('all.yaml', self.layout('generate')[0])
-        self.layout('assert', '-f', now, '-a')
+        self.layout('assert', '--layout-file', now, '-a')
         rows = json.loads(self.layout('list', '-f', every, '-o', 'json')[0])
         self.assertIn('all-balanced', [row['name'] for row in rows])
         self.assertEqual({None}, {row['problem'] for row in rows})
-        self.layout('apply', '-f', every, '-c', 'all-balanced')
-        self.layout('assert', '-f', every, '-c', 'all-balanced')
-        self.layout('assert', '-f', now, code=1)
+        self.layout('apply', '--layout-file', every, '-c', 'all-balanced')
+        self.layout('assert', '--layout-file', every, '-c', 'all-balanced')
+        self.layout('assert', '--layout-file', now, code=1)
 
     def test_export_in_json(self):
         content = json.loads(self.layout('export', '-o', 'json')[0])
         self.assertEqual('v1', content['version'])
 
     def test_list_tells_what_suits_the_host(self):
-        output, _ = self.layout('list', '-f', self.file)
+        output, _ = self.layout('list', '--layout-file', self.file)
         lines = dict(line.split(None, 1) for line in output.splitlines())
         self.assertEqual('0-7: MIG mode off', lines['off'])
         self.assertEqual('not for this host', lines['unknown'])
-        rows = json.loads(self.layout('list', '-f', self.file, '-o',
+        rows = json.loads(self.layout('list', '--layout-file', self.file, '-o',
                                       'json')[0])
         self.assertIn('1g.5gb', rows[3]['problem'])
 

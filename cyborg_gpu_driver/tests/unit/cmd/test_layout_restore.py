@@ -39,17 +39,17 @@ class RestoreTest(layouts.LayoutCase):
     def test_named_checkpoint(self):
         self.apply('halves')
         path = os.path.join(self.directory, 'kept.json')
-        self.layout('checkpoint', '-f', path)
+        self.layout('checkpoint', '--checkpoint-file', path)
         self.apply('off')
         self.machine().reboot()
-        self.layout('restore', '-f', path)
+        self.layout('restore', '--checkpoint-file', path)
         self.assert_layout('halves')
         _, errors = self.layout('restore', '-f', path + '.not', code=1)
         self.assertIn('is not there', errors)
 
     def test_a_checkpoint_makes_no_directory(self):
         directory = os.path.join(self.directory, 'typo')
-        _, errors = self.layout('checkpoint', '-f',
+        _, errors = self.layout('checkpoint', '--checkpoint-file',
                                 os.path.join(directory, 'c.json'), code=1)
         self.assertIn('--checkpoint-file', errors)
         self.assertIn(f'there is no directory {directory}', errors)
