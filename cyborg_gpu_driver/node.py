@@ -28,6 +28,8 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import host_parts
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.offer import offer
@@ -85,6 +87,7 @@ class Node(host_parts.HostParts, services.Services):
                  tree: provider_tree.ProviderTree | None = None,
                  mdev_problem: str = ''):
         super().__init__(conf, settings)
+        privsep.set_timeout(gpu_conf.privileged_timeout(conf))
         self.tree = tree
         self._hostname = hostname
         self._mdev_problem = mdev_problem

@@ -61,16 +61,42 @@ _FAILURES = (OSError, comm.PrivsepTimeout, daemon.FailedToDropPrivileges,
 or has ended, and what a function there raises that nobody expected."""
 
 
+_SLOW_SECONDS = 900.0
+"""More than a reset takes, or a driver that lets go of a GPU: the operation
+has deadlines of its own, which an operator may have raised."""
+
+
+def set_timeout(seconds: float) -> None:
+    """Set how long a call of the privileged process may take.
+
+    The limit is for a process that does not answer at all; an operation
+    there has deadlines of its own. Calls of a :func:`slow_entrypoint` have
+    more time.
+    """
+    gpu_context.timeout = seconds
+
+
 def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a function run in the privileged process (decorator).
 
     The one boundary where errors of the operating system and of oslo.privsep
     become ours.
 
-    :raises PrivilegedCallFailed: in place of those.
+    :raises PrivilegedCallFailed: in place of those, and if the process does
+        not answer in time (:func:`set_timeout`). It may still carry out the
+        call later.
     """
-    inner = gpu_context.entrypoint(function)
+    return _convert_errors(function, gpu_context.entrypoint(function))
 
+
+def slow_entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As :func:`entrypoint`, for a function that may take minutes."""
+    return _convert_errors(function, gpu_context.entrypoint_with_timeout(
+        _SLOW_SECONDS)(function))
+
+
+def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
+                    ) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:

@@ -24,6 +24,8 @@ from cyborg_gpu_driver.partition import policy
 
 _BIND_SECONDS = 30.0
 """Half of the default of rpc_response_timeout."""
+_ANSWER_SECONDS = 10
+"""For an operation of the privileged process that NVML does not delay."""
 
 GPU_OPTS = [
     cfg.ListOpt(
@@ -264,6 +266,15 @@ def state_path(conf: cfg.ConfigOpts) -> str:
             where.location is cfg.Locations.opt_default):
         return os.path.join(path, 'simulated')
     return path
+
+
+def privileged_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds after which the privileged process counts as stuck.
+
+    It may have to wait for NVML before it can call it.
+    """
+    return float(conf.gpu.access_timeout + conf.gpu.nvml_timeout
+                 + _ANSWER_SECONDS)
 
 
 def default_bind_timeout(conf: cfg.ConfigOpts) -> float:

@@ -157,7 +157,7 @@ def destroy_compute_instance(address: str, instance_id: int,
                        compute_id)
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def set_mig_mode(address: str, enable: bool) -> str:
     """Ask for a MIG mode, for who has NVML alone on this machine.
 

@@ -53,7 +53,7 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
     return device_node.holders(privileged.machine(), nvidia_gpu(address))
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def bind(address: str, driver: str) -> None:
     """Give a GPU to a driver, with the other functions of its board.
 
@@ -93,7 +93,7 @@ def bind(address: str, driver: str) -> None:
             state=_taken_back(gpu, former)) from error
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def reset(address: str) -> None:
     """Reset a GPU while no driver has it, and give it back to its own.
 

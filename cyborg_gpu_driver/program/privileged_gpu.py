@@ -34,7 +34,7 @@ _PROFILE_LIMIT = 64
 """More indices of GPU instance profiles than NVML has."""
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def enable_virtual_functions(address: str) -> None:
     """Make a GPU's virtual functions, all that it has.
 
@@ -44,7 +44,7 @@ def enable_virtual_functions(address: str) -> None:
     _manage(address, True)
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def disable_virtual_functions(address: str) -> None:
     """Remove a GPU's virtual functions.
 
@@ -111,7 +111,7 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
             time_slice)
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def reset_by_driver(address: str) -> bool:
     """Have NVIDIA's driver reset a GPU, by nvidia-smi.
 

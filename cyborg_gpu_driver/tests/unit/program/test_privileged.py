@@ -12,8 +12,11 @@
 
 """Privileged operations in the daemon of oslo.privsep, and its errors."""
 
+import contextlib
 import errno
+import glob
 import os
+import signal
 
 import fixtures
 from oslo_config import cfg
@@ -174,6 +177,36 @@ class DaemonTest(base.BaseTestCase):
         self.assertIn('create_mdev', str(error))
         self.assertIn('privsep helper command exited', str(error))
         self.assertIn('helper_command', str(error))
+
+    def test_a_daemon_that_is_stopped_is_not_waited_for(self):
+        path = self.make_mdev(_PARENT, 'remove')
+        stopped = self.daemon()
+        os.kill(stopped, signal.SIGSTOP)
+        self.addCleanup(os.kill, stopped, signal.SIGCONT)
+        self.addCleanup(privsep.set_timeout, privsep.gpu_context.timeout)
+        privsep.set_timeout(0.1)
+        error = self.assertRaises(
+            exception.PrivilegedCallFailed, privileged_vgpu.remove_mdev,
+            _UUID)
+        self.assertIn('remove_mdev', str(error))
+        privsep.set_timeout(60)
+        os.kill(stopped, signal.SIGCONT)
+        privileged_vgpu.remove_mdev(_UUID)
+        with open(path) as stream:
+            self.assertIn('1', stream.read())
+
+    def daemon(self):
+        """Process id of the daemon, which is a child of this process."""
+        children = []
+        for path in glob.glob('/proc/[0-9]*/stat'):
+            with contextlib.suppress(OSError), open(path) as stream:
+                # The name of the command, in parentheses, may have spaces.
+                before, _, after = stream.read().rpartition(')')
+                state, parent, *_ = after.split()
+                if int(parent) == os.getpid() and state != 'Z':
+                    children.append(int(before.split()[0]))
+        (found,) = children
+        return found
 
     def test_the_daemon_checks_for_itself(self):
         for call, arguments in (
