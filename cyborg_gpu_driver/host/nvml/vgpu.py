@@ -88,17 +88,6 @@ def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
         raise
 
 
-def mixed_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
-    """Whether mixed-size mode is on (two calls).
-
-    :returns: None where the GPU cannot do that, or not in MIG mode.
-    :raises NvmlError: if that cannot be read.
-    """
-    if not can_mix_sizes(nvml, device):
-        return None
-    return mixes_sizes(nvml, device)
-
-
 def set_mixed_sizes(nvml: nvml_module.NvmlSession, device: Any,
                     enable: bool) -> None:
     """Turn mixed-size mode on or off, until reboot, reset or sriov-manage.
@@ -180,19 +169,6 @@ def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
         supported=capabilities.supported,
         min_time_slice=capabilities.min_time_slice,
         max_time_slice=capabilities.max_time_slice)
-
-
-def scheduler(nvml: nvml_module.NvmlSession, device: Any
-              ) -> model.Scheduler | None:
-    """How time-sliced vGPUs share the GPU (two calls).
-
-    :returns: None where vGPUs are not scheduled by the driver.
-    :raises NvmlError: if that cannot be read.
-    """
-    capabilities = scheduler_capabilities(nvml, device)
-    if capabilities is None:
-        return None
-    return scheduler_state(nvml, device, capabilities)
 
 
 def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,

@@ -52,35 +52,38 @@ class VgpuCase(base.SimulatedTestCase):
 
 class MixedSizesTest(VgpuCase):
 
+    def mixed_sizes(self):
+        """Whether the mode is on; None where the GPU does not have it."""
+        device = self.device()
+        if not nvml_vgpu.can_mix_sizes(self.nvml, device):
+            return None
+        return nvml_vgpu.mixes_sizes(self.nvml, device)
+
     def test_on_and_off(self):
         for enable in (True, False):
             self.mix(enable)
-            self.assertIs(enable, nvml_vgpu.mixed_sizes(self.nvml,
-                                                        self.device()))
+            self.assertIs(enable, self.mixed_sizes())
 
     def test_where_it_cannot_be(self):
         for machine in ('t4x4', 'dgx-a100-80', 'wsl'):
             self.use(machine)
-            self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml,
-                                                    self.device()), machine)
+            self.assertIsNone(self.mixed_sizes(), machine)
             self.assertEqual('NOT_SUPPORTED', self.refusal(self.mix))
 
     def test_driver_without_the_calls(self):
         for code in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
                      pynvml.NVML_ERROR_INVALID_ARGUMENT):
             self.machine.faults.fail('nvmlDeviceGetVgpuCapabilities', code)
-            self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml,
-                                                    self.device()))
+            self.assertIsNone(self.mixed_sizes())
         self.machine.faults.fail('nvmlDeviceGetVgpuHeterogeneousMode',
                                  pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self.assertIsNone(nvml_vgpu.mixed_sizes(self.nvml, self.device()))
+        self.assertIsNone(self.mixed_sizes())
 
     def test_what_cannot_be_read_is_an_error(self):
         for symbol in ('nvmlDeviceGetVgpuCapabilities',
                        'nvmlDeviceGetVgpuHeterogeneousMode'):
             self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
-            self.assertEqual('UNKNOWN', self.refusal(
-                nvml_vgpu.mixed_sizes, self.nvml, self.device()))
+            self.assertEqual('UNKNOWN', self.refusal(self.mixed_sizes))
 
     def test_refused_beside_a_vgpu(self):
         self.make('L40S-8Q')
@@ -142,7 +145,9 @@ class PlacementTest(VgpuCase):
 class SchedulerTest(VgpuCase):
 
     def _now(self):
-        return nvml_vgpu.scheduler(self.nvml, self.device())
+        device = self.device()
+        found = nvml_vgpu.scheduler_capabilities(self.nvml, device)
+        return found and nvml_vgpu.scheduler_state(self.nvml, device, found)
 
     def _set(self, policy, time_slice=None):
         nvml_vgpu.set_scheduler(self.nvml, self.device(), policy,
