@@ -42,9 +42,9 @@ from cyborg_gpu_driver.simulator import platform
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet, which complains of itself.
     warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program import apply
-    from cyborg_gpu_driver.program import privileged
-    from cyborg_gpu_driver.program import transaction
+    from cyborg_gpu_driver.program.privileged import mig as privileged
+    from cyborg_gpu_driver.program.ready import apply
+    from cyborg_gpu_driver.program.steps import transaction
 
 HOST = 'dgx-a100-80'
 LAYOUTS = {

@@ -138,11 +138,11 @@ class Agent:
             hostname, settings.orphan_grace)
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """See :meth:`cyborg_gpu_driver.program.binder.Binder.bind`."""
+        """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
         self._binder.bind(pci_addr, asked_type, ah_uuid, self.bind_timeout)
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """See :meth:`cyborg_gpu_driver.program.binder.Binder.unbind`."""
+        """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
         self._binder.unbind(pci_addr, asked_type, ah_uuid)
 
     @property

@@ -36,7 +36,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import reload
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
-from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.report import objects
 
 LOG = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import privileged_gpu
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.ready import apply
 
 Evidence = list[dict[str, Any]]
 """What was done or found, one item a GPU; for JSON."""

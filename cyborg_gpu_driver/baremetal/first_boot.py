@@ -29,7 +29,7 @@ from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program.ready import apply
 
 _PAUSE = 1.0
 """Seconds between two looks for the driver."""

@@ -39,7 +39,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program.ready import apply
 
 LOG = logging.getLogger(__name__)
 

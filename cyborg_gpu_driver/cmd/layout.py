@@ -30,7 +30,7 @@ from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import generate as layout_generate
 from cyborg_gpu_driver.partition.layout import state as layout_state
-from cyborg_gpu_driver.program import apply
+from cyborg_gpu_driver.program.ready import apply
 
 _TEXT = ('text', 'json', 'yaml')
 

@@ -25,8 +25,8 @@ from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition.layout import state as layout_state
-from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import checkpoint
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.ready import checkpoint
 
 _TEXT = ('text', 'json', 'yaml')
 _SKIPPED = 'skipped'

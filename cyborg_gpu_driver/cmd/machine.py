@@ -31,7 +31,7 @@ from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import plan
+from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import names

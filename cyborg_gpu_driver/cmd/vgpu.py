@@ -28,7 +28,7 @@ from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import orphans
+from cyborg_gpu_driver.program.reconcile import orphans
 
 _UNKNOWN = '?'
 _NONE = 'none'

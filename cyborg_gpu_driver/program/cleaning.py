@@ -37,7 +37,7 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import reset
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)

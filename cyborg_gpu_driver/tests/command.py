@@ -20,7 +20,7 @@ import io
 import logging
 
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import patch
 
 

@@ -14,7 +14,7 @@
 
 A step is a value. It can be printed before it is taken, and written to the
 GPU's record while it is taken. Its executor is
-:mod:`cyborg_gpu_driver.program.executor`.
+:mod:`cyborg_gpu_driver.program.steps.executor`.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import configfile
 from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import prepare
-from cyborg_gpu_driver.program import privileged
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program import transaction
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import prepare
+from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.simulator import library
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import base as functional

@@ -22,7 +22,7 @@ import subprocess
 import sys
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files

@@ -21,7 +21,7 @@ import uuid
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 

@@ -16,7 +16,7 @@ import json
 import os
 import uuid
 
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import kill_case
 

@@ -20,7 +20,7 @@ import testscenarios
 
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import reconcile
+from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
 

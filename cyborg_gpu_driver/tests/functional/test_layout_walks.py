@@ -25,7 +25,7 @@ import random
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition.mig import enumeration
 from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.program import layouts
 

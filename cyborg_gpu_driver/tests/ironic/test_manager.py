@@ -15,9 +15,9 @@
 import pynvml
 from ironic_python_agent import errors
 
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import privileged_gpu
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.tests.ironic import agent_case
 
 _LAYOUT = 'apply_gpu_layout'

@@ -36,7 +36,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import weigher
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 
 CONF = nova.conf.CONF

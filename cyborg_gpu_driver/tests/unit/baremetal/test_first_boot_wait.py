@@ -26,7 +26,7 @@ from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import first_boot_report as reports
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 

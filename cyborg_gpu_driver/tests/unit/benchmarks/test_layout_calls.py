@@ -14,7 +14,7 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.program import privileged
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
 layout_calls = test_packing.program('layout_calls')

@@ -20,8 +20,8 @@ import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator

@@ -45,8 +45,8 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import migrate
 from cyborg_gpu_driver.record import store

@@ -21,10 +21,10 @@ import hypothesis
 from hypothesis import strategies
 
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import privileged_driver
-from cyborg_gpu_driver.program import privileged_gpu
-from cyborg_gpu_driver.program import privileged_vgpu
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -82,9 +82,9 @@ class PrivilegedTest(base.FuzzCase):
 
         machine.os.open = record
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.privileged._platform', None))
+            'cyborg_gpu_driver.program.privileged.mig._platform', None))
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.sriov._PAUSE', 0))
+            'cyborg_gpu_driver.program.privileged.sriov._PAUSE', 0))
         self.addCleanup(privsep.gpu_context.set_client_mode,
                         privsep.gpu_context.client_mode)
         privileged.run_here(simulated.open_platform(machine))

@@ -27,8 +27,8 @@ from cyborg_gpu_driver import driver
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import request
+from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 

@@ -26,8 +26,8 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import checkpoint
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks

@@ -30,7 +30,7 @@ from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import vfio
+from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.fuzz import base

@@ -22,9 +22,9 @@ from oslotest import base
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.program import apply
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import transaction
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform

@@ -32,10 +32,10 @@ from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import live
-from cyborg_gpu_driver.program import privileged
-from cyborg_gpu_driver.program import reset
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform

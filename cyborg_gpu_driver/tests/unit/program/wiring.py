@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import fixed
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program import partitions
-from cyborg_gpu_driver.program import prepare
-from cyborg_gpu_driver.program import restore
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program import transaction
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.ready import fixed
+from cyborg_gpu_driver.program.ready import prepare
+from cyborg_gpu_driver.program.ready import restore
+from cyborg_gpu_driver.program.steps import transaction
 
 
 def preparer(machine, state_path, settings, cloud):

@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The newest snapshot, kept true by what we change between two of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.planning import plan
+
+_ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
+                        Iterable[model.Mdev]]
+_ChangeInstances = Callable[[tuple[model.GpuInstance, ...]],
+                            Iterable[model.GpuInstance]]
+
+
+class LiveHost:
+    """What this process knows of the machine at any moment.
+
+    A snapshot takes a while; a GPU that was bound or unbound meanwhile
+    keeps what the bind knows, which is newer.
+
+    :param host_reader: what takes snapshots.
+    :param settings: the operator's policies.
+    :param records: the journal.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 settings: policies.Settings,
+                 records: journal.Journal):
+        self._reader = host_reader
+        self._settings = settings
+        self._journal = records
+        self._mutex = threading.Lock()
+        self._host: model.Host | None = None
+        self._changes: collections.Counter = collections.Counter()
+        self._owner: dict[model.PciAddress, model.PciAddress] = {}
+        self._offers: dict[model.PciAddress, tuple] = {}
+        """What offers were last made from, and they."""
+
+    def refresh(self) -> model.Host:
+        """Take a snapshot; does not raise for what hardware does."""
+        with self._mutex:
+            before = dict(self._changes)
+        host = self._reader.snapshot()
+        with self._mutex:
+            known = {gpu.address: gpu for gpu in
+                     (self._host.gpus if self._host else ())}
+            gpus = tuple(
+                gpu if self._changes[gpu.address] == before.get(
+                    gpu.address, 0)
+                else known.get(gpu.address, gpu) for gpu in host.gpus)
+            return self._set(dataclasses.replace(host, gpus=gpus))
+
+    def refresh_gpu(self, address: model.PciAddress) -> model.Gpu:
+        """Read one GPU again and no other; for who holds its lock.
+
+        Another GPU may not answer, and a bind must not wait for that.
+
+        :raises UnknownGpu: if there is none at ``address``.
+        """
+        first = self.host()
+        with self._mutex:
+            before = self._changes[address]
+        gpu = self._reader.gpu(address)
+        with self._mutex:
+            host = self._host or first
+            if self._changes[address] != before:
+                return host.gpu(address)
+            # A snapshot that began earlier knows less.
+            self._changes[address] += 1
+            others = (other for other in host.gpus
+                      if other.address != address)
+            self._set(dataclasses.replace(host, gpus=tuple(sorted(
+                (*others, gpu), key=lambda item: item.address))))
+            return gpu
+
+    def host(self) -> model.Host:
+        """The machine, read if it never was."""
+        with self._mutex:
+            host = self._host
+        return host or self.refresh()
+
+    def gpu(self, address: model.PciAddress) -> model.Gpu:
+        """One GPU.
+
+        :raises UnknownGpu: if there is none at ``address``.
+        """
+        return self.host().gpu(address)
+
+    def owner(self, function: model.PciAddress) -> model.PciAddress:
+        """The GPU that ``function`` is, or is a VF of.
+
+        :raises UnknownGpu: if it is neither.
+        """
+        self.host()
+        owner = self._owner.get(function)
+        if owner is None:
+            gpu = self._reader.owner(function)
+            if gpu is not None:
+                self.refresh_gpu(gpu)
+                owner = self._owner.get(function)
+        if owner is None:
+            raise exception.UnknownGpu(address=function)
+        return owner
+
+    def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
+        """What the GPU's policy offers on it; empty without a policy.
+
+        :raises JournalError: if the journal cannot be read.
+        """
+        held = plan.held(gpu, self._journal.entries(gpu.address))
+        known = self._offers.get(gpu.address)
+        if known is not None and known[0] is gpu and known[1] == held:
+            return known[2]
+        policy = self._settings.policy_for(gpu)
+        found = () if policy is None else partition_offers.offers(
+            gpu, policy, held, self._settings.vfio_handles,
+            self._settings.passthrough_driver)
+        self._offers[gpu.address] = (gpu, held, found)
+        return found
+
+    def record(self, address: model.PciAddress, *,
+               made: tuple[model.GpuInstance | None, model.Vgpu]
+               | None = None,
+               gone: tuple[spec.MigInstanceSpec | None, model.Vgpu]
+               | None = None) -> None:
+        """Take over a change that was made to a GPU.
+
+        :param made: instance (None if none was created for it) and vGPU.
+        :param gone: instance (None if none went with it) and vGPU.
+        """
+        first = self.host()
+        with self._mutex:
+            host = self._host or first
+            if address not in self._owner:
+                return
+            gpu = host.gpu(address)
+            if made:
+                gpu = _with(gpu, *made)
+            if gone:
+                gpu = _without(gpu, *gone)
+            self._changes[address] += 1
+            self._set(dataclasses.replace(host, gpus=tuple(
+                gpu if other.address == address else other
+                for other in host.gpus)))
+        if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
+            # Only the driver knows which placements a change leaves free,
+            # and what else there is on a GPU that was lost for a while.
+            self.refresh_gpu(address)
+
+    def mark(self, address: model.PciAddress) -> int:
+        """A number that changes with every change to the GPU."""
+        with self._mutex:
+            return self._changes[address]
+
+    def _set(self, host: model.Host) -> model.Host:
+        self._host = host
+        self._owner = {
+            address: gpu.address for gpu in host.gpus
+            for address in (gpu.address,
+                            *(function.address for function in gpu.vfs))}
+        return host
+
+
+def _with(gpu: model.Gpu, instance: model.GpuInstance | None, vgpu: model.Vgpu
+          ) -> model.Gpu:
+    if vgpu.uuid is None:
+        gpu = _on_function(
+            gpu, vgpu, current_vgpu_type=vgpu_name.type_number(vgpu.type_id),
+            gpu_instance_id=vgpu.instance_id)
+    else:
+        mdev = model.Mdev(vgpu.uuid, vgpu.function, vgpu.type_id)
+        gpu = _map_mdevs(gpu, lambda parent, mdevs: (
+            (*mdevs, mdev) if parent == mdev.parent else mdevs))
+    if instance is None:
+        return gpu
+    return _map_instances(gpu, lambda instances: (*instances, instance))
+
+
+def _without(gpu: model.Gpu, instance: spec.MigInstanceSpec | None,
+             vgpu: model.Vgpu) -> model.Gpu:
+    if vgpu.uuid is None:
+        gpu = _on_function(gpu, vgpu, current_vgpu_type=0,
+                           gpu_instance_id=None, placement_id=None)
+    else:
+        gpu = _map_mdevs(gpu, lambda _parent, mdevs: (
+            mdev for mdev in mdevs if mdev.uuid != vgpu.uuid))
+    if instance is None:
+        return gpu
+    return _map_instances(gpu, lambda instances: (
+        item for item in instances
+        if spec.of(item) != instance))
+
+
+def _on_function(gpu: model.Gpu, vgpu: model.Vgpu, **changes: Any
+                 ) -> model.Gpu:
+    """The GPU with another vGPU on a function of vendor VFIO.
+
+    What each function can be given changes with it, and is not read again.
+    """
+    return dataclasses.replace(gpu, vfs=tuple(
+        dataclasses.replace(vf, creatable_types=None, **(
+            changes if vf.address == vgpu.function else {}))
+        for vf in gpu.vfs))
+
+
+def _map_mdevs(gpu: model.Gpu, change: _ChangeMdevs) -> model.Gpu:
+    """The GPU with other mdevs, and what sysfs said of room forgotten.
+
+    ``available_instances`` was read before the change; without it what is
+    left follows from the types' maxima and the mdevs.
+    """
+    return dataclasses.replace(
+        gpu, mdev_types=_unread(gpu.mdev_types),
+        mdevs=_sorted_set(change(gpu.address, gpu.mdevs)),
+        vfs=tuple(_map_function(vf, change) for vf in gpu.vfs))
+
+
+def _map_function(vf: model.VirtualFunction, change: _ChangeMdevs
+                  ) -> model.VirtualFunction:
+    types = _unread(vf.mdev_types)
+    mdevs = _sorted_set(change(vf.address, vf.mdevs))
+    if types is vf.mdev_types and mdevs == vf.mdevs:
+        return vf
+    return dataclasses.replace(vf, mdev_types=types, mdevs=mdevs)
+
+
+def _unread(types: tuple[model.MdevType, ...]) -> tuple[model.MdevType, ...]:
+    if all(item.available is None for item in types):
+        return types
+    return tuple(dataclasses.replace(item, available=None)
+                 for item in types)
+
+
+def _unread_mig(gpu: model.Gpu, changed: tuple[Any, model.Vgpu] | None
+                ) -> bool:
+    """Whether an instance came or went on a GPU seen without any."""
+    return gpu.mig is None and bool(changed and changed[0])
+
+
+def _map_instances(gpu: model.Gpu, change: _ChangeInstances) -> model.Gpu:
+    if gpu.mig is None:
+        return gpu
+    return dataclasses.replace(gpu, mig=dataclasses.replace(
+        gpu.mig, instances=_sorted_set(change(gpu.mig.instances))))
+
+
+def _sorted_set(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(set(items)))

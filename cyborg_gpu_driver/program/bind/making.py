@@ -1,0 +1,321 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a bind makes and an unbind removes, under the GPU's lock.
+
+Plan, journal, make, read back, journal. Whatever fails on the way is undone
+before the error leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.bind import turns
+from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.steps import executor
+
+LOG = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+"""Plans tried where others than we change the GPU at the same time."""
+
+_SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
+"""What NVML says to one whose session another thread has ended, and of a
+handle from there: sriov-manage wants NVML closed for any GPU."""
+_NO_ROOM = (errno.ENOSPC, errno.EIO)
+"""What the kernel says where no GPU instance takes the vGPU: of an mdev, and
+of vendor VFIO."""
+
+
+class _Refused(Exception):
+    """NVML made nothing; carries its error past the undoing."""
+
+    def __init__(self, error: exception.GpuDriverError):
+        super().__init__(error)
+        self.error = error
+
+
+class _NoRoom(_Refused):
+    """The instances that were to be shared take no more; undone."""
+
+
+class Maker:
+    """Makes and removes partitions; each call under the GPU's lock.
+
+    :param host: what is known of the machine.
+    :param parts: create and destroy what claims stand for.
+    :param records: the journal.
+    :param history: the audit log.
+    :param keeper: forgets the health of instances that were destroyed.
+    """
+
+    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
+                 records: journal.Journal, history: audit.Audit,
+                 keeper: health.HealthKeeper):
+        self._host = host
+        self._parts = parts
+        self._journal = records
+        self._audit = history
+        self._health = keeper
+
+    def is_made(self, address: model.PciAddress,
+                asked: request.Request) -> bool:
+        """Whether an earlier bind left what this one asks for on a GPU.
+
+        What an earlier unbind could not remove is removed first.
+
+        :raises BindRefused: if the handle is bound as something else.
+        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+            could not be removed.
+        """
+        entry = self._journal.get(asked.handle, address)
+        if entry is None:
+            return False
+        if entry.phase is journal.Phase.BOUND:
+            check_same(entry, asked)
+            if self._parts.vgpu_type(entry.vgpu) == entry.mdev_type:
+                self._journal.put(dataclasses.replace(
+                    entry, repeats=entry.repeats + 1))
+                return True
+        self.remove(entry)
+        return False
+
+    def make(self, address: model.PciAddress, turn: turns.Turn
+             ) -> journal.Entry:
+        """Plan on what is known; look again where that proves wrong.
+
+        :raises BindRefused: if it cannot be made; nothing has changed.
+        :raises BindAbandoned: if nobody waits for it any more; undone.
+        :raises NvmlError, SysfsError: as the hardware refused it; undone.
+        """
+        share = True
+        for attempt in range(1, _ATTEMPTS + 1):
+            turn.check()
+            try:
+                return self._make(self._host.gpu(address), turn, share)
+            except exception.BindAbandoned:
+                raise
+            except _NoRoom as full:
+                LOG.info('The instances on GPU %s take no more', address)
+                share, failure = False, full.error
+            except exception.NvmlError as error:
+                if error.symbol in _SESSION_ENDED:
+                    LOG.info('NVML was closed meanwhile')
+                    failure = error
+                elif error.symbol == 'INSUFFICIENT_RESOURCES':
+                    LOG.info('GPU %s was changed by somebody else', address)
+                    failure = plan.refusal(
+                        turn.asked,
+                        'the place chosen was taken by somebody else')
+                else:
+                    raise
+            except exception.BindRefused as error:
+                failure = error
+            if (attempt == _ATTEMPTS
+                    or self._journal.get(turn.asked.handle, address)
+                    is not None):
+                break
+            before = self._host.gpu(address)
+            if (self._host.refresh_gpu(address) == before
+                    and isinstance(failure, exception.BindRefused)):
+                break
+        raise failure
+
+    def remove(self, entry: journal.Entry) -> None:
+        """Return all that an entry has; finishes what was begun.
+
+        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+            could not be removed.
+        :raises JournalError: if that could not be written.
+        """
+        self.remove_vgpu(entry)
+        self.remove_instance(entry)
+
+    def remove_vgpu(self, entry: journal.Entry) -> None:
+        """Return the vGPU of an entry, its first half.
+
+        :raises SysfsError, VgpuInUse, UsageUnknown, NvmlError: if it could
+            not be removed.
+        """
+        if entry.phase is journal.Phase.BOUND:
+            # It goes all the same where that cannot be written: whoever is
+            # given the handle next must not find it.
+            with contextlib.suppress(exception.JournalError):
+                self._journal.give_back(entry.handle)
+        self._parts.destroy_vgpu(
+            entry.gpu, entry.vgpu,
+            self._host.gpu(entry.gpu) if entry.vfio else None)
+
+    def remove_instance(self, entry: journal.Entry) -> None:
+        """Return the instance of an entry whose vGPU is gone, and forget it.
+
+        :raises NvmlError: IN_USE while something runs on the instance.
+        :raises JournalError: if it could not be forgotten.
+        """
+        instance = self._parts.destroy_instance(entry,
+                                                self._host.refresh_gpu)
+        if instance is not None:
+            self._health.instance_gone(entry.gpu, instance.placement)
+        self._journal.remove(entry.handle)
+        self._audit.record(
+            entry.gpu, 'undone' if entry.phase is journal.Phase.BINDING
+            else 'unbound', entry.handle, audit.of_entry(entry))
+        self._host.record(entry.gpu, gone=(instance, _vgpu(entry)))
+
+    def remove_unrecorded(self, address: model.PciAddress,
+                          asked: request.Request) -> None:
+        """Remove the mdev of a handle that the journal does not know.
+
+        :raises SysfsError: EBUSY while a guest holds it.
+        """
+        self._parts.destroy_vgpu(address, asked.mdev)
+        self._host.record(address, gone=(None, model.Vgpu(
+            asked.function, asked.mdev_type, asked.handle)))
+
+    def _make(self, gpu: model.Gpu, turn: turns.Turn, share: bool
+              ) -> journal.Entry:
+        asked = turn.asked
+        available = self._host.offers(gpu)
+        offer = plan.find_offer(gpu, available, asked)
+        planned = plan.plan(gpu, available, offer, asked,
+                            self._journal.entries(gpu.address), share)
+        entry = self._entry(gpu, offer, planned, asked)
+        self._check_unclaimed(entry, asked)
+        self._journal.put(entry)
+        cut = None
+        try:
+            if entry.placement is not None and entry.instance_id is None:
+                entry = self._make_instance(gpu, entry)
+                cut = created(entry)
+            moved, below = self._parts.create_vgpu(gpu, entry)
+            if moved is not entry:
+                cut = None
+            turn.check()
+            # In this order: what is left is read without a lock, and must
+            # never seem to be more than it is.
+            self._host.record(gpu.address, made=(cut, _vgpu(moved, below)))
+            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND)
+            self._journal.put(entry)
+        except _Refused as refused:
+            self._journal.remove(entry.handle)
+            raise refused.error from None
+        except (exception.SysfsError, exception.VgpuNotCreatable) as error:
+            self._undo(entry)
+            if planned.instance_id is not None and _is_full(error):
+                raise _NoRoom(error) from error
+            if isinstance(error, exception.StepFailed):
+                raise plan.refusal(asked, str(error)) from error
+            raise
+        except exception.StepFailed as error:
+            self._undo(entry)
+            raise plan.refusal(asked, str(error)) from error
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._undo(entry)
+        return entry
+
+    def _check_unclaimed(self, entry: journal.Entry,
+                         asked: request.Request) -> None:
+        """See to it that what is to be made is not there already."""
+        if self._parts.vgpu_type(entry.vgpu) is not None:
+            raise plan.refusal(asked, (
+                'that virtual function carries a vGPU' if entry.vfio
+                else 'an mdev with that UUID exists')
+                + ' that this driver did not make')
+
+    def _make_instance(self, gpu: model.Gpu, entry: journal.Entry
+                       ) -> journal.Entry:
+        try:
+            return self._parts.create_instance(gpu, entry)
+        except exception.NvmlError as error:
+            if executor.was_refused(error):
+                # Nothing of ours is there, so what lies at the placement is
+                # another's and must not be taken for ours when undoing.
+                raise _Refused(error) from error
+            raise
+
+    def _entry(self, gpu: model.Gpu, offer: offers.Offer,
+               planned: plan.BindPlan, asked: request.Request
+               ) -> journal.Entry:
+        foreign: tuple[int, ...] = ()
+        profile = spec.profile(gpu, planned.profile_id)
+        if profile is not None and planned.instance_id is None:
+            foreign = self._parts.instance_ids(gpu.address, profile)
+        return self._parts.numbered(journal.Entry(
+            handle=asked.handle, gpu=gpu.address, function=planned.function,
+            mdev_type=asked.mdev_type, profile=offer.profile,
+            phase=journal.Phase.BINDING, profile_id=planned.profile_id,
+            placement=planned.placement, foreign_ids=foreign,
+            vfio=gpu.framework is model.Framework.VENDOR_VFIO,
+            vgpu_placement=planned.vgpu_placement), planned.instance_id)
+
+    def _undo(self, entry: journal.Entry) -> None:
+        """Roll a bind back; what resists is left to the next report."""
+        try:
+            self.remove(entry)
+        except Exception as error:
+            # The error of the bind itself is what Cyborg has to get.
+            LOG.error('Could not roll back the bind of handle %(handle)s on '
+                      'GPU %(gpu)s: %(error)s. The next report tries again.',
+                      {'handle': entry.handle, 'gpu': entry.gpu,
+                       'error': error}, exc_info=not isinstance(
+                           error, exception.GpuDriverError))
+
+
+def created(entry: journal.Entry) -> model.GpuInstance | None:
+    """The instance of an entry, as NVML has just given it back."""
+    if entry.instance is None or entry.instance_id is None:
+        return None
+    return model.GpuInstance(entry.instance.placement,
+                             entry.instance.profile_id, entry.instance_id)
+
+
+def check_same(entry: journal.Entry, asked: request.Request) -> None:
+    """Refuse a handle that is bound as something else, or elsewhere.
+
+    Nova looks for the vGPU on the function that it names now.
+
+    :raises BindRefused: if it is.
+    """
+    if entry.mdev_type != asked.mdev_type:
+        raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
+    if entry.function != asked.function:
+        raise plan.refusal(asked, f'the handle is bound on {entry.function}')
+
+
+def _is_full(error: exception.SysfsError | exception.VgpuNotCreatable
+             ) -> bool:
+    """Whether no GPU instance takes the vGPU, by what the kernel says."""
+    return (isinstance(error, exception.VgpuNotCreatable)
+            or error.errno in _NO_ROOM)
+
+
+def _vgpu(entry: journal.Entry, instance_id: int | None = None
+          ) -> model.Vgpu:
+    return model.Vgpu(entry.function, entry.mdev_type,
+                      None if entry.vfio else entry.handle, instance_id)

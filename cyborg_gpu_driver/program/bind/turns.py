@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds from their arrival to their end.
+
+Cyborg waits ``[DEFAULT] rpc_response_timeout`` for a bind. Then it fails the
+request, deletes it and may give the handle to another server, and tells
+nobody here. So a bind ends by itself before, and an unbind ends the binds of
+its handle that arrived before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program.planning import request
+
+
+class Turn:
+    """One bind.
+
+    :param seconds: how long it may take from now on.
+    """
+
+    def __init__(self, asked: request.Request, seconds: float,
+                 clock: Callable[[], float]):
+        self.asked = asked
+        self.cancelled = False
+        """Whether Cyborg has given the handle back since."""
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the bind has to be done."""
+        return max(0.0, self._end - self._clock())
+
+    def check(self) -> None:
+        """See that somebody still waits for the bind.
+
+        :raises BindAbandoned: if not.
+        """
+        if self.cancelled:
+            raise self._abandoned('Cyborg has given the handle back while '
+                                  'the bind waited')
+        if not self.left:
+            raise self._abandoned(
+                f'it is not done after {self._seconds:g} s ([gpu] '
+                'bind_timeout), and Cyborg may not wait for it any more')
+
+    def _abandoned(self, reason: str) -> exception.BindAbandoned:
+        return exception.BindAbandoned(
+            handle=self.asked.handle, asked_type=self.asked.mdev_type,
+            address=self.asked.function, reason=reason)
+
+
+class Turns:
+    """The binds of this process that have not ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._turns: set[Turn] = set()
+
+    @contextlib.contextmanager
+    def turn(self, asked: request.Request, seconds: float
+             ) -> Iterator[Turn]:
+        """The turn of a bind that has just arrived."""
+        turn = Turn(asked, seconds, self._clock)
+        with self._mutex:
+            self._turns.add(turn)
+        try:
+            yield turn
+        finally:
+            with self._mutex:
+                self._turns.discard(turn)
+
+    def cancel(self, handle: str) -> None:
+        """Cancel the binds of a handle that have arrived until now."""
+        with self._mutex:
+            for turn in self._turns:
+                if turn.asked.handle == handle:
+                    turn.cancelled = True

@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""mdevctl, which starts the mdevs that it has defined at each boot.
+
+libvirt defines through it what Nova asks it for, and nobody undefines that
+again: a definition that stays would take a vGPU from the next boot on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program.privileged import child
+
+_SECONDS = 5.0
+"""It removes one file."""
+_UNKNOWN = 'No devices match'
+"""What ``mdevctl undefine`` says of a UUID that it does not know."""
+
+
+def undefine(uuid: str, tool: str | Callable[..., str]) -> None:
+    """Remove the definition of an mdev; nothing if there is none.
+
+    A host without mdevctl has no definitions.
+
+    :param tool: mdevctl's name or path, or what a simulated machine has for
+        it (:attr:`cyborg_gpu_driver.host.platform.Platform.mdevctl`).
+    :raises MdevctlError: saying what mdevctl said.
+    """
+    arguments = ('undefine', '--uuid', uuid)
+    try:
+        if callable(tool):
+            tool(*arguments)
+        else:
+            child.run(_SECONDS, tool, *arguments)
+    except FileNotFoundError:
+        return
+    except TimeoutError as error:
+        raise exception.MdevctlError(uuid=uuid, reason=str(error)) from error
+    except OSError as error:
+        raise exception.MdevctlError(
+            uuid=uuid, reason=f'{tool} cannot be run ({error})') from error
+    except child.Failed as error:
+        said = child.words(error)
+        if _UNKNOWN not in said:
+            raise exception.MdevctlError(uuid=uuid, reason=said) from error

@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Operations that need privileges, and nothing else.
+
+Those on vGPUs, on GPUs as a whole and on their kernel drivers are in the
+modules beside this one. Each takes plain values, checks them again (it may run
+in the daemon of oslo.privsep, which trusts nobody) and makes one change to
+the machine.
+Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
+:class:`~cyborg_gpu_driver.exception.SysfsError` as the hardware gave them.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import compute
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
+
+_GRID_LIMIT = 64
+NVIDIA_VENDOR = '0x10de'
+"""As a PCI function's ``vendor`` file reads."""
+
+_platform = None
+_making = threading.Lock()
+_compute_reader = None
+
+
+def run_here(machine: platform.Platform) -> None:
+    """Make the changes in this process, on ``machine``.
+
+    For a process that is privileged already, and for simulated machines.
+    """
+    global _platform
+    _platform = machine
+    privsep.gpu_context.set_client_mode(False)
+
+
+def machine() -> platform.Platform:
+    """The machine of this process; in the daemon that of its options.
+
+    :raises SimulationError: if ``[gpu] simulate`` names none.
+    """
+    global _platform
+    with _making:
+        if _platform is None:
+            gpu_conf.register_opts(cfg.CONF)
+            _platform = platform.from_conf(cfg.CONF)
+            # The daemon has no GPU open between two operations.
+            _platform.nvml.gate.stays_open = False
+        return _platform
+
+
+@privsep.entrypoint
+def create_gpu_instance(address: str, profile_id: int, start: int,
+                        size: int) -> tuple[int, int, int]:
+    """Cut a GPU instance at an explicit placement and read it back.
+
+    :param profile_id: the board's profile id.
+    :param start, size: memory units of the grid.
+    :returns: instance id, start and size as NVML gives them.
+    :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken.
+    """
+    check_number('profile id', profile_id, 1 << 31)
+    check_number('start', start, _GRID_LIMIT)
+    check_number('size', size, _GRID_LIMIT)
+    nvml = machine().nvml
+    with nvml.kept():
+        instance = nvml.create_gpu_instance(
+            nvml.device(model.PciAddress.parse(address)), profile_id,
+            model.Placement(start, size))
+    return (instance.instance_id, instance.placement.start,
+            instance.placement.size)
+
+
+@privsep.entrypoint
+def destroy_gpu_instance(address: str, instance_id: int) -> None:
+    """Destroy a GPU instance without compute instances.
+
+    :raises NvmlError: IN_USE if it has compute instances, a process or a
+        vGPU; NOT_FOUND.
+    """
+    check_number('instance id', instance_id, 1 << 31)
+    nvml = machine().nvml
+    with nvml.kept():
+        nvml.destroy_gpu_instance(
+            nvml.device(model.PciAddress.parse(address)), instance_id)
+
+
+@privsep.entrypoint
+def destroy_compute_instances(address: str, instance_id: int) -> None:
+    """Destroy all compute instances of a GPU instance.
+
+    The caller knows that nothing uses it: a driver may not refuse those of
+    a guest.
+
+    :raises NvmlError: IN_USE if a process runs on one; NOT_FOUND.
+    """
+    check_number('instance id', instance_id, 1 << 31)
+    nvml = machine().nvml
+    with nvml.kept():
+        nvml.destroy_compute_instances(
+            nvml.device(model.PciAddress.parse(address)), instance_id)
+
+
+@privsep.entrypoint
+def create_compute_instance(address: str, profile_id: int, instance_id: int,
+                            start: int | None, slices: int
+                            ) -> tuple[int, int, int]:
+    """Create a compute instance in a GPU instance and read it back.
+
+    :param profile_id: of the GPU instance.
+    :param start: compute slice of the GPU instance that it begins at; None
+        leaves that to the driver.
+    :param slices: its size.
+    :returns: its id, start and slices as NVML gives them.
+    :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
+    """
+    check_number('profile id', profile_id, 1 << 31)
+    check_number('instance id', instance_id, 1 << 31)
+    if start is not None:
+        check_number('start', start, _GRID_LIMIT)
+    check_number('slices', slices, _GRID_LIMIT)
+    made = _compute().create(
+        model.PciAddress.parse(address), profile_id, instance_id, start,
+        slices)
+    return made.compute_id, made.start, made.size
+
+
+@privsep.entrypoint
+def destroy_compute_instance(address: str, instance_id: int,
+                             compute_id: int) -> None:
+    """Destroy a compute instance.
+
+    :raises NvmlError: IN_USE if a process runs on it; NOT_FOUND.
+    """
+    check_number('instance id', instance_id, 1 << 31)
+    check_number('compute instance id', compute_id, 1 << 31)
+    _compute().destroy(model.PciAddress.parse(address), instance_id,
+                       compute_id)
+
+
+@privsep.slow_entrypoint
+def set_mig_mode(address: str, enable: bool) -> str:
+    """Ask for a MIG mode, for who has NVML alone on this machine.
+
+    :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
+        ``IN_USE``; which mode is current must be read.
+    :raises NvmlError: IN_USE, NOT_SUPPORTED, NO_PERMISSION.
+    """
+    if type(enable) is not bool:
+        raise exception.InvalidValue(what='MIG mode', value=enable,
+                                     expected='expected True or False')
+    nvml = machine().nvml
+    with nvml.lent():
+        return nvml.set_mig_mode(
+            nvml.device(model.PciAddress.parse(address)), enable)
+
+
+def _compute() -> compute.ComputeReader:
+    """Of this process's machine, with what it has learnt."""
+    global _compute_reader
+    nvml = machine().nvml
+    if _compute_reader is None or _compute_reader.nvml is not nvml:
+        _compute_reader = compute.ComputeReader(nvml)
+    return _compute_reader
+
+
+def nvidia_function(address: str) -> model.PciAddress:
+    """The address of a PCI function of NVIDIA's, physical or virtual.
+
+    :raises InvalidPciAddress, UnknownGpu: if it is something else.
+    """
+    parsed = model.PciAddress.parse(address)
+    if machine().sysfs.read_optional(
+            *pci.DEVICES, str(parsed), 'vendor') != NVIDIA_VENDOR:
+        raise exception.UnknownGpu(address=parsed)
+    return parsed
+
+
+def check_number(what: str, value: int, limit: int) -> None:
+    """Refuse what is no whole number from 0 to below ``limit``.
+
+    :raises InvalidValue: naming ``what``.
+    """
+    if type(value) is not int or not 0 <= value < limit:
+        raise exception.InvalidValue(
+            what=what, value=value,
+            expected=f'expected a number from 0 to {limit - 1}')

@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Privileged operations on vGPUs.
+
+As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each checks its
+arguments again and does one thing.
+"""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.program.privileged import mdevctl
+from cyborg_gpu_driver.program.privileged import mig as privileged
+
+_MDEVS = ('bus', 'mdev', 'devices')
+
+
+@privsep.entrypoint
+def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
+    """Create a mediated device.
+
+    :param parent: PCI address of the GPU or VF.
+    :raises SysfsError: with the kernel's errno.
+    """
+    _write(vgpu_name.handle(uuid), 'class', 'mdev_bus',
+           str(privileged.nvidia_function(parent)), 'mdev_supported_types',
+           vgpu_name.mdev_type(mdev_type), 'create')
+
+
+@privsep.entrypoint
+def remove_mdev(uuid: str) -> None:
+    """Remove a mediated device.
+
+    :raises SysfsError: EBUSY while a guest holds it; ENOENT.
+    """
+    _write('1', *_MDEVS, _nvidia_mdev(uuid), 'remove')
+
+
+@privsep.entrypoint
+def undefine_mdev(uuid: str) -> None:
+    """Let mdevctl forget a mediated device; nothing if it knows none.
+
+    :raises MdevctlError: saying what mdevctl said.
+    """
+    mdevctl.undefine(_nvidia_mdev(uuid), privileged.machine().mdevctl)
+
+
+@privsep.entrypoint
+def set_vgpu_type(function: str, type_number: int) -> None:
+    """Make a vGPU on a virtual function of vendor VFIO, or clear it.
+
+    :param function: the virtual function's PCI address.
+    :param type_number: of the vGPU type; 0 removes what is there.
+    :raises SysfsError: EIO if nothing is left to make it of; EBUSY.
+    """
+    privileged.check_number('vGPU type', type_number, 1 << 31)
+    _write(str(type_number), *pci.DEVICES,
+           str(privileged.nvidia_function(function)), 'nvidia',
+           'current_vgpu_type')
+
+
+@privsep.entrypoint
+def set_vgpu_placement(vgpu: str, placement: int) -> None:
+    """Say where on a GPU of mixed sizes a vGPU is to lie.
+
+    NVIDIA's manager looks at it when the virtual machine starts, which
+    fails if the placement is taken or is none of the type's.
+
+    :param vgpu: the mdev's UUID, or the virtual function's PCI address.
+    :raises SysfsError: with the kernel's errno.
+    """
+    privileged.check_number('placement id', placement, 1 << 16)
+    try:
+        place = (*_MDEVS, _nvidia_mdev(vgpu))
+    except exception.InvalidValue:
+        place = (*pci.DEVICES, str(privileged.nvidia_function(vgpu)))
+    _write(f'vgpu-placement-id={placement}', *place, 'nvidia',
+           'vgpu_params')
+
+
+@privsep.entrypoint
+def vfio_holders(function: str) -> tuple[int, ...]:
+    """Processes that have the VFIO device of a function open.
+
+    Files of processes of other users are root's to see.
+
+    :raises UsageUnknown, SysfsError: if that cannot be found out.
+    """
+    return usage.vfio_holders(privileged.machine(),
+                              privileged.nvidia_function(function))
+
+
+def _nvidia_mdev(uuid: str) -> str:
+    """A UUID that no mdev has, or one below a function of NVIDIA's.
+
+    :raises InvalidValue, UnknownGpu: if it is something else.
+    """
+    handle = vgpu_name.handle(uuid)
+    sysfs = privileged.machine().sysfs
+    if sysfs.exists(*_MDEVS, handle):
+        # A link to the device, below its parent's directory.
+        parent = (sysfs.link_parts(*_MDEVS, handle) or ('', ''))[-2]
+        try:
+            privileged.nvidia_function(parent)
+        except exception.InvalidPciAddress as error:
+            raise exception.UnknownGpu(address=parent) from error
+    return handle
+
+
+def _write(value: str, *place: str) -> None:
+    privileged.machine().sysfs.write(value, *place)

@@ -1,0 +1,271 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Layouts applied to GPUs: planned, and each GPU changed as a whole.
+
+Each GPU is a transaction of its own (:mod:`.transaction`), under the lock
+that binds take too.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import enum
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import change
+from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+_Counted = collections.Counter[
+    tuple[spec.MigInstanceSpec, tuple[int, ...]]]
+"""GPU instances, each with the slices of its compute instances."""
+_AT_ONCE = 16
+"""GPUs that are changed at the same time."""
+
+
+class Status(enum.Enum):
+    """What an apply did to one GPU."""
+
+    UNCHANGED = 'unchanged'
+    """It was as wanted already."""
+    CHANGED = 'changed'
+    PENDING = 'pending'
+    """Its MIG mode waits for a reset; nothing else was done."""
+    FAILED = 'failed'
+    """It is as it was, unless the error says otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What an apply did to one GPU, and why not more."""
+
+    gpu: model.PciAddress
+    status: Status
+    error: exception.GpuDriverError | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How much of a layout is brought about."""
+
+    mode_only: bool = False
+    """MIG mode alone; instances stay as they are."""
+    may_reset: bool = True
+    """False leaves a MIG mode that waits for a reset pending."""
+
+
+class Applier:
+    """Plans and makes changes of layout on one machine."""
+
+    def __init__(self, transactions: transaction.Transactions):
+        self._transactions = transactions
+        self._machine = transactions.machine
+        self._records = transactions.records
+
+    def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
+        """What a checkpoint remembers of a GPU.
+
+        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
+        :raises JournalError: if it is not known what is whose on it.
+        """
+        return checkpoint.saved(gpu, self._records.read(gpu.address))
+
+    def plan(self, gpu: model.Gpu, wanted: target.Wanted,
+             options: Options = Options()) -> change.Change:
+        """What an apply would do to a GPU as it is now; changes nothing.
+
+        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
+        :raises LayoutUnreachable: naming what is in the way.
+        :raises ModeBlocked: if its MIG mode cannot be changed now.
+        :raises NvmlError, SysfsError, JournalError: if that is not known.
+        """
+        if options.mode_only:
+            wanted = target.Wanted(wanted.enabled)
+            if gpu.mig is None or _mode_of(gpu) == (wanted.enabled,) * 2:
+                return change.Change(gpu, wanted)
+        planned = change_plan.plan(gpu, wanted, self._transactions.in_use(gpu))
+        if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
+            found = blockers.of_mode(self._machine, gpu, wanted.enabled)
+            if found:
+                raise exception.ModeBlocked(
+                    gpu=gpu.address, mode='on' if wanted.enabled else 'off',
+                    reason='in the way: ' + ', '.join(found))
+        return planned
+
+    def unfinished(self, gpu: model.PciAddress
+                   ) -> gpu_record.Change | None:
+        """The record of a change that did not come to its end.
+
+        :raises JournalError: if it cannot be read.
+        """
+        return self._records.read(gpu).change
+
+    def apply(self, gpu: model.Gpu, wanted: target.Wanted,
+              options: Options = Options()) -> Status:
+        """Make one GPU what is wanted; does nothing if it is already.
+
+        :param gpu: of a recent snapshot.
+        :raises LayoutUnreachable, ModeBlocked: nothing was changed.
+        :raises ChangeFailed: saying whether all is as it was.
+        :raises NvmlError, SysfsError, JournalError: if the GPU or a journal
+            cannot be read; nothing was changed.
+        """
+        return self.transact(
+            gpu, lambda now: self.plan(now, wanted, options), options,
+            remember=True)
+
+    def transact(self, gpu: model.Gpu,
+                 decide: Callable[[model.Gpu], change.Change],
+                 options: Options = Options(), remember: bool = False
+                 ) -> Status:
+        """Make one change to a GPU under its lock, or none at all.
+
+        :param decide: called with the GPU as it is then; what it raises
+            leaves here, and nothing was changed.
+        :param remember: whether the checkpoint takes up a GPU that it does
+            not have yet. One that it has is always kept up to date.
+        :raises: as :meth:`apply`.
+        """
+        with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
+            now = self._transactions.read(gpu)
+            planned = decide(now)
+            status = Status.UNCHANGED
+            if not planned.is_empty:
+                now, pending = self._transactions.run(
+                    now, planned.steps,
+                    lambda gpu: self._settled(gpu, planned, remember),
+                    may_reset=options.may_reset)
+                status = Status.PENDING if pending else Status.CHANGED
+                LOG.info('GPU %(gpu)s: %(wanted)s', {
+                    'gpu': gpu.address, 'wanted': planned.wanted})
+            else:
+                if self._records.read(gpu.address).change is not None:
+                    self._records.put(gpu.address, change=None)
+                self._remember(now, remember)
+            return status
+
+    def apply_all(self, gpus: Sequence[tuple[model.Gpu, target.Wanted]],
+                  options: Options = Options()) -> tuple[Outcome, ...]:
+        """Make several GPUs what is wanted.
+
+        Each succeeds or fails by itself; never raises for one of them.
+        Those that change their MIG mode come first, one after the other:
+        while a GPU does, nothing else on this machine may use NVML. The
+        others are changed side by side.
+
+        :returns: outcomes in the order of ``gpus``.
+        """
+        def one(item: tuple[model.Gpu, target.Wanted]) -> Outcome:
+            gpu, wanted = item
+            try:
+                return Outcome(gpu.address, self.apply(gpu, wanted, options))
+            except exception.GpuDriverError as error:
+                return Outcome(gpu.address, Status.FAILED, error)
+
+        switching = [item for item in gpus if _switches(*item)]
+        others = [item for item in gpus if not _switches(*item)]
+        outcomes = [one(item) for item in switching]
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            outcomes.extend(pool.map(one, others))
+        by_gpu = {outcome.gpu: outcome for outcome in outcomes}
+        return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
+
+    def _settled(self, now: model.Gpu, planned: change.Change,
+                 remember: bool) -> Mapping[str, object]:
+        """Check a change; what to record of it as its own record goes.
+
+        In one write: a process that is killed leaves no instance that
+        neither record explains, and no layout that is not there.
+        """
+        _verify(now, planned)
+        return self._remembered(now, remember)
+
+    def _remembered(self, now: model.Gpu, anew: bool
+                    ) -> Mapping[str, object]:
+        """The GPU as it is now, for its record, if that is to have it."""
+        if anew or self._records.read(now.address).layout is not None:
+            return {'layout': self.saved(now)}
+        return {}
+
+    def _remember(self, now: model.Gpu, anew: bool) -> None:
+        """Put the GPU into its record as it is now."""
+        try:
+            self._records.put(now.address, **self._remembered(now, anew))
+        except exception.JournalError as error:
+            LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
+                        '%(error)s', {'gpu': now.address, 'error': error})
+
+
+def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:
+    """Whether a GPU of a snapshot has to change its MIG mode."""
+    return gpu.mig is not None and gpu.mig.enabled != wanted.enabled
+
+
+def _verify(now: model.Gpu, planned: change.Change) -> None:
+    """Compare what was read back, whatever the steps have said."""
+    expected = _expected(planned)
+    found = collections.Counter(
+        (item.bare, tuple(sorted(size for _, size in item.compute)))
+        for item in spec.layout_of(now).instances)
+    if _mode_of(now) != (planned.wanted.enabled,) * 2:
+        raise exception.StepFailed(
+            reason='MIG mode is not what was asked for')
+    if found != expected:
+        raise exception.StepFailed(
+            reason=f'it has {_listed(found - expected)} that was not asked '
+                   f'for, and lacks {_listed(expected - found)}')
+
+
+def _expected(planned: change.Change) -> _Counted:
+    """Instances as they should be when all steps are taken."""
+    return collections.Counter([
+        *((spec.of(kept.instance), _compute_of(kept))
+          for kept in planned.keep),
+        *((spec.MigInstanceSpec(made.placement,
+                                made.wanted.profile.profile_id),
+           tuple(sorted(made.wanted.compute))) for made in planned.create)])
+
+
+def _compute_of(kept: change.Kept) -> tuple[int, ...]:
+    """Slices of the compute instances; in one in use they stay as is."""
+    if kept.in_use is None:
+        return tuple(sorted(kept.wanted.compute))
+    return tuple(sorted(part.size for part in kept.instance.compute))
+
+
+def _mode_of(gpu: model.Gpu) -> tuple[bool, bool]:
+    if gpu.mig is None:
+        return False, False
+    return gpu.mig.enabled, gpu.mig.pending
+
+
+def _listed(counted: _Counted) -> str:
+    return ', '.join(
+        f'{item} with compute instances of {list(sizes)} slices'
+        for item, sizes in sorted(counted)) or 'nothing'

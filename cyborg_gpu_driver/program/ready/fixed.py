@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""vGPUs that are made when the agent starts and then left to Nova.
+
+For GPUs of vendor VFIO, unless Nova takes their virtual functions from
+Cyborg (``[gpu] nova_vfio_handles``). The same function has the same type
+after a reboot and under another policy that still wants that type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import fixed
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.ready import backoff
+from cyborg_gpu_driver.program.ready import prepare
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.program.steps import vfio
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+_READY = frozenset({action.Action.SCHEDULER})
+"""All that may be left to do on a GPU that can have its fixed vGPUs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What was done about the fixed vGPUs of one GPU."""
+
+    gpu: model.PciAddress
+    done: tuple[str, ...] = ()
+    """For people."""
+    reason: str = ''
+    """Why not all is as the policy says; empty if it is."""
+
+class FixedVgpus:
+    """Makes and removes fixed vGPUs.
+
+    :param host_reader: reads GPUs.
+    :param transactions: makes the changes.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 settings: policies.Settings,
+                 clock: Callable[[], float] = time.monotonic):
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._transactions = transactions
+        self._settings = settings
+        self._records = transactions.records
+        self._making = backoff.Backoff(LOG, clock)
+        self._releasing = backoff.Backoff(LOG, clock)
+
+    def plan(self, gpu: model.Gpu) -> Made:
+        """What is left to do on a GPU; changes nothing.
+
+        :param gpu: of a snapshot that was taken just now.
+        """
+        if not self._settings.prepare or self._settings.ignores(gpu):
+            return Made(gpu.address)
+        try:
+            record = self._records.read(gpu.address).fixed
+            steps = _removal(self._unwanted(gpu, record), record)
+            governing = self._ready_policy(gpu)
+            if governing is not None:
+                steps += _creation(gpu, fixed.plan(gpu, governing,
+                                                   record.types))
+        except exception.GpuDriverError as error:
+            return Made(gpu.address, reason=str(error))
+        return Made(gpu.address, tuple(map(str, steps)))
+
+    def release(self, gpu: model.Gpu) -> Made:
+        """Remove what is ours, not wanted any more and not in use.
+
+        Never raises.
+
+        :param gpu: of a recent snapshot.
+        """
+        return self._releasing.attempt(
+            gpu.address, lambda: self._release(gpu),
+            lambda reason: Made(gpu.address, reason=reason))
+
+    def make(self, gpu: model.Gpu) -> Made:
+        """Make what the policy wants, if the GPU is ready for it.
+
+        Never raises. Where not all of it can be made, nothing of it is.
+
+        :param gpu: of a recent snapshot.
+        """
+        return self._making.attempt(
+            gpu.address, lambda: self._make(gpu),
+            lambda reason: Made(gpu.address, reason=reason))
+
+    def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
+        """The policy whose fixed vGPUs are to be on a GPU, None if none."""
+        governing = self._settings.policy_for(gpu)
+        if (self._settings.policies is None or self._settings.vfio_handles
+                or governing is None or not governing.fixed_vgpus):
+            return None
+        return governing
+
+    # Away with what is not wanted
+
+    def _release(self, gpu: model.Gpu) -> Made:
+        record = self._records.read(gpu.address).fixed
+        if (not self._settings.prepare or self._settings.ignores(gpu)
+                or record.is_empty
+                or not (self._unwanted(gpu, record)
+                        or self._is_left_over(gpu, record))):
+            return Made(gpu.address)
+        with self._transactions.lock(gpu.address):
+            now = self._reader.complete_gpu(gpu.address)
+            record = self._records.read(gpu.address).fixed
+            taken, blocked = self._transactions.take_idle(
+                now, _removal(self._unwanted(now, record), record), {})
+            now = self._transactions.read(
+                self._reader.complete_gpu(gpu.address))
+            record = self._still_ours(now, record)
+            steps = desired.removal(now, record.instances)
+            used = self._transactions.in_use(now) if steps else {}
+            # One below vGPUs that stay is as it should be.
+            gone, refused = self._transactions.take_idle(now, [
+                step for step in steps if step.placement not in used], used)
+            places = {step.placement for step in gone}
+            self._records.put(gpu.address, fixed=dataclasses.replace(
+                record, instances=frozenset(
+                    item for item in record.instances
+                    if item.placement not in places)))
+            return Made(gpu.address, tuple(map(str, (*taken, *gone))),
+                        '; '.join((*blocked, *refused)))
+
+    def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                  ) -> tuple[model.PciAddress, ...]:
+        """Functions that carry what is ours and is to go."""
+        bound = {entry.function
+                 for entry in self._records.read(gpu.address).claims}
+        ours = {vf.address: record.types[vf.address] for vf in gpu.vfs
+                if vf.address in record.types
+                and vf.address not in bound
+                and f'nvidia-{vf.current_vgpu_type}'
+                == record.types[vf.address]}
+        if not ours:
+            return ()
+        if self._in_the_way(gpu, ours):
+            return tuple(sorted(ours))
+        return fixed.surplus(gpu, self._policy(gpu), ours)
+
+    def _is_left_over(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                      ) -> bool:
+        """Whether there is only an end of a release that was killed.
+
+        Its vGPUs are gone and their instances are not.
+        """
+        return (bool(record.instances) and self._policy(gpu) is None
+                and not any(vf.current_vgpu_type for vf in gpu.vfs
+                            if vf.address in record.types))
+
+    def _in_the_way(self, gpu: model.Gpu,
+                    ours: Mapping[model.PciAddress, str]) -> bool:
+        """Whether nothing but what is ours keeps a GPU from changing."""
+        wants = prepare.wants(self._settings, gpu)
+        if _READY.issuperset(readiness.actions(gpu, wants)):
+            return False
+        return not (
+            any(vgpu.function not in ours for vgpu in gpu.vgpus)
+            or self._records.read(gpu.address).claims
+            or blockers.of_running(self._machine, gpu))
+
+    def _still_ours(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
+                    ) -> gpu_record.FixedVgpus:
+        """The record of what is still ours.
+
+        What a policy still wants stays remembered while it is away.
+        """
+        wanted = self._policy(gpu) is not None
+        carried = {vf.address: f'nvidia-{vf.current_vgpu_type}'
+                   for vf in gpu.vfs if vf.current_vgpu_type}
+        types = {function: type_id for function, type_id
+                 in record.types.items()
+                 if carried.get(function) == type_id or (
+                     wanted and function not in carried)}
+        instances = record.instances
+        if not wanted:
+            instances &= set(map(
+                spec.of, gpu.mig.instances if gpu.mig else ()))
+        return gpu_record.FixedVgpus(types, instances)
+
+    # What is wanted
+
+    def _ready_policy(self, gpu: model.Gpu) -> policy.Policy | None:
+        """The policy to make vGPUs by; None if there is nothing to make."""
+        if (not self._settings.prepare
+                or gpu.framework is not model.Framework.VENDOR_VFIO
+                or not _READY.issuperset(readiness.actions(
+                    gpu, prepare.wants(self._settings, gpu)))):
+            return None
+        return self._policy(gpu)
+
+    def _make(self, gpu: model.Gpu) -> Made:
+        governing = self._ready_policy(gpu)
+        if governing is None:
+            return Made(gpu.address)
+        known = self._records.read(gpu.address)
+        if known.change is None and not _missing(gpu, fixed.plan(
+                gpu, governing, known.fixed.types)):
+            return Made(gpu.address)
+        with self._transactions.lock(gpu.address):
+            self._transactions.finish(gpu)
+            now = self._transactions.read(
+                self._reader.complete_gpu(gpu.address))
+            record = self._records.read(gpu.address).fixed
+            planned = fixed.plan(now, governing, record.types)
+            missing = _missing(now, planned)
+            if not missing:
+                return Made(gpu.address)
+            self._records.put(gpu.address, fixed=gpu_record.FixedVgpus(
+                {**record.types, **{
+                    item.function: item.type_id for item in missing}},
+                record.instances | frozenset(planned.instances)))
+            steps = _creation(now, planned)
+            try:
+                self._transactions.run(
+                    now, steps, lambda gpu: self._check(governing, missing))
+            except exception.ChangeFailed:
+                if self._records.read(gpu.address).change is None:
+                    self._records.put(gpu.address, fixed=record)
+                raise
+            return Made(gpu.address, tuple(map(str, steps)))
+
+    def _check(self, governing: policy.Policy,
+               vgpus: Iterable[spec.VgpuSpec]) -> None:
+        """See to it that those on slices have one below them."""
+        if governing.mode is not policy.Mode.MIG:
+            return
+        for item in vgpus:
+            if vfio.instance_under(self._machine, item.function) is None:
+                raise exception.StepFailed(
+                    reason=f'{item} lies on no GPU instance')
+
+
+def _removal(functions: Iterable[model.PciAddress],
+             record: gpu_record.FixedVgpus) -> list[action.Step]:
+    """The steps that remove the vGPUs of functions."""
+    return [action.Step(action.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
+        function, record.types[function])) for function in functions]
+
+
+def _creation(gpu: model.Gpu, planned: fixed.FixedPlan
+              ) -> list[action.Step]:
+    """The steps that create what is missing of a plan.
+
+    Instances come first: a type without one is EIO. Of the vGPUs the
+    largest come first, which have the fewest places.
+    """
+    sizes = {kind.mdev_type_id: kind.framebuffer_mib
+             for kind in gpu.vgpu_types}
+    return [
+        *desired.creation(gpu, planned.instances),
+        *(action.Step(action.Action.CREATE_VGPU, vgpu=item)
+          for item in sorted(_missing(gpu, planned), key=lambda item: (
+              -sizes.get(item.type_id, 0), item.function)))]
+
+
+def _missing(gpu: model.Gpu, planned: fixed.FixedPlan
+             ) -> list[spec.VgpuSpec]:
+    carried = {vf.address: f'nvidia-{vf.current_vgpu_type}'
+               for vf in gpu.vfs}
+    return [item for item in planned.vgpus
+            if carried.get(item.function) != item.type_id]

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Making GPUs ready for what their policies say, as soon as they are idle.
+
+Which steps that takes is :mod:`cyborg_gpu_driver.partition.readiness`'s to
+say, from the GPU as it is. A step is taken, the GPU read again, and the
+question put anew, until nothing is left to do. Nothing in use is touched:
+what keeps a GPU from being made ready is named, and it stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.ready import backoff
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.program.steps import whole
+
+LOG = logging.getLogger(__name__)
+
+_HARMLESS = frozenset({action.Action.SCHEDULER})
+"""What may be done beside vGPUs, while no virtual machine runs (the
+description of nvmlDeviceSetVgpuSchedulerState)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was done to make one GPU ready, and why not more."""
+
+    gpu: model.PciAddress
+    steps: tuple[action.Step, ...] = ()
+    """Those that were taken, the one that failed included; of a plan,
+    those that are left to do."""
+    reason: str = ''
+    """Why the GPU is not ready; empty if it is."""
+    rolled_back: bool = False
+    """Whether a change of a process that died was rolled back first."""
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """What was done, for people; empty if the GPU has not changed."""
+        return (*((transaction.RECOVERED,) if self.rolled_back else ()),
+                *map(str, self.steps))
+
+
+def take(machine: platform.Platform, host_reader: reader.HostReader,
+         gpu: model.Gpu, wants_of: Callable[[model.Gpu], readiness.Wants],
+         taken: list[action.Step]) -> model.Gpu:
+    """Take all steps that a GPU needs. The caller holds its lock.
+
+    :param gpu: as it is now, and idle.
+    :param wants_of: what is wanted of the GPU as it then is.
+    :param taken: gets each step before it is taken.
+    :returns: the GPU as it is then.
+    :raises StepFailed: if a step had no effect, or cannot be taken.
+    :raises ModeBlocked, SriovError, NvmlError, SysfsError: as the
+        hardware refused one.
+    """
+    while True:
+        left = readiness.steps(gpu, wants_of(gpu))
+        if not left:
+            return gpu
+        step = left[0]
+        if any(step.action is earlier.action for earlier in taken):
+            raise exception.StepFailed(reason=f'"{step}" had no effect')
+        taken.append(step)
+        LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address, 'step': step})
+        executor.Executor(machine, gpu.address, gpu).take(step)
+        gpu = host_reader.complete_gpu(gpu.address)
+
+
+class Preparer:
+    """Makes GPUs ready for their policies.
+
+    :param host_reader: reads GPUs.
+    :param transactions: rolls back what a process that died has left.
+    :param keeper: knows which GPUs are sick.
+    :param cloud: knows which GPUs have servers.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 settings: policies.Settings, keeper: health.HealthKeeper,
+                 cloud: services.Services,
+                 clock: Callable[[], float] = time.monotonic):
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._transactions = transactions
+        self._settings = settings
+        self._health = keeper
+        self._cloud = cloud
+        self._records = transactions.records
+        self._backoff = backoff.Backoff(LOG, clock)
+
+    def wants(self, gpu: model.Gpu) -> readiness.Wants:
+        """What a GPU needs; see :func:`wants`."""
+        return wants(self._settings, gpu)
+
+    def plan(self, gpu: model.Gpu) -> Outcome:
+        """What is left to do on a GPU, and what is in the way.
+
+        :param gpu: of a snapshot that was taken just now.
+        """
+        steps = readiness.steps(gpu, self.wants(gpu))
+        return Outcome(gpu.address, steps,
+                       self._in_the_way(gpu, steps) if steps else '')
+
+    def prepare(self, gpu: model.Gpu) -> Outcome:
+        """Make one GPU ready, if it is idle; never raises.
+
+        :param gpu: of a recent snapshot.
+        """
+        taken: list[action.Step] = []
+        return self._backoff.attempt(
+            gpu.address, lambda: self._prepare(gpu, taken),
+            lambda reason: Outcome(gpu.address, tuple(taken), reason
+                                   if not taken else
+                                   f'{taken[-1]}: {reason}'))
+
+    def _prepare(self, gpu: model.Gpu, taken: list[action.Step]) -> Outcome:
+        rolled_back = (
+            self._settings.prepare
+            and self._records.read(gpu.address).change is not None
+            and self._transactions.recover(gpu, locks.REPORT_SECONDS))
+        if rolled_back:
+            gpu = self._reader.gpu(gpu.address)
+        if not readiness.steps(gpu, self.wants(gpu)):
+            return Outcome(gpu.address, rolled_back=rolled_back)
+        with self._transactions.lock(gpu.address):
+            now = self._reader.complete_gpu(gpu.address)
+            reason = self._in_the_way(now, readiness.steps(
+                now, self.wants(now)))
+            if not reason:
+                take(self._machine, self._reader, now, self.wants, taken)
+        return Outcome(gpu.address, tuple(taken), reason, rolled_back)
+
+    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step]
+                    ) -> str:
+        """Why the steps cannot be taken now, for people; or ``''``."""
+        if gpu.problems:
+            return '; '.join(gpu.problems)
+        actions = {step.action for step in steps}
+        sick = self._health.sick(gpu.address)
+        if action.Action.BIND_VFIO in actions and sick:
+            return (f'it is sick ({"; ".join(sick.reasons)}); it stays with '
+                    'its driver, which tells when it is well')
+        try:
+            if readiness.HARMLESS.issuperset(actions):
+                found = whole.blockers_of(self._machine, gpu, actions)
+            elif _HARMLESS.issuperset(actions):
+                found = blockers.of_running(self._machine, gpu)
+            else:
+                record = self._records.read(gpu.address)
+                found = blockers.of_preparing(self._machine, gpu,
+                                              record.claims)
+                if not found and record.change:
+                    found = ('a change of its layout did not come to its '
+                             'end',)
+                if not found:
+                    found = tuple(filter(None, [
+                        self._cloud.claimed(gpu.address)]))
+        except Exception as error:
+            return f'it is not known whether it is idle: {error}'
+        return 'in use: ' + ', '.join(found) if found else ''
+
+
+def wants(settings: policies.Settings, gpu: model.Gpu) -> readiness.Wants:
+    """What the operator's policy needs of a GPU.
+
+    Where the policy is not the operator's own, a GPU is offered as it was
+    found, and nothing but its driver is changed. Without ``[gpu] prepare``
+    not even that is: then a GPU is at most closed.
+    """
+    governing = settings.policy_for(gpu)
+    if governing is None:
+        return readiness.Wants()
+    wanted = readiness.wants(gpu, governing, settings.passthrough_driver)
+    if settings.prepare and settings.policies is not None:
+        return wanted
+    wanted = readiness.driver_only(gpu, wanted)
+    if settings.prepare:
+        return wanted
+    return dataclasses.replace(wanted, driver=None)

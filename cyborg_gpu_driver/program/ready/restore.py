@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""After a reboot or a crash: all that is needed is there again.
+
+What was under way is rolled back. Then each GPU gets its modes, what is
+bound to handles, its layout's instances (:mod:`.desired`) and the policy's
+fixed vGPUs, as far as they are missing, in that order, which is the one
+that the driver takes. Nothing is destroyed for it, so that restoring what
+is there already does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.ready import fixed
+from cyborg_gpu_driver.program.ready import prepare
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+Tell = Callable[[str], object]
+
+
+class Restorer:
+    """Restores GPUs of one machine.
+
+    :param host_reader: reads GPUs.
+    :param transactions: rolls back what was under way.
+    :param records: the journal.
+    :param parts: creates what claims stand for.
+    :param fixed_vgpus: makes the fixed vGPUs.
+    :param settings: the operator's policies; none of them by default.
+    :param cloud: knows which GPUs have servers.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 records: journal.Journal, parts: partitions.Partitions,
+                 fixed_vgpus: fixed.FixedVgpus,
+                 settings: policies.Settings, cloud: services.Services):
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._transactions = transactions
+        self._fixed = fixed_vgpus
+        self._settings = settings
+        self._cloud = cloud
+        self._records = transactions.records
+        self._journal = records
+        self._partitions = parts
+
+    def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
+                tell: Tell = lambda words: None) -> apply.Status:
+        """Restore one GPU.
+
+        One part that fails keeps none of the others from being restored.
+
+        :param gpu: of a recent snapshot.
+        :param saved: its part of the checkpoint, None if it has none.
+        :param tell: called with each thing that was done, for people.
+        :raises ChangeFailed: if what was under way cannot be undone.
+        :raises ChangeRefused: if the checkpoint is of another board, if
+            the snapshot could not tell whether the GPU has MIG, or if
+            something that runs is in the way.
+        :raises NvmlError, SysfsError, SriovError, ModeBlocked, StepFailed,
+            JournalError: as the hardware refused a mode that all the rest
+            needs.
+        :raises RestoreIncomplete: naming what is not there.
+        """
+        if saved is not None and saved.device_id != gpu.device_id:
+            raise exception.ChangeRefused(
+                gpu=gpu.address, reason='the checkpoint is of a board with '
+                f'PCI device id {saved.device_id}, this is '
+                f'{gpu.device_id}: apply a layout and make a new one')
+        done: list[str] = []
+        try:
+            self._restore(gpu, saved, done)
+        finally:
+            for words in done:
+                tell(words)
+        return apply.Status.CHANGED if done else apply.Status.UNCHANGED
+
+    def _restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
+                 done: list[str]) -> None:
+        if self._transactions.recover(gpu):
+            done.append(transaction.RECOVERED)
+        failed: list[str] = []
+        with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
+            record = dataclasses.replace(self._records.read(gpu.address),
+                                         layout=saved)
+            bound = any(claim.phase is journal.Phase.BOUND
+                        for claim in record.claims)
+            if saved is not None or bound:
+                self._transactions.read(gpu)
+            gpu = self._modes(gpu, record, done, failed)
+            for group in desired.desired(gpu, record,
+                                         readiness.Wants()).groups:
+                with _noted(failed, 'GPU instance '
+                            f'{group.instance and group.instance.bare}'):
+                    self._group(gpu, group, done, failed)
+        made = self._fixed.make(gpu)
+        done.extend(made.done)
+        if made.reason:
+            failed.append(made.reason)
+        if failed:
+            raise exception.RestoreIncomplete(gpu=gpu.address,
+                                              reason='; '.join(failed))
+
+    def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
+               done: list[str], failed: list[str]) -> model.Gpu:
+        """MIG mode, virtual functions, mixed sizes and scheduler."""
+        def wanted(now: model.Gpu) -> readiness.Wants:
+            return desired.desired(now, record, prepare.wants(
+                self._settings, now)).wants
+
+        if not readiness.steps(gpu, wanted(gpu)):
+            return gpu
+        now = self._reader.complete_gpu(gpu.address)
+        needed = readiness.steps(now, desired.desired(
+            now, record, readiness.Wants()).wants)
+        found = blockers.of_preparing(self._machine, now, ())
+        if found and needed:
+            raise exception.ChangeRefused(
+                gpu=gpu.address, reason='in the way: ' + ', '.join(found))
+        reason = ', '.join(found) or (
+            not needed and self._cloud.claimed(gpu.address))
+        if reason:
+            # Only the policy asks for more, and the agent sees to that as
+            # soon as the GPU is idle.
+            LOG.info('GPU %(gpu)s is not made ready for its policy: '
+                     '%(reason)s', {'gpu': gpu.address, 'reason': reason})
+            return now
+        taken: list[action.Step] = []
+        try:
+            now = prepare.take(self._machine, self._reader, now, wanted,
+                               taken)
+        except exception.GpuDriverError as error:
+            # A guest runs without its scheduler, and not without a vGPU.
+            if not (taken and taken[-1].action is action.Action.SCHEDULER):
+                raise
+            failed.append(f'{taken.pop()}: {error}')
+            now = self._reader.complete_gpu(gpu.address)
+        finally:
+            done.extend(map(str, taken))
+        return now
+
+    def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
+               failed: list[str]) -> None:
+        """A GPU instance and the vGPUs on it, as far as they are missing."""
+        claims = group.claims
+        if group.instance is not None:
+            gpu = self._transactions.read(gpu)
+            runner = executor.Executor(self._machine, gpu.address, gpu)
+            for step in desired.creation(gpu, (group.instance,)):
+                runner.take(step)
+                done.append(str(step))
+            claims = self._partitions.number(claims, runner.instance(
+                group.instance.placement))
+        for claim in claims:
+            with _noted(failed, f'handle {claim.handle}'):
+                if self._partitions.vgpu_type(claim.vgpu) == claim.mdev_type:
+                    continue
+                made, _ = self._partitions.create_vgpu(gpu, claim)
+                if made != claim:
+                    self._journal.put(made)
+                done.append(f'create vGPU {claim.handle} on '
+                            f'{claim.function}')
+
+
+@contextlib.contextmanager
+def _noted(failed: list[str], what: str) -> Iterator[None]:
+    """Go on with what comes after, whatever fails here."""
+    try:
+        yield
+    except exception.GpuDriverError as error:
+        failed.append(f'{what}: {error}')

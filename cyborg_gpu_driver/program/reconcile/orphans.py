@@ -1,0 +1,254 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Live vGPUs, whose they are, and the removal of those that are nobody's.
+
+What is not known to be nobody's is taken for somebody's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Collection
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.record import store
+
+
+class Guest(enum.Enum):
+    """Who uses a vGPU."""
+    RUNNING = 'running'
+    """A virtual machine, as NVML knows it."""
+    OPEN = 'open'
+    """A process that has its VFIO device open."""
+    NONE = '-'
+    UNKNOWN = '?'
+
+
+class Orphan(enum.Enum):
+    """Whether a vGPU is nobody's."""
+    YES = 'yes'
+    NO = 'no'
+    UNKNOWN = '?'
+
+
+_USED = {Guest.RUNNING: 'a virtual machine runs on it',
+         Guest.OPEN: 'its VFIO device is open'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A live vGPU and what this machine knows of it."""
+
+    gpu: model.Gpu
+    vgpu: model.Vgpu
+    owner: str | None = None
+    """A handle and how far its bind is, ``fixed`` or ``ignored``."""
+    guest: Guest = Guest.NONE
+    unknown: str = ''
+    """Why the guest is not known."""
+    instance_id: int | None = None
+    """GPU instance below it; None where nobody tells, as of most mdevs."""
+
+    @property
+    def on_instance(self) -> bool:
+        """Whether it lies on a GPU instance: in MIG mode all do."""
+        return self.gpu.mig is not None and self.gpu.mig.enabled
+
+    def obstacle(self, claimed: Collection[str] | None) -> str:
+        """Why it is not to be removed, for people; or ``''``.
+
+        :param claimed: names of the vGPUs that accelerator requests have;
+            None where nobody was asked, which is no obstacle here.
+        """
+        if self.owner:
+            return f'its owner is {self.owner}'
+        if self.guest in _USED:
+            return _USED[self.guest]
+        if claimed is not None and self.vgpu.name in claimed:
+            return 'an accelerator request has it'
+        if self.guest is Guest.UNKNOWN:
+            return self.unknown
+        return ''
+
+    def orphan(self, claimed: Collection[str] | None) -> Orphan:
+        """Whether it is nobody's; ``claimed`` as above."""
+        obstacle = self.obstacle(claimed)
+        if obstacle and obstacle != self.unknown:
+            return Orphan.NO
+        if obstacle or claimed is None:
+            return Orphan.UNKNOWN
+        return Orphan.YES
+
+
+class Keeper:
+    """Knows the live vGPUs of one machine, and removes orphans.
+
+    :param machine: one whose privileged changes are made in this process
+        (:func:`cyborg_gpu_driver.program.privileged.mig.run_here`).
+    :param host_reader: reads the machine.
+    :param tools: what changes it.
+    :param records: the journal.
+    :param state_path: ``[gpu] state_path``.
+    """
+
+    def __init__(self, machine: platform.Platform,
+                 host_reader: reader.HostReader, records: journal.Journal,
+                 state_path: str,
+                 settings: policies.Settings):
+        self._machine = machine
+        self._reader = host_reader
+        self._journal = records
+        self._state_path = state_path
+        self._settings = settings
+        self._store = store.of(state_path)
+
+    def found(self) -> tuple[Found, ...]:
+        """Every live vGPU, by GPU and function.
+
+        :raises JournalError: if whose they are cannot be read.
+        """
+        return tuple(found for gpu in self._reader.snapshot().gpus
+                     for found in self._on(gpu))
+
+    def on(self, address: model.PciAddress) -> tuple[Found, ...]:
+        """The live vGPUs of one GPU; no other GPU is asked.
+
+        :raises UnknownGpu: if there is no such GPU.
+        :raises JournalError: if whose they are cannot be read.
+        """
+        return tuple(self._on(self._reader.gpu(address)))
+
+    def remove(self, found: Found, claimed: Collection[str] | None
+               ) -> tuple[str, ...]:
+        """Remove a vGPU that is nobody's; nothing if it is gone.
+
+        All that this machine knows is looked at again, because the vGPU may
+        have got an owner meanwhile.
+
+        :param claimed: see :meth:`Found.obstacle`.
+        :returns: what stays of it, for people.
+        :raises VgpuKept: if it is somebody's.
+        :raises JournalError, UnknownGpu, SysfsError: if that is not known,
+            or it cannot be removed.
+        """
+        with locks.gpu(self._state_path, found.gpu.address,
+                       locks.COMMAND_SECONDS):
+            gpu = self._reader.gpu(found.gpu.address)
+            now = next((item for item in self._on(gpu)
+                        if item.vgpu.name == found.vgpu.name), None)
+            if now is None:
+                if gpu.problems:
+                    raise _kept(found, '; '.join(gpu.problems))
+                return ()
+            if now.vgpu.type_id != found.vgpu.type_id:
+                raise _kept(found, f'it was a {found.vgpu.type_id} and is a '
+                            f'{now.vgpu.type_id} by now')
+            obstacle = now.obstacle(claimed)
+            if obstacle:
+                raise _kept(found, obstacle)
+            return self._remove(now) + _instance_below(now)
+
+    def _remove(self, found: Found) -> tuple[str, ...]:
+        vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
+                             found.vgpu.uuid)
+        executor.Executor(self._machine, found.gpu.address, found.gpu).take(
+            action.Step(action.Action.DESTROY_VGPU, vgpu=vgpu))
+        if executor.type_of(self._machine, vgpu) is not None:
+            raise _kept(found, 'the kernel has not removed it')
+        if vgpu.uuid is None:
+            return ()
+        try:
+            privileged_vgpu.undefine_mdev(vgpu.uuid)
+        except exception.MdevctlError as error:
+            return (f'its definition, which makes it again at the next '
+                    f'boot: {error}',)
+        return ()
+
+    def _on(self, gpu: model.Gpu) -> list[Found]:
+        """What is known of the vGPUs of a GPU that was read just now."""
+        # Looking for who has a file open goes through all processes.
+        machine = dataclasses.replace(
+            self._machine,
+            vfio_holders=functools.cache(privileged_vgpu.vfio_holders))
+        return [self._look(machine, gpu, vgpu) for vgpu in gpu.vgpus]
+
+    def _look(self, machine: platform.Platform, gpu: model.Gpu,
+              vgpu: model.Vgpu) -> Found:
+        found = Found(gpu, vgpu, self._owner(gpu, vgpu),
+                      instance_id=vgpu.instance_id)
+        try:
+            if vgpu.uuid is None:
+                return dataclasses.replace(
+                    found, guest=_vfio_guest(machine, gpu, vgpu))
+            for guest in usage.guests(machine, gpu):
+                if _may_be(guest, vgpu):
+                    return dataclasses.replace(
+                        found, guest=Guest.RUNNING,
+                        instance_id=guest.instance_id)
+        except exception.GpuDriverError as error:
+            return dataclasses.replace(found, guest=Guest.UNKNOWN,
+                                       unknown=str(error))
+        return found
+
+    def _owner(self, gpu: model.Gpu, vgpu: model.Vgpu) -> str | None:
+        if self._settings.ignores(gpu):
+            return 'ignored'
+        for entry in self._journal.entries(gpu.address):
+            if (entry.handle == vgpu.uuid if vgpu.uuid
+                    else entry.vfio and entry.function == vgpu.function):
+                return f'{entry.handle} ({entry.phase.value})'
+        if vgpu.function in self._store.read(gpu.address).fixed.types:
+            return 'fixed'
+        return None
+
+
+def _vfio_guest(machine: platform.Platform, gpu: model.Gpu, vgpu: model.Vgpu
+                ) -> Guest:
+    if usage.may_run(machine, gpu, vgpu.function):
+        return Guest.RUNNING
+    if usage.vfio_holders(machine, vgpu.function):
+        return Guest.OPEN
+    return Guest.NONE
+
+
+def _may_be(guest: usage.GuestVgpu, vgpu: model.Vgpu) -> bool:
+    """Whether a guest's vGPU is an mdev; NVML may not name its mdev."""
+    if guest.uuid is None:
+        return guest.type_id == vgpu.type_id
+    return guest.uuid == vgpu.uuid
+
+
+def _instance_below(found: Found) -> tuple[str, ...]:
+    """A GPU instance that somebody else may have made stays."""
+    if not found.on_instance:
+        return ()
+    number = '' if found.instance_id is None else f' {found.instance_id}'
+    return (f'the GPU instance{number} below it ("cyborg-gpu instance list" '
+            'shows it)',)
+
+
+def _kept(found: Found, reason: str) -> exception.VgpuKept:
+    return exception.VgpuKept(name=found.vgpu.name, reason=reason)

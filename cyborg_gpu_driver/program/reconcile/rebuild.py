@@ -1,0 +1,263 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The journal made again from the hardware and from Cyborg's records.
+
+A journal that cannot be read is set aside. The UUID of an mdev is its
+handle's, so the mdevs tell most of what was lost; of vGPUs without mdev only
+the accelerator requests tell whose they are.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+
+class Rebuilder:
+    """Writes entries for handles of which the journal knows nothing.
+
+    :param machine: what is read.
+    :param host: what is known of it.
+    :param records: the journal.
+    :param state_path: ``[gpu] state_path``: locks, and what others made.
+    :param cloud: knows Cyborg's accelerator requests.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, state_path: str,
+                 cloud: services.Services):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._state_path = state_path
+        self._store = store.of(state_path)
+        self._cloud = cloud
+
+    def rebuild(self) -> list[model.PciAddress]:
+        """Find what is bound on the GPUs whose claims are lost.
+
+        Where Cyborg's requests are known, only handles that it holds are
+        taken over.
+
+        :returns: those GPUs.
+        :raises JournalError: if nothing can be written.
+        """
+        claims = self._cloud.requests()
+        found, again, left = [], [], 0
+        for gpu in self._host.host().gpus:
+            with locks.gpu(self._state_path, gpu.address):
+                if not self._journal.is_lost(gpu.address):
+                    continue
+                gpu = self._host.gpu(gpu.address)
+                entries = self._found(gpu, claims)
+                self._journal.found(gpu.address, entries)
+                found += entries
+                again.append(gpu.address)
+                left += len(gpu.vgpus) - len(entries)
+        self._journal.settle()
+        if not again:
+            return again
+        lacking = [entry.handle for entry in found
+                   if self._lacks_instance(entry)]
+        LOG.warning(
+            'Lost claims were found again on the hardware%(source)s: '
+            '%(count)d handles on %(gpus)d GPUs; %(left)d vGPUs are left '
+            'to whom they belong%(lacking)s',
+            {'source': '' if claims is None else
+             ' and in the accelerator requests of Cyborg',
+             'count': len(found), 'left': left,
+             'gpus': len(again),
+             'lacking': '' if not lacking else
+             '; which GPU instance is below is not known of '
+             + ', '.join(lacking) + ', and it stays when they are unbound'})
+        return again
+
+    def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
+              ) -> journal.Entry:
+        """Write the entry of one request whose vGPU is there.
+
+        Under the GPU's lock.
+
+        :raises StepFailed: if it is not there, or none of what is offered.
+        """
+        entries = self._found(gpu, reconcile.Claims((claim,)))
+        if not entries:
+            raise exception.StepFailed(
+                reason=f'handle {claim.handle} has no vGPU on GPU '
+                f'{gpu.address} that this driver offers')
+        self._journal.put(*entries)
+        return entries[0]
+
+    def _found(self, gpu: model.Gpu, claims: reconcile.Claims | None
+               ) -> list[journal.Entry]:
+        record = self._store.read(gpu.address)
+        bare = entries(
+            gpu, self._host.offers(gpu), claims,
+            {claim.handle for claim in record.claims}, record.fixed.types)
+        try:
+            running = usage.guests(self._machine, gpu) if bare else ()
+        except exception.NvmlError as error:
+            LOG.info('Which GPU instances virtual machines of GPU %(gpu)s '
+                     'are on is not known: %(error)s',
+                     {'gpu': gpu.address, 'error': error})
+            running = ()
+        boot = self._machine.boot_id()
+        return [dataclasses.replace(entry, boot=boot) for entry in placed(
+            gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
+            record.owned_instances)]
+
+    def _lacks_instance(self, entry: journal.Entry) -> bool:
+        if entry.placement is not None:
+            return False
+        return any(offer.profile == entry.profile
+                   and offer.mode is policy.Mode.MIG for offer
+                   in self._host.offers(self._host.gpu(entry.gpu)))
+
+
+def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
+            claims: reconcile.Claims | None, known: Collection[str],
+            fixed: Collection[model.PciAddress]) -> list[journal.Entry]:
+    """What is bound on a GPU, without the instances below. Pure.
+
+    :param offers: what the GPU's policy offers.
+    :param claims: None if they are not known.
+    :param known: handles that have an entry already.
+    :param fixed: functions whose vGPUs are left to Nova.
+    """
+    by_type = {offer.vgpu_type_id: offer for offer in offers}
+    requested = {} if claims is None else {
+        claim.handle: claim for claim in claims.bound}
+    vfio = gpu.framework is model.Framework.VENDOR_VFIO
+    there: list[tuple[str, model.Vgpu | None]]
+    if vfio:
+        there = [(claim.handle, differences.claimed_vgpu(gpu, claim))
+                 for claim in requested.values()]
+    else:
+        there = [(vgpu.uuid, vgpu) for vgpu in gpu.vgpus
+                 if vgpu.uuid is not None
+                 and (claims is None or vgpu.uuid in requested)]
+    # Outside of mixed sizes the driver sees to it.
+    places = {vf.address: vf.placement_id for vf in gpu.vfs
+              if gpu.mixed_sizes}
+    return [
+        journal.Entry(
+            handle=handle, gpu=gpu.address, function=vgpu.function,
+            mdev_type=vgpu.type_id, phase=journal.Phase.BOUND, vfio=vfio,
+            profile=by_type[vgpu.type_id].profile,
+            vgpu_placement=places.get(vgpu.function))
+        for handle, vgpu in there
+        if vgpu is not None and vgpu.type_id in by_type
+        and handle not in known and vgpu.function not in fixed]
+
+
+def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
+           offers: Sequence[partition_offers.Offer],
+           running: Sequence[usage.GuestVgpu],
+           taken: Collection[spec.MigInstanceSpec]) -> list[journal.Entry]:
+    """Entries with the GPU instances below them. Pure.
+
+    The driver tells of vendor VFIO, and NVML of what runs. What is left is
+    guessed where all instances are needed for it; an unbind puts a wrong
+    guess right, because what is in use is not destroyed.
+
+    :param running: vGPUs that virtual machines run.
+    :param taken: instances that are somebody else's.
+    """
+    bare = tuple(bare)
+    by_type = {offer.vgpu_type_id: offer for offer in offers
+               if offer.vgpu_type_id is not None
+               and offer.gi_profile_id is not None}
+    told = {vgpu.name: vgpu.instance_id for vgpu in gpu.vgpus}
+    told.update((vgpu.uuid, vgpu.instance_id) for vgpu in running
+                if vgpu.uuid is not None)
+    free = {instance.instance_id: instance
+            for instance in (gpu.mig.instances if gpu.mig else ())
+            if spec.of(instance) not in taken}
+    below = {}
+    for entry in bare:
+        number = told.get(differences.vgpu_name(entry))
+        if number is not None and number in free:
+            below[entry.handle] = free[number]
+    pending = collections.defaultdict(list)
+    for entry in bare:
+        if entry.handle not in below and entry.mdev_type in by_type:
+            pending[by_type[entry.mdev_type].gi_profile_id].append(entry)
+    for profile_id, waiting in pending.items():
+        below.update(_guessed(
+            [instance for instance in free.values()
+             if instance.profile_id == profile_id
+             and instance not in below.values()], waiting, by_type))
+    return [_on(entry, below.get(entry.handle)) for entry in bare]
+
+
+def mixed(gpu: model.Gpu, bare: Iterable[journal.Entry],
+          running: Sequence[usage.GuestVgpu]) -> list[journal.Entry]:
+    """Entries with the placement ids that NVML tells of what runs. Pure.
+
+    That of an mdev without a virtual machine is not known: then NVML, which
+    does not know it either, may let another have it.
+    """
+    told = {vgpu.uuid: vgpu.placement_id for vgpu in running
+            if gpu.mixed_sizes and vgpu.uuid}
+    return [dataclasses.replace(entry, vgpu_placement=told[entry.handle])
+            if entry.handle in told else entry for entry in bare]
+
+
+def _guessed(instances: Sequence[model.GpuInstance],
+             waiting: Sequence[journal.Entry],
+             by_type: Mapping[str, partition_offers.Offer]
+             ) -> dict[str, model.GpuInstance]:
+    """Handles to instances, in order; none where that is no sure guess.
+
+    An instance holds vGPUs of one framebuffer size. Each instance has to
+    get at least one.
+    """
+    kinds = [by_type[entry.mdev_type] for entry in waiting]
+    room = len(instances) * min(kind.per_instance for kind in kinds)
+    if (len({kind.framebuffer_mib for kind in kinds}) > 1
+            or not len(instances) <= len(waiting) <= room):
+        return {}
+    return {entry.handle: instances[number % len(instances)]
+            for number, entry in enumerate(waiting)}
+
+
+def _on(entry: journal.Entry, instance: model.GpuInstance | None
+        ) -> journal.Entry:
+    if instance is None:
+        return entry
+    return dataclasses.replace(
+        entry, profile_id=instance.profile_id, placement=instance.placement,
+        instance_id=instance.instance_id)

@@ -1,0 +1,249 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""All accounts of who has what on this machine, compared and put right.
+
+In each report: what disagrees is named in the log once, and repaired where
+that harms nobody. Instances and vGPUs that nobody explains are never
+touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.reconcile import orphans
+from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.program.reconcile import repair
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+_GRACE = 300.0
+_SLICED = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
+
+
+class Reconciler:
+    """Compares the accounts of one machine.
+
+    :param machine: what is read; changes are made as its privileges are.
+    :param host: what is known of it.
+    :param records: the journal.
+    :param settings: the operator's policies.
+    :param state_path: ``[gpu] state_path``.
+    :param keeper: knows who uses a vGPU.
+    :param rebuilder: makes a lost journal again.
+    :param repairer: repairs differences.
+    :param cloud: what it does not know is left out.
+    :param grace: seconds that something has to last which may be but a
+        bind or unbind under way.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, settings: policies.Settings,
+                 state_path: str, keeper: orphans.Keeper,
+                 rebuilder: rebuild.Rebuilder, repairer: repair.Repairer,
+                 cloud: services.Services, grace: float = _GRACE,
+                 clock: Callable[[], float] = time.monotonic):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._settings = settings
+        self._state_path = state_path
+        self._keeper = keeper
+        self._rebuilder = rebuilder
+        self._repairer = repairer
+        self._cloud = cloud
+        self._grace = grace
+        self._clock = clock
+        self._store = store.of(state_path)
+        self._since: dict[tuple, float] = {}
+        self._said: dict[tuple, str] = {}
+        self._unrepaired: dict[tuple, str] = {}
+        self._count = 0
+        self._failure = ''
+
+    def look(self, lost: bool = False) -> None:
+        """Compare, name and repair, for each report; never raises.
+
+        :param lost: whether the journal was lost and is to be made again
+            (:meth:`cyborg_gpu_driver.program.journal.Journal.check`).
+        """
+        try:
+            if lost:
+                self._rebuilder.rebuild()
+            found = self._due(self.find())
+        except Exception as error:
+            # What is reported of the GPUs must not depend on it.
+            if self._failure != str(error):
+                self._failure = str(error)
+                LOG.warning('What is bound could not be compared: %s', error,
+                            exc_info=not isinstance(
+                                error, exception.GpuDriverError))
+            return
+        self._failure = ''
+        self._name(found)
+        self._tell_count(len(found) - sum(map(self._repaired, found)))
+
+    def find(self, refresh: bool = False
+             ) -> tuple[reconcile.Difference, ...]:
+        """All differences now, whether they may pass or not.
+
+        A GPU on which something is bound or unbound meanwhile is left out,
+        and so is one that somebody keeps locked.
+        One whose record cannot be used is named, and compared with nothing.
+
+        :param refresh: whether to read the machine first.
+        :raises JournalError: if locks cannot be used at all.
+        """
+        before = self._journal.entries()
+        if refresh:
+            self._host.refresh()
+        host = self._host.host()
+        broken = self._broken(host)
+        gpus = [gpu for gpu in host.gpus if gpu.address not in broken]
+        marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
+        claims = self._cloud.requests()
+        usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
+                                     for gpu in gpus}) or {}
+        found = [*broken.values(), *differences.absent(before, host),
+                 *differences.earlier(self._cloud.earlier(host))]
+        for gpu in gpus:
+            with contextlib.suppress(exception.LockTimeout), \
+                    locks.gpu(self._state_path, gpu.address):
+                entries = self._journal.entries(gpu.address)
+                if (marks[gpu.address] != self._host.mark(gpu.address)
+                        or entries != tuple(
+                            entry for entry in before
+                            if entry.gpu == gpu.address)):
+                    continue
+                found += differences.compare(self._facts(
+                    gpu, entries, claims, usages.get(gpu.address, ())))
+        return tuple(found)
+
+    def _broken(self, host: model.Host
+                ) -> dict[model.PciAddress, reconcile.Difference]:
+        """GPUs whose records cannot be used, and what to say of each."""
+        found = {}
+        for gpu in host.gpus:
+            try:
+                self._store.read(gpu.address)
+            except exception.JournalError as error:
+                found[gpu.address] = differences.unreadable(gpu.address,
+                                                            str(error))
+        return found
+
+    def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
+               claims: reconcile.Claims | None,
+               usages: tuple[reconcile.Usage, ...]) -> differences.Facts:
+        record = dataclasses.replace(self._store.read(gpu.address),
+                                     claims=entries)
+        facts = differences.Facts(gpu, record, self._governs(gpu), claims,
+                                  usages)
+        lost = differences.unrequested(facts)
+        return dataclasses.replace(
+            facts, users=repair.users(self._keeper, gpu.address, lost)
+            if lost else {},
+            in_use=self._in_use(facts))
+
+    def _governs(self, gpu: model.Gpu) -> bool:
+        """Whether what nobody explains on a GPU is worth a word."""
+        governing = self._settings.policy_for(gpu)
+        if governing is None or governing.mode not in _SLICED:
+            return False
+        return (gpu.framework is not model.Framework.VENDOR_VFIO
+                or self._settings.vfio_handles
+                or bool(governing.fixed_vgpus))
+
+    def _in_use(self, facts: differences.Facts
+                ) -> Mapping[model.Placement, str] | None:
+        """What uses the instances of which nothing else is known."""
+        if not facts.governed or not differences.unexplained(facts):
+            return {}
+        try:
+            return blockers.in_use(self._machine, facts.gpu, facts.entries)
+        except exception.GpuDriverError as error:
+            LOG.debug('Who uses GPU %(gpu)s is not known: %(error)s',
+                      {'gpu': facts.gpu.address, 'error': error})
+            return None
+
+    def _due(self, found: Iterable[reconcile.Difference]
+             ) -> list[reconcile.Difference]:
+        """Those that have lasted as long as they have to."""
+        now = self._clock()
+        self._since = {difference.key: self._since.get(difference.key, now)
+                       for difference in found}
+        return [difference for difference in found
+                if not difference.may_pass
+                or now - self._since[difference.key] >= self._grace]
+
+    def _repaired(self, difference: reconcile.Difference) -> bool:
+        """Whether a difference is repaired, now or by the report."""
+        if not difference.safe:
+            return False
+        if difference.by_report:
+            return difference.kind is reconcile.Kind.RESERVED
+        try:
+            done = self._repairer.repair(difference)
+        except Exception as error:
+            if self._unrepaired.get(difference.key) != str(error):
+                self._unrepaired[difference.key] = str(error)
+                LOG.warning('GPU %(gpu)s: %(subject)s is not repaired: '
+                            '%(error)s', {'gpu': difference.gpu,
+                                          'subject': difference.subject,
+                                          'error': error})
+            return False
+        LOG.info('GPU %(gpu)s: %(done)s', {'gpu': difference.gpu,
+                                           'done': done})
+        return True
+
+    def _name(self, found: Iterable[reconcile.Difference]) -> None:
+        """Name what is new; what comes again after it was gone is new."""
+        for difference in found:
+            if self._said.get(difference.key) != difference.text:
+                LOG.warning('GPU %(gpu)s: %(text)s. What to do: %(remedy)s.',
+                            {'gpu': difference.gpu, 'text': difference.text,
+                             'remedy': difference.remedy})
+        self._said = {difference.key: difference.text
+                      for difference in found}
+        self._unrepaired = {key: text for key, text
+                            in self._unrepaired.items() if key in self._said}
+
+    def _tell_count(self, count: int) -> None:
+        if count == self._count:
+            return
+        self._count = count
+        if count:
+            LOG.warning('%d differences on this host; "cyborg-gpu doctor" '
+                        'shows them', count)
+        else:
+            LOG.info('No difference is left on this host')

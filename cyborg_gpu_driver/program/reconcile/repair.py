@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Repairs of differences, each of which harms nobody.
+
+What a difference says was true a moment ago. So each repair asks Cyborg
+again, then locks the GPU, and changes something only if nothing has changed
+since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import binder
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.bind import making
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.reconcile import orphans
+from cyborg_gpu_driver.program.reconcile import rebuild
+
+
+class Repairer:
+    """Carries out repairs on one machine.
+
+    :param host: what is known of the machine.
+    :param tools: what changes it.
+    :param records: the journal.
+    :param keeper: knows who uses a vGPU.
+    :param rebuilder: writes the entries of requests that have none.
+    :param binds: finishes what is under way.
+    :param state_path: where the locks are.
+    :param cloud: knows the accelerator requests, and publishes.
+    """
+
+    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
+                 records: journal.Journal, keeper: orphans.Keeper,
+                 rebuilder: rebuild.Rebuilder, binds: binder.Binder,
+                 state_path: str, cloud: services.Services):
+        self._host = host
+        self._parts = parts
+        self._journal = records
+        self._keeper = keeper
+        self._rebuilder = rebuilder
+        self._binder = binds
+        self._state_path = state_path
+        self._cloud = cloud
+        self._ways = {
+            reconcile.Kind.NO_REQUEST: self._return,
+            reconcile.Kind.VGPU_GONE: self._make_again,
+            reconcile.Kind.INSTANCE_GONE: self._make_again,
+            reconcile.Kind.NOT_RECORDED: self._record,
+            reconcile.Kind.UNFINISHED: self._finish,
+            reconcile.Kind.RESERVED: self._publish,
+        }
+
+    def repair(self, difference: reconcile.Difference) -> str:
+        """Repair one difference that is safe.
+
+        :returns: what was done, for people.
+        :raises GpuDriverError: saying why it could not be repaired; what is
+            there stays.
+        """
+        return self._ways[difference.kind](difference)
+
+    def _return(self, difference: reconcile.Difference) -> str:
+        """Return what a handle has that Cyborg does not know any more.
+
+        Cyborg is asked before the GPU is locked: binds do not wait for it.
+        It writes that a bind has begun before it asks the agent for it. So a
+        handle that no request had, while none was under way, can have got
+        one since only by a bind that comes later. Such a bind changes the
+        entry (``repeats``), or finds one that is to be removed.
+        """
+        entry = self._entry(difference)
+        claims = self._cloud.requests()
+        if claims is None:
+            raise _kept('Cyborg could not be asked again')
+        if claims.of(entry.handle) is not None:
+            raise _kept('an accelerator request has it by now')
+        if claims.unsettled:
+            raise _kept('accelerator requests are under way: '
+                        + ', '.join(claims.unsettled))
+        with self._locked(difference):
+            self._check_unchanged(entry)
+            user = users(self._keeper, entry.gpu, (entry,)).get(
+                differences.vgpu_name(entry))
+            if user:
+                raise _kept(user)
+            self._journal.give_back(entry.handle)
+        self._finish(difference)
+        return f'returned {entry.profile} of handle {entry.handle}'
+
+    def _finish(self, difference: reconcile.Difference) -> str:
+        self._binder.recover()
+        if self._journal.get(difference.subject) is not None:
+            raise _kept('it cannot be removed yet; the log says why')
+        return f'removed what handle {difference.subject} had left'
+
+    def _make_again(self, difference: reconcile.Difference) -> str:
+        """Make a handle's instance and vGPU again, where they were."""
+        parts, done = self._parts, []
+        entry = self._entry(difference)
+        claims = self._cloud.requests()
+        if claims is None or claims.of(entry.handle) is None:
+            raise _kept('no accelerator request has it')
+        with self._locked(difference):
+            self._check_unchanged(entry)
+            gpu = self._host.gpu(entry.gpu)
+            cut = None
+            if (entry.placement is not None
+                    and parts.own_instance(entry) is None):
+                entry = self._create_instance(gpu, entry)
+                cut = making.created(entry)
+                done.append(f'GPU instance at {entry.placement}')
+            below = None
+            if parts.vgpu_type(entry.vgpu) is None:
+                entry, below = parts.create_vgpu(gpu, entry)
+                self._journal.put(entry)
+                done.append(f'vGPU on {entry.function}')
+            self._host.record(entry.gpu, made=(cut, model.Vgpu(
+                entry.function, entry.mdev_type,
+                None if entry.vfio else entry.handle, below)))
+        return (f'made {" and ".join(done) or "nothing"} again for handle '
+                f'{entry.handle}')
+
+    def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
+                         ) -> journal.Entry:
+        """Create the instance of an entry, and of those that share it."""
+        parts, records = self._parts, self._journal
+        profile = spec.profile(gpu, entry.profile_id)
+        if profile is None:
+            raise _kept('the GPU has no such profile now')
+        made = parts.create_instance(gpu, dataclasses.replace(
+            entry, foreign_ids=parts.instance_ids(entry.gpu, profile)))
+        records.put(*(
+            dataclasses.replace(other, instance_id=made.instance_id,
+                                foreign_ids=made.foreign_ids, boot=made.boot)
+            for other in records.entries(entry.gpu)
+            if (other.instance, other.instance_id)
+            == (entry.instance, entry.instance_id)))
+        return made
+
+    def _record(self, difference: reconcile.Difference) -> str:
+        """Write the entry of a request whose vGPU is there."""
+        claims = self._cloud.requests()
+        claim = None if claims is None else claims.of(difference.subject)
+        if claim is None:
+            raise _kept('no accelerator request has it any more')
+        with self._locked(difference):
+            if self._journal.get(claim.handle) is None:
+                self._rebuilder.adopt(
+                    self._host.gpu(difference.gpu), claim)
+        self._cloud.publish(difference.gpu)
+        return f'recorded handle {claim.handle} as bound'
+
+    def _publish(self, difference: reconcile.Difference) -> str:
+        self._cloud.publish(difference.gpu)
+        return 'wrote reserved'
+
+    def _locked(self, difference: reconcile.Difference
+                ) -> contextlib.AbstractContextManager:
+        return locks.gpu(self._state_path, difference.gpu)
+
+    def _entry(self, difference: reconcile.Difference) -> journal.Entry:
+        entry = self._journal.get(difference.subject)
+        if entry is None or entry.phase is not journal.Phase.BOUND:
+            raise _kept('it is not bound any more')
+        return entry
+
+    def _check_unchanged(self, entry: journal.Entry) -> None:
+        if self._journal.get(entry.handle) != entry:
+            raise _kept('it has been bound or unbound meanwhile')
+
+
+def users(keeper: orphans.Keeper, gpu: model.PciAddress,
+          entries: tuple[journal.Entry, ...]) -> dict[str, str]:
+    """vGPUs of entries on a GPU that are in use, or may be, and by what.
+
+    No other GPU is asked, so the GPU may be locked.
+    """
+    names = {differences.vgpu_name(entry) for entry in entries}
+    found = {}
+    for item in keeper.on(gpu):
+        if item.vgpu.name in names:
+            user = dataclasses.replace(item, owner=None).obstacle(None)
+            if user:
+                found[item.vgpu.name] = user
+    return found
+
+
+def _kept(reason: str) -> exception.StepFailed:
+    return exception.StepFailed(reason=reason)

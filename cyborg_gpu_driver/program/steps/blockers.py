@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What keeps a GPU from being changed, and by what name it goes.
+
+Nothing in use is ever touched: what is found here stays, and a change that
+cannot do without it is refused before its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host import open_files
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+
+_NEEDS_RESET = frozenset({'ampere'})
+"""Architectures that take a MIG mode at their next reset (MIG guide)."""
+
+
+def in_use(machine: platform.Platform, gpu: model.Gpu,
+           entries: Iterable[journal.Entry]
+           ) -> dict[model.Placement, str]:
+    """GPU instances in use, by placement, and what uses them.
+
+    :param gpu: with its live instances.
+    :param entries: of the bind journal, for this GPU.
+    :raises NvmlError, SysfsError: if that cannot be found out.
+    """
+    if gpu.mig is None or not gpu.mig.instances:
+        return {}
+    entries = tuple(entries)
+    found: dict[model.Placement, list[str]] = {
+        instance.placement: [] for instance in gpu.mig.instances}
+    places = {instance.instance_id: instance.placement
+              for instance in gpu.mig.instances}
+    for entry in entries:
+        if entry.placement in found:
+            found[entry.placement].append(f'bound to handle {entry.handle}')
+    for process in usage.processes(machine, gpu.address):
+        if process.instance_id in places:
+            found[places[process.instance_id]].append(_process(process))
+    running = usage.vgpus(machine, gpu)
+    for vgpu in running:
+        if vgpu.instance_id in places:
+            found[places[vgpu.instance_id]].append(f'vGPU {vgpu.name}')
+    _add_unplaced(gpu, found, {vgpu.name for vgpu in running})
+    return {place: ', '.join(reasons) for place, reasons in found.items()
+            if reasons}
+
+
+def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
+            ) -> tuple[str, ...]:
+    """What keeps a GPU from changing its MIG mode now, for people.
+
+    :raises NvmlError: if that cannot be found out.
+    """
+    found = [_process(process)
+             for process in usage.processes(machine, gpu.address)]
+    found.extend(f'mdev {mdev.uuid} on {mdev.parent}'
+                 for mdev in gpu.all_mdevs)
+    found.extend(f'a vGPU on {function.address}' for function in gpu.vfs
+                 if function.current_vgpu_type)
+    if gpu.sriov_numvfs and (not enable
+                             or gpu.architecture in _NEEDS_RESET):
+        found.append(f'{gpu.sriov_numvfs} virtual functions (sriov-manage '
+                     f'-d {gpu.address} removes them)')
+    return tuple(found)
+
+
+def of_preparing(machine: platform.Platform, gpu: model.Gpu,
+                 entries: Iterable[journal.Entry]) -> tuple[str, ...]:
+    """What keeps a GPU from being made ready for another use, for people.
+
+    GPU instances do too, idle or not: a change of mode or of virtual
+    functions would destroy them.
+
+    :param gpu: of a snapshot that was taken just now.
+    :param entries: of the bind journal, for this GPU.
+    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    """
+    found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
+    if gpu.mig is not None:
+        found.extend(f'GPU instance at {instance.placement}'
+                     for instance in gpu.mig.instances)
+    found.extend(f'bound to handle {entry.handle}' for entry in entries)
+    return tuple(found) or of_running(machine, gpu)
+
+
+def of_running(machine: platform.Platform, gpu: model.Gpu
+               ) -> tuple[str, ...]:
+    """Processes and virtual machines on a GPU, for people.
+
+    Who has VFIO devices open, which takes long to find out, is asked only
+    where nothing else was found.
+
+    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    """
+    if not gpu.visible_to_nvml:
+        return _held(gpu.address)
+    found = [_process(process)
+             for process in usage.processes(machine, gpu.address)]
+    found.extend(f'a guest with a {guest.type_id}'
+                 for guest in usage.guests(machine, gpu))
+    return tuple(found) or tuple(
+        words for function in gpu.vfs for words in _held(function.address))
+
+
+def _held(function: model.PciAddress) -> tuple[str, ...]:
+    """Who has the VFIO device of a function open, for people."""
+    return tuple(
+        f'{function} is held by process {pid} '
+        f'({open_files.process_name(pid)})'
+        for pid in privileged_vgpu.vfio_holders(str(function)))
+
+
+def _add_unplaced(gpu: model.Gpu,
+                  found: Mapping[model.Placement, list[str]],
+                  placed: Container[str]) -> None:
+    """Mdevs of which nobody tells the instance they are on.
+
+    The driver puts an mdev on any instance of its profile that has room, so
+    each of them may be the one.
+    """
+    profiles = {vgpu_type.mdev_type_id: vgpu_type.gi_profile_id
+                for vgpu_type in gpu.vgpu_types}
+    instances = gpu.mig.instances if gpu.mig else ()
+    for mdev in gpu.all_mdevs:
+        profile_id = profiles.get(mdev.type_id)
+        if mdev.uuid in placed or profile_id is None:
+            continue
+        for instance in instances:
+            if (instance.profile_id == profile_id
+                    and not found[instance.placement]):
+                found[instance.placement].append(
+                    f'mdev {mdev.uuid} may be on it')
+
+
+def _process(process: nvml_process.Process) -> str:
+    return f'process {process.pid} ({open_files.process_name(process.pid)})'

@@ -1,0 +1,323 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The one executor: it takes the steps that change a GPU.
+
+Each action makes one change through a privileged function and reads back
+what the hardware made of it. Who plans, records and rolls back is elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import vfio
+from cyborg_gpu_driver.program.steps import whole
+
+MDEVS = ('bus', 'mdev', 'devices')
+GONE = frozenset({'NOT_FOUND', 'NOT_SUPPORTED'})
+"""NOT_SUPPORTED: MIG mode is off, so no instance is left (NVML guide)."""
+_REFUSALS = frozenset({'INSUFFICIENT_RESOURCES', 'INVALID_ARGUMENT',
+                       'NOT_SUPPORTED', 'NO_PERMISSION', 'UNINITIALIZED'})
+
+
+def was_refused(error: Exception) -> bool:
+    """Whether NVML says by this error that it made no GPU instance.
+
+    Then what lies at the placement is another's. Any other error leaves
+    open whether there is an instance, as does any error of the calls that
+    follow the creation.
+    """
+    return (isinstance(error, exception.NvmlError)
+            and error.call.startswith('nvmlDeviceCreateGpuInstance')
+            and error.symbol in _REFUSALS)
+
+
+def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
+    """Type of the vGPU that is where ``vgpu`` is to be, None without one.
+
+    :raises SysfsError: if that cannot be read.
+    """
+    if vgpu.uuid is None:
+        return vfio.type_on(machine, vgpu.function)
+    return machine.sysfs.link_name(*MDEVS, vgpu.uuid, 'mdev_type')
+
+
+class Executor:
+    """Takes steps on one GPU and knows what they have made of it.
+
+    :param machine: where they are taken.
+    :param address: of the GPU.
+    :param gpu: as it is before the first step; with its compute instances,
+        where a step is about one. None will do for steps about mdevs and
+        about instances that :meth:`know` gets.
+    :param may_reset: whether a change of the MIG mode may reset the GPU.
+    """
+
+    def __init__(self, machine: platform.Platform, address: model.PciAddress,
+                 gpu: model.Gpu | None = None, may_reset: bool = True):
+        self.pending = False
+        """Whether the GPU waits for a reset that may not be made here."""
+        self._machine = machine
+        self._may_reset = may_reset
+        self._gpu = gpu
+        self._address = str(address)
+        self._live = {
+            instance.placement: instance
+            for instance in (gpu.mig.instances if gpu and gpu.mig else ())}
+
+    def know(self, instance: model.GpuInstance) -> None:
+        """Take an instance for live that was read on its own."""
+        self._live[instance.placement] = instance
+
+    def take(self, step: action.Step) -> None:
+        """Take one step.
+
+        :raises NvmlError, SysfsError, SriovError, DriverError, ModeBlocked,
+            GpuInUse, NvmlHeld, VgpuInUse, UsageUnknown, JournalError: as
+            the machine refused it.
+        :raises StepFailed: if the step names what is not there, or the
+            driver made something else than it was asked for.
+        """
+        _ACTIONS[step.action](self, step)
+
+    def instance(self, placement: model.Placement | None
+                 ) -> model.GpuInstance:
+        """The live instance at a placement.
+
+        :raises StepFailed: if there is none.
+        """
+        found = None if placement is None else self._live.get(placement)
+        if found is None:
+            raise _refused(f'there is no instance at {placement}')
+        return found
+
+    def _snapshot(self) -> model.Gpu:
+        if self._gpu is None:
+            raise _refused(f'GPU {self._address} was not read')
+        return self._gpu
+
+    def _switch_mig(self, enable: bool, _step: action.Step) -> None:
+        self.pending = not mig_mode.switch(self._machine, self._snapshot(),
+                                           enable, self._may_reset)
+
+    def _create_instance(self, step: action.Step) -> None:
+        """A GPU instance at its explicit placement."""
+        asked = step.placement
+        if step.profile is None or asked is None:
+            raise _refused(f'{step}: NVML lists no such profile')
+        number, start, size = privileged.create_gpu_instance(
+            self._address, step.profile.profile_id, asked.start, asked.size)
+        made = model.GpuInstance(model.Placement(start, size),
+                                 step.profile.profile_id, number)
+        if made.placement != asked:
+            # No record says that it is ours.
+            privileged.destroy_gpu_instance(self._address, number)
+            raise _refused(f'{step}: the driver put it at {made.placement}')
+        self._live[asked] = made
+
+    def _destroy_instance(self, step: action.Step) -> None:
+        """A GPU instance, with what compute instances it has."""
+        instance = self.instance(step.placement)
+        try:
+            for part in instance.compute:
+                privileged.destroy_compute_instance(
+                    self._address, instance.instance_id, part.compute_id)
+            privileged.destroy_gpu_instance(self._address,
+                                            instance.instance_id)
+        except exception.NvmlError as error:
+            if error.symbol not in GONE:
+                raise
+        del self._live[instance.placement]
+
+    def _create_compute(self, step: action.Step) -> None:
+        instance = self.instance(step.placement)
+        number, start, size = privileged.create_compute_instance(
+            self._address, instance.profile_id, instance.instance_id,
+            step.start, step.slices)
+        self._live[instance.placement] = dataclasses.replace(
+            instance, compute=tuple(sorted((
+                *instance.compute,
+                model.ComputeInstance(start, size, number)))))
+
+    def _destroy_compute(self, step: action.Step) -> None:
+        """A compute instance; all of them, where the step names none."""
+        instance = self.instance(step.placement)
+        if step.slices is None:
+            privileged.destroy_compute_instances(self._address,
+                                                 instance.instance_id)
+            self._live[instance.placement] = dataclasses.replace(
+                instance, compute=())
+            return
+        for part in instance.compute:
+            if part.size == step.slices and step.start in (None, part.start):
+                break
+        else:
+            raise _refused(f'{step}: there is none')
+        privileged.destroy_compute_instance(
+            self._address, instance.instance_id, part.compute_id)
+        self._live[instance.placement] = dataclasses.replace(
+            instance, compute=tuple(
+                other for other in instance.compute if other != part))
+
+    def _create_vgpu(self, step: action.Step) -> None:
+        """A vGPU; nothing, where it is already."""
+        vgpu = _vgpu(step)
+        found = type_of(self._machine, vgpu)
+        if found == vgpu.type_id:
+            return
+        if found is not None:
+            raise _refused(f'there is a vGPU of type {found}')
+        function = str(vgpu.function)
+        if vgpu.uuid is None:
+            self._check_creatable(vgpu)
+            privileged_vgpu.set_vgpu_type(
+                function, vgpu_name.type_number(vgpu.type_id))
+        else:
+            privileged_vgpu.create_mdev(function, vgpu.type_id, vgpu.uuid)
+        if vgpu.placement_id is not None:
+            privileged_vgpu.set_vgpu_placement(vgpu.uuid or function,
+                                               vgpu.placement_id)
+        found = type_of(self._machine, vgpu)
+        if found != vgpu.type_id:
+            raise _refused(f'the kernel made a vGPU of type {found}')
+
+    def _check_creatable(self, vgpu: spec.VgpuSpec) -> None:
+        """What can be created changes with each vGPU of the GPU."""
+        creatable = mdev.MdevTree(self._machine.sysfs).creatable_types(
+            vgpu.function)
+        number = vgpu_name.type_number(vgpu.type_id)
+        if creatable is not None and number not in creatable:
+            raise exception.VgpuNotCreatable(
+                vgpu=vgpu.name or vgpu.type_id, function=vgpu.function,
+                creatable=', '.join(map(str, creatable)) or 'nothing')
+
+    def _destroy_vgpu(self, step: action.Step) -> None:
+        """A vGPU that nobody uses; nothing, where it is gone."""
+        vgpu = _vgpu(step)
+        if vgpu.uuid is not None:
+            self._remove_mdev(vgpu.uuid)
+        elif type_of(self._machine, vgpu) == vgpu.type_id:
+            vfio.check_idle(self._machine, self._snapshot(), vgpu.function)
+            privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
+
+    def _remove_mdev(self, uuid: str) -> None:
+        """The kernel refuses with EBUSY while a guest holds it."""
+        if not self._machine.sysfs.exists(*MDEVS, uuid):
+            return
+        try:
+            privileged_vgpu.remove_mdev(uuid)
+        except exception.SysfsError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+
+    def _enable_functions(self, _step: action.Step) -> None:
+        # sriov-manage takes the GPU from its driver.
+        with self._machine.nvml.alone():
+            privileged_gpu.enable_virtual_functions(self._address)
+
+    def _disable_functions(self, _step: action.Step) -> None:
+        with self._machine.nvml.alone():
+            privileged_gpu.disable_virtual_functions(self._address)
+
+    def _mix_sizes(self, enable: bool, _step: action.Step) -> None:
+        privileged_gpu.set_mixed_sizes(self._address, enable)
+
+    def _schedule(self, step: action.Step) -> None:
+        if step.scheduler is None:
+            raise _refused(f'{step}: the step names none')
+        scheduler, time_slice = step.scheduler
+        _check_scheduler(self._snapshot().scheduler, scheduler, time_slice)
+        privileged_gpu.set_scheduler(self._address, scheduler.value,
+                                     time_slice)
+
+    def _bind_nvidia(self, _step: action.Step) -> None:
+        whole.bind(self._machine, self._snapshot().address, drivers.NVIDIA)
+
+    def _bind_vfio(self, _step: action.Step) -> None:
+        whole.hand_over(self._machine, self._snapshot())
+
+    def _release(self, _step: action.Step) -> None:
+        whole.release(self._machine, self._snapshot())
+
+    def _reopen(self, _step: action.Step) -> None:
+        whole.reopen(self._machine, self._snapshot())
+
+
+def _check_scheduler(now: model.Scheduler | None,
+                     scheduler: model.SchedulerPolicy,
+                     time_slice: int | None) -> None:
+    """Say why a scheduler cannot be set, where NVML would only refuse.
+
+    :raises StepFailed: if it cannot.
+    """
+    if now is None:
+        reason = 'its driver schedules no vGPUs'
+    elif scheduler not in now.supported:
+        reason = (f'it cannot do {scheduler.value}, only '
+                  + (', '.join(item.value for item in now.supported)
+                     or 'nothing else'))
+    elif (time_slice is not None
+          and not now.min_time_slice <= time_slice <= now.max_time_slice):
+        reason = (f'a time slice of {time_slice // 1000} microseconds is '
+                  f'not within {now.min_time_slice // 1000} to '
+                  f'{now.max_time_slice // 1000}')
+    else:
+        return
+    raise _refused(reason)
+
+
+def _vgpu(step: action.Step) -> spec.VgpuSpec:
+    if step.vgpu is None:
+        raise _refused(f'{step}: the step names none')
+    return step.vgpu
+
+
+def _refused(reason: str) -> exception.StepFailed:
+    return exception.StepFailed(reason=reason)
+
+
+_Taken = Callable[[Executor, action.Step], None]
+_ACTIONS: dict[action.Action, _Taken] = {
+    action.Action.BIND_NVIDIA: Executor._bind_nvidia,
+    action.Action.REOPEN: Executor._reopen,
+    action.Action.DISABLE_FUNCTIONS: Executor._disable_functions,
+    action.Action.ENABLE_MIG: lambda self, step: self._switch_mig(True, step),
+    action.Action.DISABLE_MIG:
+        lambda self, step: self._switch_mig(False, step),
+    action.Action.ENABLE_FUNCTIONS: Executor._enable_functions,
+    action.Action.MIXED_ON: lambda self, step: self._mix_sizes(True, step),
+    action.Action.MIXED_OFF: lambda self, step: self._mix_sizes(False, step),
+    action.Action.SCHEDULER: Executor._schedule,
+    action.Action.DESTROY_VGPU: Executor._destroy_vgpu,
+    action.Action.DESTROY_COMPUTE: Executor._destroy_compute,
+    action.Action.DESTROY_INSTANCE: Executor._destroy_instance,
+    action.Action.CREATE_INSTANCE: Executor._create_instance,
+    action.Action.CREATE_COMPUTE: Executor._create_compute,
+    action.Action.CREATE_VGPU: Executor._create_vgpu,
+    action.Action.BIND_VFIO: Executor._bind_vfio,
+    action.Action.RELEASE: Executor._release,
+}

@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The one way to reset a GPU, and what can be told of it before and after.
+
+A reset through sysfs asks nobody: the kernel resets a function whoever uses
+it (pci_reset_function), and NVIDIA's driver is not told. So nvidia-smi asks
+the driver, where it is installed; otherwise the GPU is unbound, reset and
+bound again. Neither is done while anybody has the GPU open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.host.nvml import traces as nvml_traces
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import holders
+from cyborg_gpu_driver.program.steps import whole
+
+LOG = logging.getLogger(__name__)
+
+
+def once(machine: platform.Platform, address: model.PciAddress) -> str:
+    """Reset a GPU that nobody has open, and see that it answers.
+
+    :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
+    :raises GpuInUse: naming who has it open; it was not reset.
+    :raises NvmlHeld: naming a process of ours that does not let go of it.
+    :raises StepFailed: if it cannot be reset, or does not answer after it.
+    :raises DriverError: if it cannot be unbound or bound again.
+    :raises UsageUnknown, SysfsError: if the machine cannot be looked at.
+    """
+    with machine.nvml.alone():
+        refuse_held(address)
+        method = _reset(machine, address)
+        _check_answers(machine, address)
+    return method
+
+
+def refuse_held(address: model.PciAddress) -> None:
+    """See to it that nobody has a GPU open.
+
+    :raises GpuInUse: naming who has, and what can be done about it.
+    :raises UsageUnknown, SysfsError: if that cannot be found out.
+    """
+    found = privileged_driver.holders(str(address))
+    if found:
+        raise exception.GpuInUse(
+            gpu=address, reason='open in ' + holders.describe(found))
+
+
+def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
+    driver = pci.PciBus(machine.sysfs).driver(address)
+    switches = pci.PciBus(machine.sysfs).nvswitches()
+    LOG.info('Resetting GPU %s', address)
+    if driver == drivers.NVIDIA:
+        _check_fabric(switches)
+        if privileged_gpu.reset_by_driver(str(address)):
+            return 'nvidia-smi'
+    if switches:
+        raise exception.StepFailed(
+            reason='a GPU on NVSwitches is reset by nvidia-smi alone, which '
+            + (f'needs it bound to {drivers.NVIDIA}, and it is bound to '
+               f'{driver or "no driver"}' if driver != drivers.NVIDIA
+               else 'is not installed ([gpu] nvidia_smi)'))
+    privileged_driver.reset(str(address))
+    return machine.sysfs.read_optional(*pci.DEVICES, str(address),
+                                       'reset_method') or 'sysfs'
+
+
+def _check_fabric(switches: Iterable[str]) -> None:
+    """See to it that the fabric manager runs where a reset needs it.
+
+    It does on NVSwitch systems of Ampere, and on those of Hopper and later
+    no more (the manual of nvidia-smi, --gpu-reset).
+
+    :raises StepFailed: if it does not.
+    """
+    if (not pci.HOPPER_NVSWITCHES.issuperset(switches)
+            and not privileged_gpu.fabric_manager_runs()):
+        raise exception.StepFailed(
+            reason="NVIDIA's fabric manager does not run, and a GPU on its "
+            'NVSwitches cannot be reset without it: start the unit '
+            'nvidia-fabricmanager')
+
+
+def _check_answers(machine: platform.Platform, address: model.PciAddress
+                   ) -> None:
+    """See that a GPU that NVIDIA's driver has works after its reset."""
+    if pci.PciBus(machine.sysfs).driver(address) != drivers.NVIDIA:
+        return
+    nvml = machine.nvml
+    try:
+        with nvml.kept():
+            nvml.call('nvmlDeviceGetUUID', nvml.device(address))
+    except exception.NvmlError as error:
+        raise exception.StepFailed(
+            reason=f'it does not answer after its reset: {error}'
+        ) from error
+
+
+class Resetter:
+    """Resets GPUs of one machine that nobody uses.
+
+    :param keeper: forgets what a reset cures.
+    """
+
+    def __init__(self, machine: platform.Platform,
+                 keeper: health.HealthKeeper):
+        self._machine = machine
+        self._health = keeper
+        self.done: set[model.PciAddress] = set()
+        """GPUs that were reset; for the caller to clear."""
+
+    def can_reset(self, address: model.PciAddress) -> bool:
+        """Whether the kernel knows a way to reset the GPU."""
+        return self._machine.sysfs.exists(*pci.DEVICES, str(address),
+                                          'reset')
+
+    def reset(self, gpu: model.Gpu,
+              begin: Callable[[], None]) -> dict[str, Any]:
+        """Reset a GPU and look at it. The caller holds its lock.
+
+        :param gpu: of a recent snapshot.
+        :param begin: called before the GPU is touched.
+        :returns: what shows that it was reset and is clean, for JSON.
+        :raises GpuInUse: if somebody uses it; it was not reset.
+        :raises StepFailed: if it cannot be reset, or is not clean.
+        :raises NvmlError, SysfsError, UsageUnknown: as the machine answers.
+        :raises NvmlHeld, DriverError: as :func:`once`.
+        """
+        address = gpu.address
+        self._check_possible(address)
+        self._open(gpu, begin)
+        before = self._check_idle(address)
+        if before.uuid is not None and gpu.uuid not in (None, before.uuid):
+            raise exception.StepFailed(
+                reason=f'NVML shows {before.uuid} where {gpu.uuid} was')
+        begin()
+        began = time.monotonic()
+        method = once(self._machine, address)
+        seconds = round(time.monotonic() - began, 3)
+        self._health.reset_done(address)
+        self.done.add(address)
+        after = self._traces(address)
+        reason = cleaning.remains(before, after)
+        if reason:
+            raise exception.StepFailed(reason=reason)
+        if pci_health.read(self._machine.sysfs, address).reachable is False:
+            raise exception.StepFailed(
+                reason='its PCI configuration space cannot be read after '
+                'the reset')
+        return {'method': method, 'seconds': seconds,
+                'before': dataclasses.asdict(before),
+                'after': dataclasses.asdict(after)}
+
+    def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
+        """Let NVML see a GPU that this library took from nvidia.
+
+        One that the operator bound to vfio-pci stays there: the nvidia
+        driver may not be meant to have it at all.
+        """
+        if gpu.bound_from == drivers.NVIDIA:
+            begin()
+            whole.bind(self._machine, gpu.address, drivers.NVIDIA)
+        elif gpu.released:
+            whole.reopen(self._machine, gpu)
+
+    def _check_possible(self, address: model.PciAddress) -> None:
+        if not self.can_reset(address):
+            raise exception.StepFailed(
+                reason='the kernel has no way to reset it (no file "reset" '
+                'in sysfs); [gpu] clean_whole_gpus = false offers it all '
+                'the same')
+
+    def _check_idle(self, address: model.PciAddress) -> cleaning.Traces:
+        """The traces of a GPU that nobody uses."""
+        traces = self._traces(address)
+        if traces.processes:
+            raise exception.GpuInUse(
+                gpu=address, reason=f'{traces.processes} process(es) of '
+                'this machine use it')
+        return traces
+
+    @gate.series
+    def _traces(self, address: model.PciAddress) -> cleaning.Traces:
+        """What a GPU shows of who used it.
+
+        :raises StepFailed: if its driver is none that tells who uses it.
+        :raises NvmlError, SysfsError: if it cannot be looked at.
+        """
+        driver = pci.PciBus(self._machine.sysfs).driver(address)
+        if driver is None or drivers.is_vfio(driver):
+            return cleaning.Traces(driver)
+        if driver != drivers.NVIDIA:
+            raise exception.StepFailed(
+                reason=f'it is bound to {driver}, of which it is not known '
+                'who uses it')
+        nvml = self._machine.nvml
+        device = nvml.device(address)
+        used, total = nvml_traces.memory_mib(nvml, device) or (None, None)
+        return cleaning.Traces(
+            driver=driver, uuid=nvml_traces.uuid(nvml, device),
+            processes=len(nvml_process.processes(nvml, device)),
+            memory_used_mib=used, memory_mib=total,
+            ecc_uncorrected=nvml_traces.uncorrected_errors(nvml, device))

@@ -1,0 +1,287 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Changes of a GPU that are made whole, or rolled back.
+
+Each step is written to the GPU's record before it is taken. When all are
+taken, the GPU is read back and checked. Whatever fails, the GPU goes back to
+exactly what it was: the same instances at the same placements (their ids
+and UUIDs are new where they had to be destroyed). Where the hardware refuses
+even that, the record says how far it came, and the next change or restore
+completes the rollback. A process that died leaves the same record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import gpu_state
+from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import vfio
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+RECOVERED = 'roll back an interrupted change'
+ROLLED_BACK = 'the GPU is as it was before'
+STUCK = ('the GPU could not be brought back to what it was; run "cyborg-gpu '
+         'layout restore" or apply a layout again')
+
+_ROUNDS = 3
+"""How often a rollback is tried from what is then there."""
+
+
+class Transactions:
+    """Changes GPUs of one machine. The caller holds the GPU's lock.
+
+    :param state_path: ``[gpu] state_path``: locks and records.
+    """
+
+    def __init__(self, machine: platform.Platform, state_path: str):
+        self.machine = machine
+        self.state_path = state_path
+        self.records = store.of(state_path)
+        self._reader = gpu_state.StateReader(machine)
+
+    def read(self, gpu: model.Gpu) -> model.Gpu:
+        """A GPU of a snapshot as it is now, with compute instances.
+
+        :raises ChangeRefused: if the snapshot could not tell whether it
+            has MIG: no MIG and MIG unread must not look alike.
+        :raises NvmlError: if it cannot be read.
+        """
+        if gpu.mig is None and gpu.problems:
+            raise exception.ChangeRefused(
+                gpu=gpu.address, reason='; '.join(gpu.problems))
+        return self._reader.read(gpu)
+
+    def lock(self, address: model.PciAddress,
+             seconds: float = locks.REPORT_SECONDS
+             ) -> contextlib.AbstractContextManager:
+        """Hold a GPU, see :func:`cyborg_gpu_driver.locks.gpu`."""
+        return locks.gpu(self.state_path, address, seconds)
+
+    def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
+        """GPU instances in use and what uses them, by placement.
+
+        :param gpu: as :meth:`read` gives it.
+        :raises NvmlError, SysfsError, JournalError: if it is not known.
+        """
+        return blockers.in_use(self.machine, gpu,
+                               self.records.read(gpu.address).claims)
+
+    def run(self, gpu: model.Gpu, steps: Sequence[action.Step],
+            check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
+            may_reset: bool = True) -> tuple[model.Gpu, bool]:
+        """Take all steps, or none.
+
+        :param gpu: as :meth:`read` gives it.
+        :param check: called with the GPU as it is when all steps are taken;
+            raises if that is not what was wanted. It returns what else of
+            the GPU's record is to be written as the change goes from it.
+        :param may_reset: False leaves a MIG mode that waits for a reset
+            pending, and the steps after it untaken.
+        :returns: the GPU as it is then, and whether it waits for a reset.
+        :raises ChangeFailed: saying whether all is as it was.
+        """
+        earlier = self.records.read(gpu.address).change
+        change = gpu_record.Change(
+            gpu.address, earlier.before if earlier else spec.layout_of(gpu),
+            steps=tuple(map(str, steps)),
+            touched=earlier.touched if earlier else (),
+            vgpus=earlier.vgpus if earlier else ())
+        runner = executor.Executor(self.machine, gpu.address, gpu, may_reset)
+        now, doing = gpu, ''
+        kept: Mapping[str, Any] = {}
+        try:
+            for number, step in enumerate(steps):
+                before, change = change, _about_to(change, number, step)
+                doing = 'writing the record'
+                self.records.put(gpu.address, change=change)
+                doing = str(step)
+                try:
+                    runner.take(step)
+                except exception.NvmlError as error:
+                    if executor.was_refused(error):
+                        # What is there now is somebody else's.
+                        change = before
+                    raise
+                if runner.pending:
+                    break
+            else:
+                doing = 'the check at the end'
+                now = self._read(gpu, change)
+                kept = check(now) or {}
+            self.records.put(gpu.address, change=None, **kept)
+        except Exception as error:
+            LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; rolling '
+                        'back', {'gpu': gpu.address, 'step': doing,
+                                 'error': error})
+            problem = self._roll_back(gpu, change)
+            raise exception.ChangeFailed(
+                gpu=gpu.address, step=doing, reason=error,
+                outcome=f'{STUCK}: {problem}' if problem else ROLLED_BACK
+            ) from error
+        return now, runner.pending
+
+    def take_idle(self, gpu: model.Gpu, steps: Iterable[action.Step],
+                  used: Mapping[model.Placement, str]
+                  ) -> tuple[list[action.Step], list[str]]:
+        """Take those steps that leave alone what is in use.
+
+        :param gpu: as it is, with compute instances.
+        :param used: what of it is in use, as of :meth:`in_use`.
+        :returns: those taken, and why others were not, for people. After
+            one that the hardware refused come none: they may need it.
+        """
+        runner = executor.Executor(self.machine, gpu.address, gpu)
+        taken: list[action.Step] = []
+        blocked: list[str] = []
+        for step in steps:
+            reasons = _reasons(step, used)
+            if reasons:
+                blocked.append(f'{step}: {", ".join(reasons)}')
+                continue
+            try:
+                runner.take(step)
+                taken.append(step)
+            except exception.GpuDriverError as error:
+                blocked.append(f'{step}: {error}')
+                if step.vgpu is None:
+                    break
+        return taken, blocked
+
+    def recover(self, gpu: model.Gpu,
+                seconds: float = locks.COMMAND_SECONDS) -> bool:
+        """Roll back what was under way when a process died.
+
+        Takes the GPU's lock.
+
+        :param seconds: how long the lock is waited for.
+        :returns: whether there was anything.
+        :raises ChangeFailed: if it cannot be rolled back now.
+        :raises JournalError: if its record cannot be got at.
+        """
+        with self.lock(gpu.address, seconds):
+            self.records.check_gpu(gpu.address)
+            return self.finish(gpu)
+
+    def finish(self, gpu: model.Gpu) -> bool:
+        """As :meth:`recover`, for who holds the GPU's lock."""
+        change = self.records.read(gpu.address).change
+        if change is None:
+            return False
+        problem = self._roll_back(gpu, change)
+        if problem:
+            raise exception.ChangeFailed(
+                gpu=gpu.address, reason=problem, outcome=STUCK,
+                step='the rollback of an interrupted change')
+        return True
+
+    def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change
+                   ) -> str | None:
+        """Roll a change back; never raises.
+
+        Each round reads what is there and goes on from that, whatever an
+        earlier one came to.
+
+        :returns: None if the GPU is as it was and its record is gone, else
+            what is in the way, which the record then says too.
+        """
+        problem = None
+        for _ in range(_ROUNDS):
+            try:
+                problem = self._round(gpu, change)
+                if problem is None:
+                    self.records.put(gpu.address, change=None)
+                    return None
+            except exception.GpuDriverError as error:
+                problem = str(error)
+        LOG.error('GPU %(gpu)s: cannot be brought back to what it was: '
+                  '%(problem)s', {'gpu': gpu.address, 'problem': problem})
+        try:
+            self.records.put(gpu.address, change=dataclasses.replace(
+                change, problem=problem))
+        except exception.JournalError as error:
+            LOG.error('GPU %s: %s', gpu.address, error)
+        return problem
+
+    def _round(self, gpu: model.Gpu, change: gpu_record.Change) -> str | None:
+        """Go as far back as it goes; what is left, None if nothing."""
+        before = change.before
+        now = self._read(gpu, change)
+        if before.enabled and not _is_enabled(now):
+            mig_mode.put_back(self.machine, gpu, True, before.pending)
+            now = self._read(gpu, change)
+        steps = desired.rollback(now, change)
+        used = self.in_use(now) if any(
+            step.placement is not None for step in steps) else {}
+        _, blocked = self.take_idle(now, steps, used)
+        if blocked:
+            return '; '.join(blocked)
+        if gpu.mig is not None:
+            mig_mode.put_back(self.machine, gpu, before.enabled,
+                              before.pending)
+        left = desired.differences(self._read(gpu, change), change)
+        return '; '.join(left) or None
+
+    def _read(self, gpu: model.Gpu, change: gpu_record.Change) -> model.Gpu:
+        if change.vgpus:
+            gpu = vfio.read_functions(self.machine, gpu)
+        return self._reader.read(gpu)
+
+
+def _about_to(change: gpu_record.Change, number: int, step: action.Step
+              ) -> gpu_record.Change:
+    """The record before a step is taken."""
+    touched, vgpus = set(change.touched), change.vgpus
+    if step.placement is not None and step.profile is not None:
+        touched.add(spec.MigInstanceSpec(step.placement,
+                                         step.profile.profile_id))
+    if step.vgpu is not None and step.vgpu not in vgpus:
+        vgpus = (*vgpus, step.vgpu)
+    return dataclasses.replace(change, at=number, vgpus=vgpus,
+                               touched=tuple(sorted(touched)))
+
+
+def _reasons(step: action.Step, used: Mapping[model.Placement, str]
+             ) -> list[str]:
+    """What in use keeps a step from being taken, for people."""
+    if step.placement is None:
+        return []
+    return [f'{place} is in use: {reason}' for place, reason in used.items()
+            if place.mask & step.placement.mask
+            # New compute instances do no harm to what runs beside them.
+            and not (step.action is action.Action.CREATE_COMPUTE
+                     and step.placement == place)]
+
+
+def _is_enabled(gpu: model.Gpu) -> bool:
+    return gpu.mig is not None and gpu.mig.enabled

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Simulated hardware with all of a bind's parts around it."""
+
+import collections
+import ctypes
+import json
+import os
+import uuid
+
+import fixtures
+import pynvml
+from oslotest import base
+
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import binder
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform as simulated
+
+
+class BinderCase(base.BaseTestCase):
+
+    machine = 'dgx-a100-40'
+    gpu = '0000:07:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG)
+    limits = binder.Limits()
+    only = None
+    """A GPU (as in the file of a host) that is all there is, at ``gpu``, in
+    place of ``machine``."""
+
+    def setUp(self):
+        super().setUp()
+        if self.only:
+            self.machine = os.path.join(
+                self.useFixture(fixtures.TempDir()).path, 'host.yaml')
+            with open(self.machine, 'w', encoding='utf-8') as stream:
+                json.dump({'driver_version': '580.65.05',
+                           'cuda_version': 13000, 'gpus': [
+                               dict(self.only, address=self.gpu)]}, stream)
+        self.machine = simulator.Machine.load(self.machine)
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.address = model.PciAddress.parse(self.gpu)
+        self.published = []
+        self.cloud = services.Services()
+        self.cloud.publish = self.published.append
+        self.restart()
+
+    def restart(self):
+        """As a new process would begin, on the same machine and files."""
+        platform_ = simulated.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        privileged.run_here(platform_)
+        self.journal = journal.Journal(self.state_path)
+        self.live = live.LiveHost(
+            reader.HostReader(platform_),
+            policies.Settings(policies=(self.policy,), vfio_handles=True),
+            self.journal)
+        self.binder = binder.Binder(
+            self.live, partitions.Partitions(platform_, self.journal),
+            transaction.Transactions(platform_, self.state_path),
+            self.journal, self.cloud, health.HealthKeeper(
+                platform_, self.state_path, self.cloud), self.limits)
+        self.live.refresh()
+
+    def handle(self, profile, number=0):
+        """A handle's (function, type, UUID) as Cyborg would send it."""
+        gpu = self.live.gpu(self.address)
+        (offer,) = [offer for offer in self.live.offers(gpu)
+                    if offer.profile == profile]
+        parent = offer.parents[number % len(offer.parents)]
+        return (str(parent), offer.vgpu_type_id,
+                str(uuid.uuid5(uuid.NAMESPACE_DNS, f'{profile} {number}')))
+
+    def creatable(self):
+        """How many more of each profile are offered."""
+        gpu = self.live.gpu(self.address)
+        return {offer.profile: offer.creatable
+                for offer in self.live.offers(gpu)}
+
+    def stranger(self, profile_id, start, size):
+        """Let somebody else make an instance."""
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), profile_id,
+            ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
+
+    def truth(self):
+        """What the hardware has, whatever anybody believes."""
+        with self.machine.operation():
+            gpu = self.machine.gpu(self.gpu).state
+            return (sorted((item.profile_id, item.start)
+                           for item in gpu.instances.values()),
+                    sorted((vgpu.uuid, vgpu.function, vgpu.type_id)
+                           for vgpu in gpu.vgpus))
+
+    def belief(self):
+        """What the live view has, in the same form."""
+        gpu = self.live.gpu(self.address)
+        return (sorted((item.profile_id, item.placement.start) for item
+                       in (gpu.mig.instances if gpu.mig else ())),
+                sorted((vgpu.uuid, str(vgpu.function),
+                        int(vgpu.type_id.split('-')[1]))
+                       for vgpu in gpu.vgpus))
+
+    def assert_quiet(self):
+        """View, journal and hardware agree, and nothing is under way."""
+        self.assertEqual(self.truth(), self.belief())
+        entries = self.journal.entries()
+        self.assertEqual({journal.Phase.BOUND} if entries else set(),
+                         {entry.phase for entry in entries})
+        self.assertEqual(
+            sorted((None if entry.vfio else entry.handle,
+                    str(entry.function)) for entry in entries),
+            [item[:2] for item in self.truth()[1]])
+
+    def calls(self, action, *args):
+        """Which C symbols an action calls, and how often."""
+        self.machine.reset_calls()
+        action(*args)
+        return collections.Counter(self.machine.calls)

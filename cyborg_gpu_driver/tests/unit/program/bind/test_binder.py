@@ -1,0 +1,438 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds and unbinds on simulated hardware."""
+
+import dataclasses
+import errno
+import os
+import uuid
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+
+class BindTest(binder_case.BinderCase):
+
+    def test_bind_and_unbind(self):
+        empty = self.truth()
+        handle = self.handle('3g.20gb')
+        self.binder.bind(*handle)
+        self.assertEqual(
+            ([(9, 4)], [(handle[2], handle[0],
+                         int(handle[1].split('-')[1]))]), self.truth())
+        self.assert_quiet()
+        self.binder.unbind(*handle)
+        self.assertEqual(empty, self.truth())
+        self.assert_quiet()
+        self.assertEqual([self.address] * 2, self.published)
+        self.assertEqual(
+            [('bound', handle[2]), ('unbound', handle[2])],
+            [(record.what, record.subject) for record
+             in audit.read(self.state_path).records])
+
+    def test_a_bind_makes_few_nvml_calls(self):
+        calls = self.calls(self.binder.bind, *self.handle('1g.5gb'))
+        self.assertLessEqual(sum(calls.values()), 8, calls)
+        # Also where there is something already.
+        for number in range(1, 7):
+            calls = self.calls(self.binder.bind,
+                               *self.handle('1g.5gb', number))
+            self.assertLessEqual(sum(calls.values()), 8, calls)
+
+    def test_a_bind_writes_the_record_before_and_when_it_is_done(self):
+        record = store.of(self.state_path).path(self.address)
+        written, replace = [], os.replace
+
+        def watched(new, path):
+            written.append((path, self.truth()[0]))
+            replace(new, path)
+
+        self.useFixture(fixtures.MonkeyPatch('os.replace', watched))
+        self.binder.bind(*self.handle('2g.10gb'))
+        self.assertEqual([(record, []), (record, self.truth()[0])], written)
+        self.assertEqual(1, len(self.truth()[0]))
+
+    def test_repeated_and_unknown_calls_change_nothing(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        bound = self.truth()
+        self.binder.bind(*handle)
+        self.assertEqual(bound, self.truth())
+        self.binder.unbind(*handle[:2], str(uuid.uuid4()))
+        self.assertEqual(bound, self.truth())
+        for _ in range(2):
+            self.binder.unbind(*handle)
+            self.assertEqual(([], []), self.truth())
+        self.assert_quiet()
+
+    def test_full_is_refused_with_what_is_in_the_way(self):
+        self.binder.bind(*self.handle('4g.20gb'))
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('7g.40gb'))
+        self.assertIn('4g.20gb@0', str(error))
+        self.assert_quiet()
+
+    def test_an_instance_made_by_somebody_else_is_seen_and_left(self):
+        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+        self.assertEqual([(19, 6)], self.truth()[0])
+        # The view does not know: the plan is made for 6 and refused.
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('7g.40gb'))
+        self.assertIn('1g.5gb@6', str(error))
+        self.binder.unbind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 6)], self.truth()[0])
+
+    def test_room_made_by_somebody_else_is_found(self):
+        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+        instance = pynvml.nvmlDeviceCreateGpuInstance(device, 0)
+        self.live.refresh()
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        self.binder.bind(*self.handle('7g.40gb'))
+        self.assertEqual([(0, 0)], self.truth()[0])
+
+    def test_a_vf_that_somebody_uses_is_refused(self):
+        handle = self.handle('1g.5gb')
+        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+        foreign = str(uuid.uuid4())
+        privileged_vgpu.create_mdev(handle[0], handle[1], foreign)
+        self.live.refresh()
+        before = self.truth()
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn(foreign, str(error))
+        self.assertEqual(before, self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_vgpu_on_anothers_instance_is_exchanged(self):
+        # The driver puts a vGPU on any free instance of its profile. With
+        # 3g@4 and a foreign 1g@0 the first handle gets 1g@1 and sits on the
+        # foreign one, the second gets 1g@3 and sits on the first's.
+        self.stranger(9, 4, 4)
+        self.stranger(19, 0, 1)
+        self.live.refresh()
+        first, second = (self.handle('1g.5gb', number) for number in (0, 1))
+        self.binder.bind(*first)
+        self.binder.bind(*second)
+        foreign = [(9, 4), (19, 0)]
+        self.assertEqual([*foreign, (19, 1), (19, 3)], self.truth()[0])
+        self.binder.unbind(*first)
+        self.assertEqual([*foreign, (19, 1)], self.truth()[0])
+        self.assertEqual([second[2]], [item[0] for item in self.truth()[1]])
+        (entry,) = self.journal.entries()
+        self.assertEqual(model.Placement(1, 1), entry.placement)
+        self.live.refresh()
+        self.assertEqual(self.truth(), self.belief())
+        self.binder.unbind(*second)
+        self.assertEqual((foreign, []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_an_instance_with_a_strangers_guest_is_not_exchanged(self):
+        for start in (0, 1):
+            self.stranger(19, start, 1)
+        self.live.refresh()
+        # Their vGPUs lie on the stranger's instances, and his on theirs.
+        handles = [self.handle('1g.5gb', number) for number in (0, 1)]
+        for handle in handles:
+            self.binder.bind(*handle)
+        function, type_id, guest = self.handle('1g.5gb', 2)
+        privileged_vgpu.create_mdev(function, type_id, guest)
+        self.machine.start_guest(guest)
+        with self.machine.operation():
+            (taken,) = [vgpu.instance for vgpu
+                        in self.machine.gpu(self.gpu).state.vgpus
+                        if vgpu.uuid == guest]
+        (entry,) = [entry for entry in self.journal.entries()
+                    if entry.instance_id == taken]
+        (asked,) = [item for item in handles if item[2] == entry.handle]
+        before, _ = self.truth()
+        self.assertRaises(exception.NvmlError, self.binder.unbind, *asked)
+        self.assertEqual(before, self.truth()[0])
+        self.machine.stop_guest(guest)
+        privileged_vgpu.remove_mdev(guest)
+        self.binder.recover()
+        self.assertEqual([handle[2] for handle in handles
+                          if handle is not asked],
+                         [entry.handle for entry in self.journal.entries()])
+        self.assertEqual(len(before) - 1, len(self.truth()[0]))
+
+    def test_what_a_dead_bind_has_cut_is_not_exchanged(self):
+        # As above; a third bind has ended right after it cut its instance.
+        self.stranger(9, 4, 4)
+        self.stranger(19, 0, 1)
+        self.live.refresh()
+        first, second, dead = (self.handle('1g.5gb', number)
+                               for number in range(3))
+        self.binder.bind(*first)
+        self.binder.bind(*second)
+        before = self.live.refresh_gpu(self.address).mig.instances
+        self.stranger(19, 2, 1)
+        bound = self.journal.get(second[2])
+        self.journal.remove(second[2])
+        begun = dataclasses.replace(
+            bound, handle=dead[2], function=model.PciAddress.parse(dead[0]),
+            phase=journal.Phase.BINDING, placement=model.Placement(2, 1),
+            instance_id=None,
+            foreign_ids=tuple(item.instance_id for item in before))
+        self.journal.put(begun)
+        self.journal.put(bound)
+        self.binder.unbind(*first)
+        foreign = [(9, 4), (19, 0)]
+        self.assertEqual([*foreign, (19, 1), (19, 2)], self.truth()[0])
+        self.assertEqual(begun, self.journal.get(dead[2]))
+        self.binder.recover()
+        self.assertEqual([*foreign, (19, 1)], self.truth()[0])
+        self.binder.unbind(*second)
+        self.assertEqual((foreign, []), self.truth())
+
+    def test_an_instance_of_an_earlier_boot_is_not_taken_for_anothers(self):
+        handle = self.handle('3g.20gb')
+        self.binder.bind(*handle)
+        (bound,) = self.journal.entries()
+        self.machine.reboot()
+        self.restart()
+        self.stranger(9, bound.placement.start, 4)
+        self.live.refresh()
+        (theirs,) = self.live.gpu(self.address).mig.instances
+        self.assertEqual((bound.placement, bound.instance_id),
+                         (theirs.placement, theirs.instance_id))
+        self.binder.unbind(*handle)
+        self.assertEqual([(9, 4)], self.truth()[0])
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_stranger_that_is_quicker_is_left_alone(self):
+        # Between our look and our creation somebody takes the place.
+        create = 'nvmlDeviceCreateGpuInstanceWithPlacement'
+        taken = []
+
+        def take(_seconds):
+            if not taken:
+                taken.append(True)
+                self.stranger(19, 6, 1)
+
+        self.machine.faults.delay(create, 1, sleep=take)
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
+        self.binder.unbind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 6)], self.truth()[0])
+
+    def strangers_come_first(self, *starts):
+        """Somebody takes a place whenever we are about to."""
+        places, taking = list(starts), []
+
+        def take(_seconds):
+            if places and not taking:
+                taking.append(True)
+                self.stranger(19, places.pop(0), 1)
+                taking.clear()
+
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  1, sleep=take)
+
+    def test_a_stranger_that_is_quicker_twice(self):
+        self.strangers_come_first(6, 5)
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0][-2:])
+        self.assertEqual(3, len(self.truth()[0]))
+        self.binder.unbind(*self.handle('1g.5gb'))
+        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
+
+    def test_a_stranger_that_is_always_quicker(self):
+        self.strangers_come_first(6, 5, 4)
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('1g.5gb'))
+        self.assertIn('taken by somebody else', str(error))
+        self.assertEqual(([(19, 4), (19, 5), (19, 6)], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_stranger_at_the_place_is_not_undone(self):
+        # The view is old, and NVML's answer leaves open what it did.
+        self.stranger(19, 6, 1)
+        self.machine.faults.fail(
+            'nvmlDeviceCreateGpuInstanceWithPlacement',
+            pynvml.NVML_ERROR_UNKNOWN)
+        self.assertRaises(exception.NvmlError, self.binder.bind,
+                          *self.handle('1g.5gb'))
+        self.assertEqual(([(19, 6)], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_an_mdev_of_another_type_than_asked_for_is_undone(self):
+        handle = self.handle('1g.5gb')
+        readlink = self.machine.os.readlink
+
+        def other(path):
+            target = readlink(path)
+            return (target.replace(handle[1], 'nvidia-1')
+                    if path.endswith('mdev_type') else target)
+
+        self.machine.os.readlink = other
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('nvidia-1', str(error))
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_bind_during_a_snapshot_is_not_forgotten(self):
+        handle = self.handle('3g.20gb')
+        bound = []
+
+        def bind(_seconds):
+            # The first GPU has been read when the last one is asked.
+            asked = self.machine.calls['nvmlDeviceGetMigMode']
+            if asked == len(self.machine.gpus) - 1 and not bound:
+                bound.append(True)
+                self.binder.bind(*handle)
+
+        self.machine.reset_calls()
+        self.machine.faults.delay('nvmlDeviceGetMigMode', 1, sleep=bind)
+        self.live.refresh()
+        self.assertEqual([True], bound)
+        self.assert_quiet()
+        self.assertEqual([(9, 4)], self.belief()[0])
+
+    def test_an_mdev_that_is_not_ours_is_not_taken_over(self):
+        handle = self.handle('1g.5gb')
+        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+        privileged_vgpu.create_mdev(*handle)
+        before = self.truth()
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('did not make', str(error))
+        self.assertEqual(before, self.truth())
+
+    def test_an_mdev_of_that_name_on_another_gpu(self):
+        handle = self.handle('1g.5gb')
+        other = model.PciAddress.parse('0000:0f:00.0')
+        pynvml.nvmlDeviceCreateGpuInstance(
+            pynvml.nvmlDeviceGetHandleByPciBusId(str(other)), 19)
+        privileged_vgpu.create_mdev(
+            str(self.live.gpu(other).vfs[0].address), *handle[1:])
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('an mdev with that UUID exists', str(error))
+        self.assertEqual(([], []), self.truth())
+        self.assertEqual((), self.journal.entries())
+
+    def test_without_a_journal_the_mdev_goes_and_the_instance_stays(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        self.journal.remove(handle[2])
+        self.binder.unbind(*handle)
+        self.assertEqual(([(19, 6)], []), self.truth())
+        self.assertEqual([self.address] * 2, self.published)
+
+
+    def test_what_a_guest_still_holds_is_published(self):
+        """No allocation covers it from now on."""
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        self.machine.start_guest(handle[2])
+        self.assertRaises(exception.SysfsError, self.binder.unbind, *handle)
+        self.assertEqual([self.address] * 2, self.published)
+
+
+class MdevctlTest(binder_case.BinderCase):
+    """What Nova lets mdevctl define would be started at the next boot."""
+
+    def setUp(self):
+        super().setUp()
+        self.bound = self.handle('1g.5gb')
+        self.binder.bind(*self.bound)
+        self.machine.define_mdev(self.bound[2])
+
+    def test_the_definition_goes_with_the_mdev(self):
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_goes_where_the_journal_knows_nothing(self):
+        self.journal.remove(self.bound[2])
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_stays_while_a_guest_holds_the_mdev(self):
+        self.machine.start_guest(self.bound[2])
+        self.assertRaises(exception.SysfsError, self.binder.unbind,
+                          *self.bound)
+        self.assertEqual((self.bound[2],), self.machine.defined_mdevs)
+        self.machine.stop_guest(self.bound[2])
+        self.binder.recover()
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_it_goes_where_the_mdev_is_gone_already(self):
+        privileged_vgpu.remove_mdev(self.bound[2])
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.machine.defined_mdevs)
+
+    def test_an_unbind_does_not_wait_for_mdevctl(self):
+        for code in (errno.ENOENT, errno.EIO):
+            self.machine.faults.clear()
+            self.machine.faults.fail('mdevctl', code, times=None)
+            self.binder.unbind(*self.bound)
+            self.assertEqual(([], []), self.truth())
+            self.assert_quiet()
+            self.binder.bind(*self.bound)
+
+    def test_a_bind_that_fails_asks_nothing_of_mdevctl(self):
+        self.machine.reset_calls()
+        self.machine.faults.fail_write('*/create', errno.EIO)
+        self.assertRaises(exception.SysfsError, self.binder.bind,
+                          *self.handle('2g.10gb'))
+        self.assertEqual(0, self.machine.calls['mdevctl'])
+
+
+class TimeSlicedTest(binder_case.BinderCase):
+
+    machine = 't4x4'
+    gpu = '0000:3b:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU,
+                           vgpu_types=('T4-4C', 'T4-8C'))
+
+    def test_types_exclude_each_other_until_the_last_is_gone(self):
+        self.assertEqual({'T4-4C': 4, 'T4-8C': 2}, self.creatable())
+        handles = [self.handle('T4-4C', number) for number in range(4)]
+        for left, handle in zip((3, 2, 1, 0), handles, strict=True):
+            self.binder.bind(*handle)
+            self.assertEqual({'T4-4C': left, 'T4-8C': 0}, self.creatable())
+        before = self.truth()
+        self.assertRaises(exception.GpuDriverError, self.binder.bind,
+                          *self.handle('T4-8C'))
+        self.assertEqual(before, self.truth())
+        # The kernel's figures of now must not outlive the vGPUs.
+        self.live.refresh()
+        for left, handle in zip((1, 2, 3, 4), handles, strict=True):
+            self.binder.unbind(*handle)
+            self.assertEqual(left, self.creatable()['T4-4C'])
+        self.assertEqual({'T4-4C': 4, 'T4-8C': 2}, self.creatable())
+        self.assert_quiet()
+
+    def test_a_write_that_fails(self):
+        for after in (False, True):
+            self.machine.faults.fail_write('*/create', errno.EIO,
+                                           after=after)
+            self.assertRaises(exception.SysfsError, self.binder.bind,
+                              *self.handle('T4-4C'))
+            self.assertEqual(([], []), self.truth())
+            self.assert_quiet()

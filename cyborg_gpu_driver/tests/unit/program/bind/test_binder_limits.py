@@ -1,0 +1,276 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds that come too late, and unbinds that would take too long."""
+
+import dataclasses
+import logging
+import threading
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import binder
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
+_DESTROY = 'nvmlGpuInstanceDestroy'
+_NOTHING = ([], [])
+
+
+class _Waits(logging.Handler):
+    """Tells when somebody begins to wait for a lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.event = threading.Event()
+
+    def emit(self, record):
+        if ' waits for ' in record.getMessage():
+            self.event.set()
+
+
+class LimitCase(binder_case.BinderCase):
+
+    seconds = 3600.0
+
+    def setUp(self):
+        self.now = 0.0
+        self.limits = binder.Limits(0.1, lambda: self.now)
+        super().setUp()
+        self.asked = self.handle('3g.20gb')
+
+    def hold(self):
+        return locks.gpu(self.state_path, self.address, 60, 'the test')
+
+    def phases(self):
+        return [entry.phase for entry in journal.Journal(
+            self.state_path).entries()]
+
+    def in_thread(self, function, *arguments):
+        """Begin a call; its errors come into the list that is returned."""
+        errors = []
+
+        def run():
+            try:
+                function(*arguments)
+            except exception.GpuDriverError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.addCleanup(thread.join, 60)
+        return thread, errors
+
+
+class LateBindTest(LimitCase):
+
+    def test_a_lock_is_waited_for_until_the_deadline_only(self):
+        with self.hold():
+            error = self.assertRaises(
+                exception.BindRefused, self.binder.bind, *self.asked, 0.1)
+        self.assertIn('the test', str(error))
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
+        self.binder.bind(*self.asked)
+
+    def test_one_that_is_late_when_the_lock_comes_does_nothing(self):
+        waits = self.listen()
+        with self.hold():
+            thread, errors = self.in_thread(self.binder.bind, *self.asked)
+            self.assertTrue(waits.event.wait(60))
+            self.now = self.seconds
+        thread.join(60)
+        self.assertIsInstance(errors[0], exception.BindAbandoned)
+        self.assertIn('bind_timeout', str(errors[0]))
+        self.assertEqual(_NOTHING, self.truth())
+
+    def test_one_that_is_late_is_not_tried_again(self):
+        def take(seconds):
+            if not self.now:
+                self.expire(seconds)
+                self.stranger(19, 4, 1)
+
+        self.machine.faults.delay(_CREATE, 1, sleep=take)
+        self.machine.reset_calls()
+        self.assertRaises(exception.BindAbandoned, self.binder.bind,
+                          *self.asked)
+        # Ours and the stranger's, who was quicker.
+        self.assertEqual(2, self.machine.calls[_CREATE])
+        self.assertEqual(([(19, 4)], []), self.truth())
+        self.assertEqual([], self.phases())
+
+    def test_one_that_is_late_at_the_end_is_rolled_back(self):
+        self.machine.faults.delay(_CREATE, 1, sleep=self.expire)
+        error = self.assertRaises(exception.BindAbandoned, self.binder.bind,
+                                  *self.asked)
+        self.assertIn('bind_timeout', str(error))
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
+        self.live.refresh()
+        self.assert_quiet()
+
+    def expire(self, _seconds):
+        self.now += self.seconds
+
+    def listen(self):
+        """Hear at once of who waits for a lock."""
+        self.patch(locks, '_SAY_SECONDS', 0.0)
+        waits, logger = _Waits(), logging.getLogger(locks.__name__)
+        logger.addHandler(waits)
+        self.addCleanup(logger.removeHandler, waits)
+        return waits
+
+    def test_an_unbind_cancels_a_bind_that_waits(self):
+        waits = self.listen()
+        with self.hold():
+            thread, errors = self.in_thread(self.binder.bind, *self.asked)
+            self.assertTrue(waits.event.wait(60))
+            self.binder.unbind(*self.asked)
+        thread.join(60)
+        self.assertIsInstance(errors[0], exception.BindAbandoned)
+        self.assertIn('given the handle back', str(errors[0]))
+        self.assertEqual(_NOTHING, self.truth())
+        # The next server gets the handle.
+        self.binder.bind(*self.asked)
+        self.assertEqual([journal.Phase.BOUND], self.phases())
+
+    def test_an_unbind_cancels_a_bind_that_is_under_way(self):
+        def unbind(_seconds):
+            self.assertRaises(exception.GpuDriverError, self.binder.unbind,
+                              *self.asked)
+
+        self.machine.faults.delay(_CREATE, 1, sleep=unbind)
+        error = self.assertRaises(exception.BindAbandoned, self.binder.bind,
+                                  *self.asked)
+        self.assertIn('given the handle back', str(error))
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
+
+    def test_an_unbind_cancels_a_bind_that_is_about_to_end(self):
+        put, done = self.journal.put, []
+
+        def unbind(*entries):
+            if entries[0].phase is journal.Phase.BOUND and not done:
+                done.append(True)
+                self.assertRaises(exception.GpuDriverError,
+                                  self.binder.unbind, *self.asked)
+            put(*entries)
+
+        self.journal.put = unbind
+        self.assertRaises(exception.BindAbandoned, self.binder.bind,
+                          *self.asked)
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
+
+
+class SlowUnbindTest(LimitCase):
+
+    def setUp(self):
+        super().setUp()
+        self.binder.bind(*self.asked)
+        self.bound = self.truth()
+        self.release = threading.Event()
+        self.addCleanup(self.release.set)
+
+    def assert_returned(self):
+        self.binder.recover()
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
+
+    def test_the_lock_of_the_gpu_is_held(self):
+        with self.hold():
+            self.assertRaises(exception.GpuDriverError, self.binder.unbind,
+                              *self.asked)
+            self.assertEqual([journal.Phase.UNBINDING], self.phases())
+            self.assertEqual(self.bound, self.truth())
+        self.assert_returned()
+
+    def test_nvml_hangs(self):
+        self.machine.faults.delay(
+            _DESTROY, 1, sleep=lambda _seconds: self.release.wait(60))
+        error = self.assertRaises(exception.StepFailed, self.binder.unbind,
+                                  *self.asked)
+        self.assertIn('after 0.1 s', str(error))
+        self.assertEqual([journal.Phase.UNBINDING], self.phases())
+        self.release.set()
+        self.assert_returned()
+
+    def test_mdevctl_hangs_and_holds_up_no_bind(self):
+        asked = threading.Event()
+
+        def tool(*_arguments):
+            asked.set()
+            self.release.wait(60)
+
+        self.patch(privileged, '_platform', dataclasses.replace(
+            privileged.machine(), mdevctl=tool))
+        self.assertRaises(exception.StepFailed, self.binder.unbind,
+                          *self.asked)
+        self.assertTrue(asked.wait(60))
+        self.assertEqual([journal.Phase.UNBINDING], self.phases())
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.release.set()
+        self.binder.recover()
+        self.assertEqual([(19, 6)], self.truth()[0])
+        self.assert_quiet()
+
+    def test_a_handle_that_is_bound_again_meanwhile_stays_bound(self):
+        calls = []
+
+        def tool(*_arguments):
+            calls.append(True)
+            if len(calls) == 1:
+                # Another report finishes, and the next server comes.
+                self.binder.recover()
+                self.binder.bind(*self.asked)
+
+        self.patch(privileged, '_platform', dataclasses.replace(
+            privileged.machine(), mdevctl=tool))
+        # An unbind had no time for more.
+        self.journal.give_back(self.asked[2])
+        self.binder.recover()
+        self.assertEqual(2, len(calls))
+        self.assertEqual(self.bound, self.truth())
+        self.assert_quiet()
+
+    def test_who_gets_the_handle_next_finds_nothing_of_it(self):
+        with self.hold():
+            self.assertRaises(exception.GpuDriverError, self.binder.unbind,
+                              *self.asked)
+        self.machine.reset_calls()
+        self.binder.bind(*self.asked)
+        self.assertEqual(1, self.machine.calls[_CREATE])
+        self.assertEqual([journal.Phase.BOUND], self.phases())
+
+
+class PublishTest(binder_case.BinderCase):
+
+    def publish(self, address):
+        """Placement may be slow; the next bind must not wait for that."""
+        with locks.gpu(self.state_path, address, 0.0):
+            self.published.append(self.creatable()['7g.40gb'])
+
+    def test_placement_is_told_without_the_lock(self):
+        self.cloud.publish = self.publish
+        asked = self.handle('1g.5gb')
+        self.binder.bind(*asked)
+        self.binder.unbind(*asked)
+        self.assertEqual([0, 1], self.published)
+
+    def test_what_a_refused_bind_has_learnt_is_told(self):
+        self.cloud.publish = self.publish
+        self.stranger(19, 0, 1)
+        self.assertRaises(exception.BindRefused, self.binder.bind,
+                          *self.handle('7g.40gb'))
+        self.assertEqual([0], self.published)

@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Several vGPUs on one GPU instance, with mdev and without."""
+
+import errno
+import itertools
+import math
+import random
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_ROOM = {'DC-1-8Q': 3, 'DC-1-12Q': 2}
+
+
+class SharedCase(binder_case.BinderCase):
+
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG, vgpu_types=tuple(_ROOM))
+
+    def setUp(self):
+        super().setUp()
+        self.small = [self.handle('DC-1-8Q', number) for number in range(6)]
+        self.large = [self.handle('DC-1-12Q', number) for number in range(4)]
+
+    def instances(self):
+        return len(self.truth()[0])
+
+    def walk(self, handles, bind):
+        """Bind what is promised, and unbind, in a mixed order."""
+        chance = random.Random(4)
+        bound, free = [], [*handles]
+        for _step in range(80):
+            if free and chance.random() < 0.6:
+                handle = chance.choice(free)
+                profile = ('DC-1-8Q' if handle in self.small
+                           else 'DC-1-12Q')
+                if self.creatable()[profile]:
+                    bind(*handle)
+            elif bound:
+                self.binder.unbind(*chance.choice(bound))
+            self.assert_quiet()
+            known = {entry.handle for entry in self.journal.entries()}
+            bound = [item for item in handles if item[2] in known]
+            free = [item for item in handles if item[2] not in known]
+        for handle in bound:
+            self.binder.unbind(*handle)
+        self.assertEqual(([], []), self.truth())
+
+
+class SharingTests:
+
+    def test_an_instance_is_filled_before_another_is_cut(self):
+        self.assertEqual({'DC-1-8Q': 12, 'DC-1-12Q': 8}, self.creatable())
+        for handle, instances, left in zip(
+                self.small, (1, 1, 1, 2, 2, 2), (11, 10, 9, 8, 7, 6),
+                strict=True):
+            self.binder.bind(*handle)
+            self.assertEqual(instances, self.instances())
+            self.assertEqual(left, self.creatable()['DC-1-8Q'])
+            self.assert_quiet()
+        view = self.belief()
+        self.live.refresh()
+        self.assertEqual(view, self.belief())
+
+    def test_sizes_do_not_meet_on_an_instance(self):
+        self.binder.bind(*self.small[0])
+        self.binder.bind(*self.large[0])
+        self.assertEqual(2, self.instances())
+        self.assertEqual({'DC-1-8Q': 8, 'DC-1-12Q': 5}, self.creatable())
+        self.binder.bind(*self.small[1])
+        self.binder.bind(*self.large[1])
+        self.assertEqual(2, self.instances())
+
+    def test_every_order_of_releases(self):
+        for order in itertools.permutations(range(4)):
+            for handle in self.small[:4]:
+                self.binder.bind(*handle)
+            self.assertEqual(2, self.instances())
+            for left, number in zip((3, 2, 1, 0), order, strict=True):
+                self.binder.unbind(*self.small[number])
+                self.assertGreaterEqual(self.instances(),
+                                        math.ceil(left / 3))
+                self.assertLessEqual(self.instances(), min(left, 2), order)
+                self.assert_quiet()
+
+    def test_a_walk_with_one_size_is_refused_nothing_promised(self):
+        self.walk(self.small, self.binder.bind)
+
+    def test_what_a_stranger_cut_is_not_destroyed(self):
+        self.stranger(47, 0, 3)
+        self.live.refresh()
+        for handle in self.small[:4]:
+            self.binder.bind(*handle)
+        for handle in self.small[:4]:
+            self.binder.unbind(*handle)
+        self.assertEqual(([(47, 0)], []), self.truth())
+
+    def test_an_instance_that_somebody_destroyed_is_cut_anew(self):
+        # The view has room on it; the hardware has none.
+        self.binder.bind(*self.small[0])
+        with self.machine.operation(write=True):
+            state = self.machine.gpu(self.gpu).state
+            state.vgpus.clear()
+        (number,) = state.instances
+        privileged.destroy_gpu_instance(self.gpu, number)
+        self.binder.bind(*self.small[1])
+        self.assertEqual(1, self.instances())
+        self.binder.unbind(*self.small[1])
+        self.binder.unbind(*self.small[0])
+        self.assertEqual(([], []), self.truth())
+
+    def test_a_failed_bind_leaves_the_instance_to_the_others(self):
+        self.binder.bind(*self.small[0])
+        before = self.truth()
+        self.fail_vgpu()
+        self.assertRaises(exception.SysfsError, self.binder.bind,
+                          *self.small[1])
+        self.machine.faults.clear()
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
+        self.binder.bind(*self.small[1])
+        self.assertEqual(1, self.instances())
+
+    def test_a_restart_knows_what_is_shared(self):
+        for handle in self.small[:2]:
+            self.binder.bind(*handle)
+        self.restart()
+        self.binder.bind(*self.small[2])
+        self.assertEqual(1, self.instances())
+        for handle in self.small[:3]:
+            self.binder.unbind(*handle)
+        self.assertEqual(([], []), self.truth())
+
+
+class MdevTest(SharingTests, SharedCase):
+
+    only = {'model': 'rtx-pro-6000', 'mig': True, 'vfs': 'all',
+            'framework': 'mdev'}
+
+    def fail_vgpu(self):
+        self.machine.faults.fail_write('*/create', errno.ENOSPC, times=None)
+
+    def test_a_walk_with_two_sizes_leaves_nothing(self):
+        # Nobody tells which instance an mdev is on. Where the driver has
+        # spread a size over more instances than it needs, there may be no
+        # place for the other.
+        def bind(*handle):
+            before = self.truth()
+            try:
+                self.binder.bind(*handle)
+            except exception.BindRefused:
+                self.assertEqual(before, self.truth())
+
+        self.walk([*self.small, *self.large], bind)
+
+
+class VfioTest(SharingTests, SharedCase):
+
+    machine = 'rtxpro6000x8'
+
+    def fail_vgpu(self):
+        self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
+                                       times=2)
+
+    def test_a_walk_with_two_sizes_is_refused_nothing_promised(self):
+        self.walk([*self.small, *self.large], self.binder.bind)
+
+    def test_what_could_not_be_undone_is_not_tried_again_on_top(self):
+        self.binder.bind(*self.small[0])
+        before = self.truth()
+        path = '*/current_vgpu_type'
+        self.machine.faults.fail_write(path, errno.EIO, after=True)
+        self.machine.faults.fail_write(path, errno.EPERM, nth=2)
+        error = self.assertRaises(exception.SysfsError, self.binder.bind,
+                                  *self.small[1])
+        self.assertEqual(errno.EIO, error.errno)
+        self.binder.recover()
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()

@@ -1,0 +1,308 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds and unbinds where vGPUs are made without mdev."""
+
+import dataclasses
+import errno
+import uuid
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+
+class VfioCase(binder_case.BinderCase):
+
+    machine = 'a100x4-vfio'
+
+    def used_by(self, handle, number):
+        """Another handle on the same function."""
+        return (*handle[:2], str(uuid.UUID(int=number)))
+
+    def type_on(self, handle):
+        return {item[1]: item[2] for item in self.truth()[1]}.get(handle[0])
+
+
+class MigTest(VfioCase):
+
+    gpu = '0000:31:00.0'
+
+    def test_bind_and_unbind(self):
+        empty = self.truth()
+        handle = self.handle('3g.40gb')
+        self.binder.bind(*handle)
+        self.assertEqual(
+            ([(9, 4)], [(None, handle[0], int(handle[1].split('-')[1]))]),
+            self.truth())
+        self.assert_quiet()
+        view = self.belief()
+        self.live.refresh()
+        self.assertEqual(view, self.belief())
+        (entry,) = self.journal.entries()
+        self.assertTrue(entry.vfio)
+        self.binder.unbind(*handle)
+        self.assertEqual(empty, self.truth())
+        self.assert_quiet()
+        self.assertEqual([self.address] * 2, self.published)
+        self.assertEqual(0, self.machine.calls['mdevctl'])
+
+    def test_all_that_fits_and_no_more(self):
+        handles = [self.handle('1g.10gb', number) for number in range(7)]
+        for left, handle in zip(range(6, -1, -1), handles, strict=True):
+            self.binder.bind(*handle)
+            self.assertEqual(left, self.creatable()['1g.10gb'])
+        before = self.truth()
+        self.assertRaises(exception.BindRefused, self.binder.bind,
+                          *self.handle('2g.20gb'))
+        self.assertEqual(before, self.truth())
+        for handle in handles:
+            self.binder.bind(*handle)
+        self.assertEqual(before, self.truth())
+        for handle in handles:
+            self.binder.unbind(*handle)
+        self.assertEqual(([], []), self.truth())
+
+    def test_a_bind_makes_few_nvml_calls(self):
+        calls = self.calls(self.binder.bind, *self.handle('1g.10gb'))
+        self.assertLessEqual(sum(calls.values()), 8, calls)
+
+    def test_ours_stays_ours_while_the_vgpu_is_on_a_strangers(self):
+        self.stranger(9, 0, 4)
+        self.live.refresh()
+        handle = self.handle('3g.40gb')
+        self.binder.bind(*handle)
+        self.assertEqual([(9, 0), (9, 4)], self.truth()[0])
+        self.live.refresh()
+        self.assert_quiet()
+        self.binder.unbind(*handle)
+        self.assertEqual(([(9, 0)], []), self.truth())
+
+    def test_the_journal_has_the_instance_that_the_driver_chose(self):
+        first, second = (self.handle('3g.40gb', number)
+                         for number in (0, 1))
+        self.stranger(9, 4, 4)
+        self.live.refresh()
+        self.binder.bind(*first)
+        self._destroy(9, 4)
+        self.live.refresh()
+        self.assertEqual([(9, 0)], self.truth()[0])
+        self.machine.faults.fail('nvmlGpuInstanceDestroy',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.assertRaises(exception.NvmlError, self.binder.unbind, *first)
+        self.machine.faults.clear()
+        # The second bind cannot remove it either. It creates an instance,
+        # and the driver puts its vGPU on that of the first.
+        self.machine.faults.fail('nvmlGpuInstanceDestroy',
+                                 pynvml.NVML_ERROR_UNKNOWN)
+        self.binder.bind(*second)
+        self.assertEqual([(9, 0)], self.truth()[0])
+        self.assertEqual([(9, 0)], self.belief()[0])
+        entry = self.journal.get(second[2])
+        self.assertEqual(model.Placement(0, 4), entry.placement)
+        self.live.refresh()
+        self.binder.recover()
+        self.assert_quiet()
+        self.assertEqual([(9, 0)], self.truth()[0])
+        self.binder.unbind(*second)
+        self.assertEqual(([], []), self.truth())
+
+    def test_without_a_gpu_instance_nothing_is_made(self):
+        # Somebody destroys it before the type is written.
+        before = self.truth()
+        write = self.machine.os.write
+
+        def destroy_and_write(descriptor, data):
+            self._destroy(*self.truth()[0][0])
+            return write(descriptor, data)
+
+        self.machine.os.write = destroy_and_write
+        error = self.assertRaises(exception.SysfsError, self.binder.bind,
+                                  *self.handle('1g.10gb'))
+        self.machine.os.write = write
+        self.assertEqual(errno.EIO, error.errno)
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
+
+    def _destroy(self, profile_id, start):
+        with self.machine.operation():
+            (number,) = [
+                number for number, item in self.machine.gpu(
+                    self.gpu).state.instances.items()
+                if (item.profile_id, item.start) == (profile_id, start)]
+        privileged.destroy_gpu_instance(self.gpu, number)
+
+
+class OwnershipTest(VfioCase):
+    """A function that somebody uses, or another has by now, stays as is."""
+
+    gpu = '0000:b1:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU,
+                           vgpu_types=('A100D-20C', 'A100D-40C'))
+
+    def setUp(self):
+        super().setUp()
+        self.bound = self.handle('A100D-40C')
+
+    def assert_kept(self, error=exception.VgpuInUse):
+        held = self.truth()
+        self.assertRaises(error, self.binder.unbind, *self.bound)
+        self.assertEqual(held, self.truth())
+        self.binder.recover()
+        self.assertEqual(held, self.truth())
+        # The function goes to nobody else.
+        other = self.used_by(self.bound, 1)
+        refused = self.assertRaises(exception.BindRefused,
+                                    self.binder.bind, *other)
+        self.assertIn(self.bound[2], str(refused))
+        self.assertRaises(error, self.binder.bind, *self.bound)
+        self.assertEqual(held, self.truth())
+        self.assertEqual(journal.Phase.UNBINDING,
+                         self.journal.get(self.bound[2]).phase)
+
+    def assert_freed(self):
+        self.binder.recover()
+        self.assertEqual(([], []), self.truth())
+        self.binder.bind(*self.used_by(self.bound, 1))
+        self.assert_quiet()
+
+    def test_a_guest_that_still_runs(self):
+        self.binder.bind(*self.bound)
+        self.machine.start_guest(self.bound[0])
+        self.assert_kept()
+        self.machine.stop_guest(self.bound[0])
+        self.assert_freed()
+
+    def test_a_process_that_has_the_device_open(self):
+        self.binder.bind(*self.bound)
+        self.machine.open_vfio(self.bound[0], 4711)
+        self.assert_kept()
+        error = self.assertRaises(exception.VgpuInUse, self.binder.unbind,
+                                  *self.bound)
+        self.assertIn('process 4711', str(error))
+        self.machine.close_vfio(self.bound[0], 4711)
+        self.assert_freed()
+
+    def look_with(self, holders):
+        """Let the answer to who has a device open be another."""
+        machine = dataclasses.replace(privileged.machine(),
+                                      vfio_holders=holders)
+        privileged.run_here(machine)
+
+    def test_a_guest_that_only_nvml_sees(self):
+        self.binder.bind(*self.bound)
+        self.machine.start_guest(self.bound[0])
+        self.look_with(lambda function: ())
+        self.assert_kept()
+
+    def test_what_is_not_known_to_be_free(self):
+        def unknown(function):
+            raise exception.UsageUnknown(what=function, reason='forbidden')
+
+        self.binder.bind(*self.bound)
+        self.look_with(unknown)
+        self.assert_kept(exception.UsageUnknown)
+        self.look_with(lambda function: ())
+        self.assert_freed()
+
+    def test_anothers_guest_is_not_taken_for_ours(self):
+        other = self.handle('A100D-40C', 1)
+        self.binder.bind(*self.bound)
+        self.binder.bind(*other)
+        self.machine.start_guest(other[0])
+        self.binder.unbind(*self.bound)
+        self.assertIsNone(self.type_on(self.bound))
+        self.assertIsNotNone(self.type_on(other))
+        self.assert_quiet()
+
+    def test_a_late_release_after_another_handle_took_over(self):
+        self.binder.bind(*self.bound)
+        self.binder.unbind(*self.bound)
+        other = self.used_by(self.bound, 1)
+        self.binder.bind(*other)
+        held = self.truth()
+        for _ in range(2):
+            self.binder.unbind(*self.bound)
+            self.binder.recover()
+            self.assertEqual(held, self.truth())
+        self.assert_quiet()
+
+    def test_a_handle_that_is_not_known(self):
+        self.binder.bind(*self.bound)
+        held = self.truth()
+        self.binder.unbind(*self.used_by(self.bound, 1))
+        self.journal.remove(self.bound[2])
+        self.binder.unbind(*self.bound)
+        self.assertEqual(held, self.truth())
+
+    def test_a_release_with_another_function(self):
+        other = self.handle('A100D-40C', 1)
+        self.binder.bind(*self.bound)
+        self.binder.bind(*other)
+        held = self.truth()
+        for wrong in ((other[0], *self.bound[1:]),
+                      (self.bound[0], 'nvidia-1', self.bound[2])):
+            for action in (self.binder.unbind, self.binder.bind):
+                self.assertRaises(exception.BindRefused, action, *wrong)
+                self.assertEqual(held, self.truth())
+        self.assert_quiet()
+
+    def test_a_function_that_carries_another_type_by_now(self):
+        self.binder.bind(*self.bound)
+        privileged_vgpu.set_vgpu_type(self.bound[0], 0)
+        other = int(self.handle('A100D-20C')[1].split('-')[1])
+        privileged_vgpu.set_vgpu_type(self.bound[0], other)
+        self.binder.unbind(*self.bound)
+        self.assertEqual(other, self.type_on(self.bound))
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_vgpu_that_was_lost_is_made_again(self):
+        self.binder.bind(*self.bound)
+        held = self.truth()
+        privileged_vgpu.set_vgpu_type(self.bound[0], 0)
+        self.binder.bind(*self.bound)
+        self.assertEqual(held, self.truth())
+        self.assert_quiet()
+
+    def test_a_function_that_a_stranger_uses(self):
+        number = int(self.bound[1].split('-')[1])
+        privileged_vgpu.set_vgpu_type(self.bound[0], number)
+        held = self.truth()
+        for refresh in (False, True):
+            if refresh:
+                self.live.refresh()
+            error = self.assertRaises(exception.BindRefused,
+                                      self.binder.bind, *self.bound)
+            self.assertIn('did not make', str(error))
+            self.assertEqual(held, self.truth())
+            self.assertEqual((), self.journal.entries())
+            self.binder.unbind(*self.bound)
+            self.assertEqual(held, self.truth())
+
+    def test_types_of_other_sizes_exclude_each_other(self):
+        self.assertEqual({'A100D-20C': 4, 'A100D-40C': 2},
+                         self.creatable())
+        self.binder.bind(*self.bound)
+        self.assertEqual({'A100D-20C': 0, 'A100D-40C': 1},
+                         self.creatable())
+        self.live.refresh()
+        self.assertEqual({'A100D-20C': 0, 'A100D-40C': 1},
+                         self.creatable())
+        self.binder.unbind(*self.bound)
+        self.assertEqual({'A100D-20C': 4, 'A100D-40C': 2},
+                         self.creatable())

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is known between two snapshots."""
+
+import dataclasses
+import uuid
+
+import pynvml
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+
+class VfioTest(binder_case.BinderCase):
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG, vgpu_types=('DC-1-8Q',))
+
+    def test_what_was_made_is_known_and_what_it_changes_forgotten(self):
+        gpu = self.live.gpu(self.address)
+        self.assertIsNotNone(gpu.vfs[1].creatable_types)
+        instance = model.GpuInstance(model.Placement(0, 3), 47, 3)
+        vgpu = model.Vgpu(gpu.vfs[0].address, 'nvidia-1555', instance_id=3)
+        self.live.record(self.address, made=(instance, vgpu))
+        changed = self.live.gpu(self.address)
+        self.assertEqual((instance,), changed.mig.instances)
+        self.assertEqual((vgpu,), changed.vgpus)
+        self.assertEqual({None},
+                         {vf.creatable_types for vf in changed.vfs})
+        self.live.record(self.address, gone=(
+            spec.of(instance), vgpu))
+        self.assertEqual(
+            dataclasses.replace(gpu, vfs=tuple(
+                dataclasses.replace(vf, creatable_types=None)
+                for vf in gpu.vfs)), self.live.gpu(self.address))
+
+    def test_offers_follow_the_journal(self):
+        # As where another process moves an entry to another instance.
+        self.stranger(47, 0, 3)
+        self.live.refresh()
+        self.assertEqual({'DC-1-8Q': 9}, self.creatable())
+        gpu = self.live.gpu(self.address)
+        (instance,) = gpu.mig.instances
+        self.journal.put(journal.Entry(
+            handle=str(uuid.UUID(int=1)), gpu=self.address,
+            function=gpu.vfs[0].address, mdev_type='nvidia-1555',
+            profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
+            placement=instance.placement,
+            instance_id=instance.instance_id))
+        self.assertEqual({'DC-1-8Q': 11}, self.creatable())
+
+
+class LostTest(binder_case.BinderCase):
+
+    def test_what_a_gpu_has_that_was_lost_meanwhile(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        self.stranger(14, 2, 2)
+        self.machine.faults.fail(
+            'nvmlDeviceGetMigMode', pynvml.NVML_ERROR_GPU_IS_LOST,
+            times=None, address=self.gpu)
+        self.live.refresh()
+        self.assertIsNone(self.live.gpu(self.address).mig)
+        self.machine.faults.clear()
+        self.binder.unbind(*handle)
+        self.assertEqual(([(14, 2)], []), self.truth())
+        self.assert_quiet()

@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What one claim stands for: its vGPU and its GPU instance."""
+
+import dataclasses
+import uuid
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+
+class VgpuCase(binder_case.BinderCase):
+
+    vfio = False
+    policy = policy.Policy('p', policy.Mode.VGPU)
+
+    def setUp(self):
+        super().setUp()
+        self.parts = partitions.Partitions(
+            privileged.machine(), self.journal)
+        self.entry = journal.Entry(
+            handle=str(uuid.UUID(int=1)), gpu=self.address,
+            function=model.PciAddress.parse(self.function),
+            mdev_type=self.types[0], profile='x', phase=journal.Phase.BOUND,
+            vfio=self.vfio)
+
+    def create(self, entry):
+        return self.parts.create_vgpu(self.live.gpu(self.address), entry)
+
+
+class VgpuTests:
+
+    def test_made_once_and_not_again(self):
+        self.assertIsNone(self.parts.vgpu_type(self.entry.vgpu))
+        for _ in range(2):
+            self.assertEqual((self.entry, None), self.create(self.entry))
+            self.assertEqual(self.types[0],
+                             self.parts.vgpu_type(self.entry.vgpu))
+        self.assertEqual(1, len(self.truth()[1]))
+
+    def test_what_is_there_is_not_made_something_else(self):
+        self.create(self.entry)
+        before = self.truth()
+        other = dataclasses.replace(self.entry, mdev_type=self.types[1])
+        error = self.assertRaises(exception.StepFailed, self.create, other)
+        self.assertIn(self.types[0], str(error))
+        self.assertEqual(before, self.truth())
+
+    def test_removed_once_and_not_again(self):
+        self.create(self.entry)
+        gpu = self.live.gpu(self.address)
+        for _ in range(2):
+            self.parts.destroy_vgpu(self.address, self.entry.vgpu, gpu)
+            self.assertEqual([], self.truth()[1])
+
+    def test_only_vendor_vfio_tells_of_an_instance(self):
+        self.create(self.entry)
+        self.assertIsNone(self.parts.instance_under(self.entry))
+
+
+class MdevTest(VgpuTests, VgpuCase):
+
+    machine = 't4x4'
+    gpu = function = '0000:3b:00.0'
+    types = ('nvidia-231', 'nvidia-233')
+
+
+class VfioTest(VgpuTests, VgpuCase):
+
+    machine = 'a100x4-vfio'
+    gpu = '0000:b1:00.0'
+    function = '0000:b1:00.5'
+    types = ('nvidia-696', 'nvidia-697')
+    vfio = True
+
+    def test_a_function_that_is_gone_has_no_vgpu(self):
+        gone = dataclasses.replace(
+            self.entry, function=model.PciAddress.parse('0000:b1:1f.7'))
+        self.assertIsNone(self.parts.vgpu_type(gone.vgpu))
+        self.parts.destroy_vgpu(self.address, gone.vgpu,
+                                self.live.gpu(self.address))
+
+    def test_another_type_is_not_cleared(self):
+        privileged_vgpu.set_vgpu_type(self.function, 697)
+        before = self.truth()
+        self.parts.destroy_vgpu(self.address, self.entry.vgpu,
+                                self.live.gpu(self.address))
+        self.assertEqual(before, self.truth())
+
+
+class SharedInstancesTest(binder_case.BinderCase):
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG, vgpu_types=('DC-1-8Q',))
+
+    def setUp(self):
+        super().setUp()
+        self.parts = partitions.Partitions(
+            privileged.machine(), self.journal)
+
+    def entry(self, number, start):
+        """One with an instance of its own."""
+        gpu = self.live.gpu(self.address)
+        return self.parts.create_instance(gpu, journal.Entry(
+            handle=str(uuid.UUID(int=number)), gpu=self.address,
+            function=gpu.vfs[number].address, mdev_type='nvidia-1555',
+            profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
+            placement=model.Placement(start, 3), vfio=True))
+
+    def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
+        entry = self.entry(1, 0)
+        stale = dataclasses.replace(
+            entry, handle=str(uuid.UUID(int=2)),
+            instance_id=entry.instance_id + 1)
+        self.journal.put(entry, stale)
+        self.assertEqual(entry.instance, self.parts.destroy_instance(
+            entry, self.live.refresh_gpu))
+        self.assertEqual([], self.truth()[0])
+
+    def test_a_vgpu_is_not_settled_on_an_id_that_is_reused(self):
+        # The vGPU lies on a stranger's, whose id was an entry's before.
+        self.stranger(47, 0, 3)
+        entry = self.entry(1, 3)
+        (strangers,) = [
+            item.instance_id for item in self._live()
+            if item.placement.start == 0]
+        self.journal.put(entry, dataclasses.replace(
+            entry, handle=str(uuid.UUID(int=2)), instance_id=strangers,
+            placement=model.Placement(6, 3)))
+        self.assertEqual((entry, strangers), self.parts.create_vgpu(
+            self.live.gpu(self.address), entry))
+        self.assertEqual(strangers, self.parts.instance_under(entry))
+        self.assertEqual([(47, 0), (47, 3)], self.truth()[0])
+
+    def _live(self):
+        self.live.refresh()
+        return self.live.gpu(self.address).mig.instances
+
+    def test_an_entry_without_an_instance_has_none_to_remove(self):
+        entry = dataclasses.replace(self.entry(1, 0), placement=None,
+                                    profile_id=None, instance_id=None)
+        self.assertIsNone(self.parts.destroy_instance(
+            entry, self.live.refresh_gpu))
+        self.assertIsNone(entry.instance)
+        self.assertEqual([(47, 0)], self.truth()[0])

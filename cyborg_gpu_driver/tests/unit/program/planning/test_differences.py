@@ -1,0 +1,263 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What two accounts of one GPU disagree on, from plain values."""
+
+import dataclasses
+import uuid
+
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_VFS = tuple(model.PciAddress.parse(f'0000:07:00.{number}')
+             for number in (4, 5))
+_HANDLE = str(uuid.UUID(int=1))
+_OTHER = str(uuid.UUID(int=2))
+_PLACE = model.Placement(4, 4)
+_INSTANCE = model.GpuInstance(_PLACE, 9, 2)
+_PROFILE = model.GpuInstanceProfile(9, '3g.40gb', 3, 40960, 2, (
+    model.Placement(0, 4), _PLACE))
+_ENTRY = journal.Entry(
+    handle=_HANDLE, gpu=_GPU, function=_VFS[0], mdev_type='nvidia-476',
+    profile='3g.40gb', phase=journal.Phase.BOUND, profile_id=9,
+    placement=_PLACE, instance_id=2)
+_CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _VFS[0], 'nvidia-476')
+_USAGE = reconcile.Usage('provider', '3g.40gb', 'nvidia-476', 1, 0, 0)
+_LAYOUT = gpu_record.SavedLayout(_GPU, '20b2', False, spec.MigLayout(
+    True, True, (spec.MigInstanceSpec(_PLACE, 9, ((0, 1),)),)))
+_CHANGE = gpu_record.Change(_GPU, spec.MigLayout(True, True), ('a',))
+K = reconcile.Kind
+
+
+def _gpu(vgpus=((_VFS[0], _HANDLE, 'nvidia-476'),), instances=(_INSTANCE,),
+         **changes):
+    vfs = tuple(model.VirtualFunction(
+        address, number, 'nvidia', None, mdevs=tuple(
+            model.Mdev(handle, parent, type_id)
+            for parent, handle, type_id in vgpus if parent == address))
+        for number, address in enumerate(_VFS))
+    return model.Gpu(
+        _GPU, '10de', '20b2', '0302', visible_to_nvml=True, vfs=vfs,
+        framework=model.Framework.MDEV_VF,
+        mig=model.Mig(True, True, (_PROFILE,), instances), **changes)
+
+
+_QUIET = differences.Facts(
+    _gpu(), gpu_record.GpuRecord(claims=(_ENTRY,)),
+    claims=reconcile.Claims((_CLAIM,)), usages=(_USAGE,),
+    in_use={_PLACE: 'x'})
+
+
+class CompareTest(base.BaseTestCase):
+
+    def compare(self, **changes):
+        """Kinds, and whether each may be repaired.
+
+        :param changes: of the facts, or of the record in them.
+        """
+        record = dataclasses.replace(
+            _QUIET.record, claims=changes.pop('claims_of', (_ENTRY,)), **{
+                name: changes.pop(name) for name in tuple(changes)
+                if name in ('fixed', 'layout', 'change')})
+        found = differences.compare(dataclasses.replace(
+            _QUIET, record=record, **changes))
+        for difference in found:
+            self.assertNotEqual('', difference.text)
+            self.assertNotEqual('', difference.remedy)
+            self.assertEqual(_GPU, difference.gpu)
+        self.found = found
+        return [(item.kind, item.safe) for item in found]
+
+    def test_where_all_agree(self):
+        self.assertEqual([], self.compare())
+
+    def test_many_requests_are_gone_through_a_few_times(self):
+        class Counted(tuple):
+            times = 0
+
+            def __iter__(self):
+                Counted.times += 1
+                return super().__iter__()
+
+        handles = [str(uuid.UUID(int=number)) for number in range(1, 65)]
+        self.assertEqual(64, len(differences.compare(dataclasses.replace(
+            _QUIET, usages=(), record=gpu_record.GpuRecord(claims=tuple(
+                dataclasses.replace(_ENTRY, handle=handle)
+                for handle in handles)), gpu=_gpu(()),
+            claims=reconcile.Claims(Counted(
+                dataclasses.replace(_CLAIM, handle=handle)
+                for handle in handles))))))
+        self.assertLess(Counted.times, 10)
+
+    def test_what_is_not_known_is_no_difference(self):
+        self.assertEqual([], self.compare(claims=None, usages=()))
+        self.assertEqual([], self.compare(
+            gpu=_gpu((), (), problems=('lost',)), usages=()))
+        self.assertEqual([], self.compare(
+            gpu=dataclasses.replace(_gpu(), mig=None,
+                                    visible_to_nvml=False)))
+        self.assertEqual([], self.compare(
+            claims_of=(), claims=None, usages=(), in_use=None,
+            gpu=_gpu(())))
+
+    def test_a_vgpu_is_gone(self):
+        self.assertEqual([(K.VGPU_GONE, True)], self.compare(gpu=_gpu(())))
+        self.assertEqual([(K.VGPU_GONE, False)], self.compare(
+            gpu=_gpu(()), claims=None))
+
+    def test_a_vgpu_and_its_instance_are_gone(self):
+        self.assertEqual([(K.VGPU_GONE, True)], self.compare(
+            gpu=_gpu((), ())))
+        self.assertEqual([(K.VGPU_GONE, True)], self.compare(
+            gpu=_gpu((), (model.GpuInstance(model.Placement(0, 4), 9, 1),)),
+            in_use={model.Placement(0, 4): 'x'}))
+
+    def test_another_instance_is_in_the_place(self):
+        for taken in (model.GpuInstance(model.Placement(7, 1), 19, 3),
+                      dataclasses.replace(_INSTANCE, instance_id=3)):
+            self.assertEqual([(K.VGPU_GONE, False)], self.compare(
+                gpu=_gpu((), (taken,)), in_use={taken.placement: 'x'}))
+            self.assertIn('another is in its place', self.found[0].text)
+
+    def test_an_instance_is_gone_below_its_vgpu(self):
+        self.assertEqual([(K.INSTANCE_GONE, True)], self.compare(
+            gpu=_gpu(instances=())))
+        self.assertEqual([(K.INSTANCE_GONE, False)], self.compare(
+            gpu=_gpu(instances=()), claims=None))
+
+    def test_another_type(self):
+        self.assertEqual([(K.OTHER_TYPE, False)], self.compare(
+            gpu=_gpu(((_VFS[0], _HANDLE, 'nvidia-474'),))))
+
+    def test_a_vgpu_on_another_function_is_the_handles(self):
+        self.assertEqual([], self.compare(
+            gpu=_gpu(((_VFS[1], _HANDLE, 'nvidia-476'),))))
+
+    def test_no_request(self):
+        none = {'claims': reconcile.Claims(),
+                'usages': (dataclasses.replace(_USAGE, used=0),)}
+        self.assertEqual([(K.NO_REQUEST, True)], self.compare(**none))
+        self.assertTrue(self.found[0].may_pass)
+        self.assertEqual([(K.NO_REQUEST, False)], self.compare(
+            **none, users={_HANDLE: 'a virtual machine'}))
+        self.assertIn('a virtual machine', self.found[0].text)
+        self.assertEqual([(K.NO_REQUEST, False)], self.compare(
+            **{**none, 'claims': reconcile.Claims((), ('arq-2',))}))
+        self.assertIn('arq-2', self.found[0].text)
+        # What else is wrong with it goes with it.
+        self.assertEqual([(K.NO_REQUEST, True)], self.compare(
+            **none, gpu=_gpu((), ())))
+
+    def test_without_an_entry(self):
+        self.assertEqual([(K.NOT_RECORDED, True)],
+                         self.compare(claims_of=()))
+        self.assertEqual([(K.NOT_RECORDED, False)],
+                         self.compare(claims_of=(), gpu=_gpu(())))
+        self.assertEqual([(K.NOT_RECORDED, False), (K.FOREIGN_VGPU, False)],
+                         self.compare(claims_of=(), gpu=_gpu((
+                             (_VFS[0], _HANDLE, 'nvidia-474'),))))
+
+    def test_a_request_for_another_gpu_is_none_of_this_one(self):
+        elsewhere = dataclasses.replace(
+            _CLAIM, handle=_OTHER,
+            function=model.PciAddress.parse('0000:0f:00.4'))
+        self.assertEqual([], self.compare(
+            claims=reconcile.Claims((_CLAIM, elsewhere))))
+
+    def test_a_handle_of_vendor_vfio_goes_by_its_function(self):
+        function = model.VirtualFunction(
+            _VFS[0], 0, 'nvidia', None, current_vgpu_type=476,
+            gpu_instance_id=2)
+        gpu = dataclasses.replace(
+            _gpu(), vfs=(function,),
+            framework=model.Framework.VENDOR_VFIO)
+        entry = dataclasses.replace(_ENTRY, vfio=True)
+        self.assertEqual([], self.compare(gpu=gpu, claims_of=(entry,)))
+        self.assertEqual([(K.NOT_RECORDED, True)],
+                         self.compare(gpu=gpu, claims_of=()))
+        self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(
+            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=()))
+        self.assertEqual([], self.compare(
+            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=(),
+            fixed=gpu_record.FixedVgpus({_VFS[0]: 'nvidia-476'})))
+
+    def test_unfinished(self):
+        for phase in (journal.Phase.BINDING, journal.Phase.UNBINDING):
+            self.assertEqual([(K.UNFINISHED, True)], self.compare(
+                claims_of=(dataclasses.replace(_ENTRY, phase=phase),),
+                usages=()))
+
+    def test_what_nobody_explains(self):
+        strange = {'gpu': _gpu(((_VFS[1], _OTHER, 'nvidia-474'),),
+                               (_INSTANCE,)), 'claims_of': (),
+                   'claims': reconcile.Claims(), 'usages': ()}
+        self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(**strange))
+        self.assertEqual(
+            [(K.FOREIGN_VGPU, False), (K.FOREIGN_INSTANCE, False)],
+            self.compare(**strange, in_use={}))
+        self.assertEqual('3g.40gb@4', self.found[1].subject)
+        self.assertEqual([], self.compare(**strange, in_use={},
+                                          governed=False))
+
+    def test_what_explains_an_instance(self):
+        bare = {'gpu': _gpu(()), 'claims_of': (), 'usages': (),
+                'claims': reconcile.Claims(), 'in_use': {}}
+        place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
+        self.assertEqual([(K.FOREIGN_INSTANCE, False)], self.compare(**bare))
+        self.assertEqual([], self.compare(**bare, layout=_LAYOUT))
+        self.assertEqual([], self.compare(
+            **bare, fixed=gpu_record.FixedVgpus({}, place)))
+        self.assertEqual([], self.compare(**{
+            **bare, 'in_use': {_PLACE: 'process 1'}}))
+
+    def test_placement(self):
+        def usage(**changes):
+            return {'usages': (dataclasses.replace(_USAGE, **changes),)}
+
+        self.assertEqual([(K.ALLOCATED, False)],
+                         self.compare(**usage(used=2)))
+        self.assertTrue(self.found[0].may_pass)
+        self.assertEqual([(K.NOT_ALLOCATED, False)],
+                         self.compare(**usage(used=0)))
+        self.assertTrue(self.found[0].may_pass)
+        self.assertEqual([(K.RESERVED, True)],
+                         self.compare(**usage(reserved=1)))
+        self.assertTrue(self.found[0].by_report)
+        # What is known to be bound is no second difference.
+        self.assertEqual([(K.NOT_RECORDED, True)], self.compare(
+            claims_of=(), **usage(reserved=1)))
+
+    def test_a_change_of_layout(self):
+        self.assertEqual([(K.LAYOUT_CHANGE, False)],
+                         self.compare(change=_CHANGE))
+
+    def test_keys_tell_differences_apart(self):
+        second = dataclasses.replace(_ENTRY, handle=_OTHER)
+        self.compare(gpu=_gpu(()), claims_of=(_ENTRY, second), claims=None,
+                     usages=())
+        self.assertEqual(2, len({item.key for item in self.found}))
+
+
+class AbsentTest(base.BaseTestCase):
+
+    def test_a_gpu_that_is_gone(self):
+        (found,) = differences.absent((_ENTRY,), model.Host())
+        self.assertEqual((K.GPU_GONE, False), (found.kind, found.safe))
+        self.assertEqual((), differences.absent(
+            (_ENTRY,), model.Host((_gpu(),))))

@@ -1,0 +1,218 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a bind will do, decided from plain values."""
+
+import dataclasses
+import uuid
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.program.planning import request
+
+_GPU = model.PciAddress.parse('0000:16:00.0')
+_VFS = tuple(dataclasses.replace(_GPU, function=number)
+             for number in range(1, 8))
+_PLACES = tuple(model.Placement(start, 3) for start in (0, 3, 6, 9))
+_VFIO = model.Framework.VENDOR_VFIO
+_MDEV = model.Framework.MDEV_VF
+
+
+def _gpu(framework=_MDEV, instances=(), **changes):
+    """A GPU whose instances of profile 47 are given by start and id."""
+    profile = model.GpuInstanceProfile(47, '1g.24gb+gfx', 1, 24192, 4,
+                                       _PLACES)
+    return dataclasses.replace(model.Gpu(
+        _GPU, '10de', '2bb5', '0302', framework=framework,
+        vfs=tuple(model.VirtualFunction(address, number, 'nvidia', None)
+                  for number, address in enumerate(_VFS)),
+        mig=model.Mig(True, True, (profile,), tuple(
+            model.GpuInstance(model.Placement(start, 3), 47, number)
+            for start, number in instances)),
+        vgpu_types=tuple(
+            model.VgpuType(number, name, 'Quadro', size, 12, 47, most)
+            for number, name, size, most in (
+                (1463, 'DC-1-6Q', 6144, 4), (1464, 'DC-1-8Q', 8192, 3),
+                (1471, 'DC-1-8A', 8192, 3), (1466, 'DC-1-24Q', 24576, 1)))),
+        **changes)
+
+
+def _offer(type_number=1464, per_instance=3, framebuffer=8192):
+    return offers.Offer(
+        gpu=_GPU, policy='p', mode=policy.Mode.MIG, profile='DC-1-8Q',
+        total=6, gi_profile_id=47, vgpu_type_id=f'nvidia-{type_number}',
+        parents=_VFS[:6], per_instance=per_instance,
+        framebuffer_mib=framebuffer)
+
+
+def _asked(function=_VFS[0]):
+    return request.Request(function, 'nvidia-1464', str(uuid.UUID(int=99)))
+
+
+def _entry(number, start, instance_id, type_number=1464, **changes):
+    return dataclasses.replace(journal.Entry(
+        handle=str(uuid.UUID(int=number)), gpu=_GPU,
+        function=_VFS[-number], mdev_type=f'nvidia-{type_number}',
+        profile='x', phase=journal.Phase.BOUND, profile_id=47,
+        placement=model.Placement(start, 3), instance_id=instance_id),
+        **changes)
+
+
+def _with_vgpu(gpu, index, type_number, instance_id=None):
+    """The GPU with a vGPU of vendor VFIO on one of its functions."""
+    vfs = list(gpu.vfs)
+    vfs[index] = dataclasses.replace(
+        vfs[index], current_vgpu_type=type_number,
+        gpu_instance_id=instance_id)
+    return dataclasses.replace(gpu, vfs=tuple(vfs))
+
+
+class SharedInstanceTest(base.BaseTestCase):
+
+    def where(self, gpu, *entries, offer=None, asked=None):
+        offer = offer or _offer()
+        return plan.plan(gpu, (offer,), offer, asked or _asked(), entries)
+
+    def assert_cut(self, planned):
+        self.assertIsNone(planned.instance_id)
+        self.assertEqual(47, planned.profile_id)
+
+    def test_the_fullest_of_ours_with_room_is_filled(self):
+        gpu = _gpu(instances=((0, 1), (3, 2), (6, 3)))
+        full = [_entry(number, 0, 1) for number in (1, 2, 3)]
+        planned = self.where(gpu, *full, _entry(4, 3, 2), _entry(5, 6, 3),
+                             _entry(6, 6, 3, type_number=1471))
+        self.assertEqual(3, planned.instance_id)
+        self.assertEqual(model.Placement(6, 3), planned.placement)
+
+    def test_without_room_one_is_cut(self):
+        gpu = _gpu(instances=((0, 1),))
+        planned = self.where(gpu, *(_entry(number, 0, 1)
+                                    for number in (1, 2, 3)))
+        self.assert_cut(planned)
+        self.assertNotEqual(model.Placement(0, 3), planned.placement)
+
+    def test_one_of_another_framebuffer_size_is_not_joined(self):
+        gpu = _gpu(instances=((0, 1),))
+        self.assert_cut(self.where(gpu, _entry(1, 0, 1, type_number=1463)))
+
+    def test_what_somebody_else_cut_is_not_filled(self):
+        self.assert_cut(self.where(_gpu(instances=((0, 1),))))
+
+    def test_one_that_is_no_longer_ours_is_not_filled(self):
+        # Its id, or its place, is another's by now.
+        for start, number in ((0, 7), (3, 1)):
+            self.assert_cut(self.where(_gpu(instances=((start, number),)),
+                                       _entry(1, 0, 1)))
+
+    def test_a_type_that_fills_its_instance_shares_none(self):
+        gpu = _gpu(instances=((0, 1),))
+        offer = _offer(1466, per_instance=1, framebuffer=24576)
+        self.assert_cut(self.where(
+            gpu, _entry(1, 0, 1, type_number=1466), offer=offer))
+
+    def test_what_the_driver_tells_goes_before_the_journal(self):
+        # The journal has three on the first, the driver one, and a
+        # stranger's two on the second.
+        gpu = _gpu(_VFIO, instances=((0, 1), (3, 2)))
+        gpu = _with_vgpu(gpu, 6, 1464, 1)
+        gpu = _with_vgpu(_with_vgpu(gpu, 2, 1464, 2), 3, 1464, 2)
+        entries = [_entry(number, 0, 1, function=_VFS[6], vfio=True)
+                   for number in (1, 2, 3)]
+        self.assertEqual(1, self.where(gpu, *entries).instance_id)
+        self.assertEqual(
+            (offers.Held(model.Placement(0, 3), 'nvidia-1464'),),
+            plan.held(gpu, entries))
+
+    def test_a_vgpu_on_an_instance_that_is_not_known_is_nowhere(self):
+        gpu = _with_vgpu(_gpu(_VFIO, instances=((0, 1),)), 0, 1464, 5)
+        self.assertEqual((), plan.held(gpu, ()))
+
+
+class FunctionTest(base.BaseTestCase):
+
+    def function(self, gpu, *entries):
+        offer = _offer()
+        return plan.plan(gpu, (offer,), offer, _asked(), entries).function
+
+    def test_the_handles_own_is_taken_if_it_is_empty(self):
+        for framework in (_MDEV, _VFIO):
+            self.assertEqual(_VFS[0], self.function(_gpu(framework)))
+
+    def test_a_server_is_given_no_other_function(self):
+        for framework in (_MDEV, _VFIO):
+            entry = _entry(1, 0, 1, function=_VFS[0],
+                           vfio=framework is _VFIO,
+                           phase=journal.Phase.UNBINDING)
+            error = self.assertRaises(exception.BindRefused, self.function,
+                                      _gpu(framework), entry)
+            self.assertIn(entry.handle, str(error))
+
+    def test_a_function_that_carries_anothers_vgpu_is_refused(self):
+        by_hand = _gpu()
+        by_hand = dataclasses.replace(by_hand, vfs=(
+            dataclasses.replace(by_hand.vfs[0], mdevs=(
+                model.Mdev('by-hand', _VFS[0], 'nvidia-1464'),)),
+            *by_hand.vfs[1:]))
+        for gpu, name in ((by_hand, 'by-hand'),
+                          (_with_vgpu(_gpu(_VFIO), 0, 1464), str(_VFS[0]))):
+            error = self.assertRaises(exception.BindRefused, self.function,
+                                      gpu)
+            self.assertIn(f'{name} that this driver did not make',
+                          str(error))
+
+
+class MixedSizesTest(base.BaseTestCase):
+
+    def gpu(self, free_large=(0, 20), free_small=(0, 10, 20, 30)):
+        return _gpu(mig=None, mixed_sizes=True, vgpu_types=(
+            model.VgpuType(470, 'A100-20C', 'Compute', 20480, 2,
+                           placement_size=20, placements=(0, 20),
+                           free_placements=free_large),
+            model.VgpuType(468, 'A100-10C', 'Compute', 10240, 4,
+                           placement_size=10, placements=(0, 10, 20, 30),
+                           free_placements=free_small)))
+
+    def placement(self, gpu, number, *entries):
+        small, large = (dataclasses.replace(
+            _offer(kind), mode=policy.Mode.VGPU, gi_profile_id=None)
+            for kind in (468, 470))
+        wanted = small if number == 468 else large
+        return plan.plan(gpu, (small, large), wanted, _asked(),
+                         entries).vgpu_placement
+
+    def test_a_small_one_leaves_room_for_a_large_one(self):
+        self.assertEqual(0, self.placement(self.gpu(), 468))
+        gpu = self.gpu((20,), (10, 20, 30))
+        self.assertEqual(10, self.placement(gpu, 468))
+        self.assertEqual(20, self.placement(gpu, 470))
+
+    def test_what_was_promised_is_not_given_away_again(self):
+        # NVML may call it free for as long as no guest runs.
+        entry = _entry(1, 0, 1, 468, placement=None, vgpu_placement=0)
+        self.assertEqual(10, self.placement(self.gpu(), 468, entry))
+        self.assertEqual(20, self.placement(self.gpu(), 470, entry))
+
+    def test_without_a_place_it_is_refused(self):
+        error = self.assertRaises(exception.BindRefused, self.placement,
+                                  self.gpu((), (10,)), 470)
+        self.assertIn('no placement', str(error))
+
+    def test_elsewhere_the_driver_sees_to_that(self):
+        gpu = dataclasses.replace(self.gpu(), mixed_sizes=False)
+        self.assertIsNone(self.placement(gpu, 468))

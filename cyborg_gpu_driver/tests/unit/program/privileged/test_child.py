@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Programs that end, and programs that do not."""
+
+import os
+import select
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.program.privileged import child
+
+
+class ChildTest(base.BaseTestCase):
+
+    def test_what_a_program_says_is_told_where_it_fails(self):
+        child.run(60, 'sh', '-c', 'exit 0')
+        error = self.assertRaises(child.Failed, child.run, 60, 'sh', '-c',
+                                  'echo one; echo two >&2; exit 3')
+        self.assertEqual('one\ntwo', child.words(error))
+
+    def test_one_that_does_not_end_is_killed_with_its_children(self):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'fifo')
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        error = self.assertRaises(
+            TimeoutError, child.run, 1, 'sh', '-c',
+            f'exec > {path}; sleep 3600 & wait')
+        self.assertIn('1 s', str(error))
+        # Both have the other end open as long as they live.
+        poll = select.poll()
+        poll.register(reader, 0)
+        self.assertEqual([(reader, select.POLLHUP)], poll.poll(60000))
+
+    def test_one_that_is_not_there(self):
+        self.assertRaises(FileNotFoundError, child.run, 60, '/nonexistent')

@@ -1,0 +1,214 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Giving a GPU from one kernel driver to another, and resetting it."""
+
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests.unit.program import pci_files
+
+_GPU = '0000:3b:00.0'
+_AUDIO = '0000:3b:00.1'
+
+
+class DriverTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.kernel = pci_files.PciFiles(
+            self.useFixture(fixtures.TempDir()).path)
+        self.kernel.function(_GPU, 'nvidia')
+        self.kernel.function(_AUDIO, 'snd_hda_intel', kind='0x040300')
+        self.held = ()
+        self.guests = ()
+        self.use(platform.Platform(
+            sysfs.Sysfs(self.kernel.root, self.kernel), nvml.NvmlSession(),
+            gpu_holders=lambda address: self.held,
+            vfio_holders=lambda address: self.guests, driver_timeout=30))
+
+    def use(self, machine):
+        self.machine = machine
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.mig._platform', None))
+        privileged.run_here(machine)
+
+    def refused(self, error, call, *arguments):
+        """It is refused and nothing is written; why."""
+        raised = self.assertRaises(error, call, *arguments)
+        self.assertEqual([], self.kernel.written)
+        return str(raised)
+
+    def test_a_gpu_goes_to_vfio_with_its_audio_and_comes_back(self):
+        privileged_driver.bind(_GPU, 'vfio-pci')
+        self.assertEqual(['vfio-pci', 'vfio-pci'],
+                         [self.kernel.driver(_GPU),
+                          self.kernel.driver(_AUDIO)])
+        self.assertEqual([
+            (f'devices/{_GPU}/driver_override', 'vfio-pci'),
+            ('drivers/nvidia/unbind', _GPU),
+            ('drivers/vfio-pci/bind', _GPU),
+            (f'devices/{_AUDIO}/driver_override', 'vfio-pci'),
+            ('drivers/snd_hda_intel/unbind', _AUDIO),
+            ('drivers/vfio-pci/bind', _AUDIO)], self.kernel.written)
+        self.kernel.written.clear()
+        privileged_driver.bind(_GPU, 'vfio-pci')
+        self.assertEqual([], self.kernel.written)
+        privileged_driver.bind(_GPU, 'nvidia')
+        self.assertEqual([
+            (f'devices/{_GPU}/driver_override', ''),
+            ('drivers/vfio-pci/unbind', _GPU),
+            ('drivers/nvidia/bind', _GPU),
+            (f'devices/{_AUDIO}/driver_override', ''),
+            ('drivers/vfio-pci/unbind', _AUDIO),
+            ('drivers_probe', _AUDIO)], self.kernel.written)
+        self.assertEqual(['nvidia', 'snd_hda_intel'],
+                         [self.kernel.driver(_GPU),
+                          self.kernel.driver(_AUDIO)])
+
+    def test_a_gpu_is_reset_only_while_it_has_no_driver(self):
+        privileged_driver.reset(_GPU)
+        self.assertEqual([('drivers/nvidia/unbind', _GPU),
+                          (f'devices/{_GPU}/reset', '1'),
+                          ('drivers/nvidia/bind', _GPU)],
+                         self.kernel.written)
+
+    def test_a_gpu_on_vfio_is_reset_and_stays_there(self):
+        privileged_driver.bind(_GPU, 'vfio-pci')
+        self.kernel.written.clear()
+        privileged_driver.reset(_GPU)
+        self.assertEqual([('drivers/vfio-pci/unbind', _GPU),
+                          (f'devices/{_GPU}/reset', '1'),
+                          ('drivers/vfio-pci/bind', _GPU)],
+                         self.kernel.written)
+
+    def test_nothing_is_taken_from_who_has_it_open(self):
+        self.held = ((812, 'nvidia-persiste'), (4711, 'python'))
+        for call, arguments in ((privileged_driver.bind, ('vfio-pci',)),
+                                (privileged_driver.reset, ())):
+            said = self.refused(exception.GpuInUse, call, _GPU, *arguments)
+            self.assertIn('process 812 (nvidia-persiste): stop the unit '
+                          'nvidia-persistenced', said)
+            self.assertIn('process 4711 (python)', said)
+
+    def test_nothing_is_taken_from_a_guest(self):
+        privileged_driver.bind(_GPU, 'vfio-pci')
+        self.kernel.written.clear()
+        self.guests = (os.getpid(),)
+        for call, arguments in ((privileged_driver.bind, ('nvidia',)),
+                                (privileged_driver.reset, ())):
+            self.assertIn(f'process {os.getpid()}', self.refused(
+                exception.GpuInUse, call, _GPU, *arguments))
+
+    def test_the_display_driver_in_the_kernel_is_a_holder(self):
+        self.kernel.file('module/nvidia_drm/parameters/modeset', 'Y')
+        self.assertEqual((), tuple(privileged_driver.holders(_GPU)))
+        self.kernel.file(f'bus/pci/devices/{_GPU}/drm/card0/dev', '226:0')
+        self.assertIn('kernel module nvidia_drm: ', self.refused(
+            exception.GpuInUse, privileged_driver.reset, _GPU))
+        self.kernel.file('module/nvidia_drm/parameters/modeset', 'N')
+        self.assertEqual((), tuple(privileged_driver.holders(_GPU)))
+
+    def test_a_gpu_with_virtual_functions_is_not_taken(self):
+        self.kernel.file(f'bus/pci/devices/{_GPU}/sriov_numvfs', '16')
+        self.assertIn('sriov-manage -d', self.refused(
+            exception.GpuInUse, privileged_driver.reset, _GPU))
+
+    def test_other_functions_than_nvidias_gpus_are_refused(self):
+        self.kernel.function('0000:3c:00.0', 'mlx5_core', vendor='0x15b3',
+                             kind='0x020000')
+        self.kernel.function('0000:3b:00.4', None, physfn='')
+        for address in ('0000:3c:00.0', _AUDIO, '0000:3b:00.4',
+                        '0000:99:00.0'):
+            for call, arguments in ((privileged_driver.bind, ('nvidia',)),
+                                    (privileged_driver.reset, ()),
+                                    (privileged_driver.holders, ())):
+                self.refused(exception.UnknownGpu, call, address, *arguments)
+        self.refused(exception.InvalidPciAddress, privileged_driver.bind,
+                     '../x', 'nvidia')
+        for driver in ('mlx5_core', '../x', ''):
+            self.refused(exception.InvalidValue, privileged_driver.bind,
+                         _GPU, driver)
+
+    def test_a_stranger_in_the_group_keeps_the_gpu_where_it_is(self):
+        self.kernel.function('0000:3a:00.0', 'pcieport', vendor='0x1000',
+                             kind='0x060400')
+        self.kernel.function('0000:3c:00.0', 'mlx5_core', vendor='0x15b3',
+                             kind='0x020000')
+        said = self.refused(exception.DriverError, privileged_driver.bind,
+                            _GPU, 'vfio-pci')
+        self.assertIn('0000:3c:00.0 (driver mlx5_core) is in the same IOMMU '
+                      'group, 41', said)
+
+    def test_a_gpu_without_a_group_is_not_for_guests(self):
+        self.kernel.function('0000:5e:00.0', 'nvidia', group=None)
+        self.assertIn('turn the IOMMU on', self.refused(
+            exception.DriverError, privileged_driver.bind, '0000:5e:00.0',
+            'vfio-pci'))
+
+    def test_a_driver_that_is_not_loaded(self):
+        for file in ('bind', 'unbind'):
+            os.unlink(f'{self.kernel.root}/bus/pci/drivers/vfio-pci/{file}')
+        os.rmdir(f'{self.kernel.root}/bus/pci/drivers/vfio-pci')
+        self.assertIn('modprobe vfio-pci', self.refused(
+            exception.DriverError, privileged_driver.bind, _GPU, 'vfio-pci'))
+
+    def test_a_gpu_that_is_refused_goes_back_to_its_driver(self):
+        self.kernel.refuses = ('vfio-pci',)
+        error = self.assertRaises(exception.DriverError,
+                                  privileged_driver.bind, _GPU, 'vfio-pci')
+        self.assertIn('its driver is nvidia, as before', str(error))
+        self.assertEqual('nvidia', self.kernel.driver(_GPU))
+        self.assertEqual('(null)', self.machine.sysfs.read(
+            'bus', 'pci', 'devices', _GPU, 'driver_override'))
+
+    def test_a_gpu_that_cannot_be_reset_goes_back_to_its_driver(self):
+        os.unlink(f'{self.kernel.root}/bus/pci/devices/{_GPU}/reset')
+        error = self.assertRaises(exception.DriverError,
+                                  privileged_driver.reset, _GPU)
+        self.assertIn('it was not reset', str(error))
+        self.assertEqual('nvidia', self.kernel.driver(_GPU))
+
+    def test_a_driver_that_does_not_let_go(self):
+        self.kernel.lets_go.clear()
+        self.addCleanup(self.kernel.lets_go.set)
+        self.use(platform.Platform(
+            self.machine.sysfs, self.machine.nvml,
+            gpu_holders=lambda address: (), driver_timeout=0.01))
+        error = self.assertRaises(exception.DriverStuck,
+                                  privileged_driver.reset, _GPU)
+        self.assertIn('driver nvidia has not let go of it', str(error))
+        self.assertIn('cannot be interrupted', str(error))
+        self.assertEqual([('drivers/nvidia/unbind', _GPU)],
+                         self.kernel.written)
+
+    def test_a_driver_in_the_kernel_that_does_not_let_go(self):
+        """A real pipe: it blocks who opens it while nobody reads."""
+        path = f'{self.kernel.root}/bus/pci/drivers/nvidia/unbind'
+        os.unlink(path)
+        os.mkfifo(path)
+        self.use(platform.Platform(
+            sysfs.Sysfs(self.kernel.root), self.machine.nvml,
+            gpu_holders=lambda address: (), driver_timeout=0.5))
+        self.assertRaises(exception.DriverStuck, privileged_driver.reset,
+                          _GPU)
+        # The child that was left behind ends with this.
+        with open(path, encoding='ascii') as stream:
+            self.assertEqual(_GPU, stream.read())

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""One simulated machine under the parts that make GPUs ready."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import fixed
+from cyborg_gpu_driver.program.ready import prepare
+from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+
+class ReadyCase(base.BaseTestCase):
+    """A GPU as a boot leaves it: no virtual functions, MIG mode off."""
+
+    host = 'dgx-a100-80'
+    settings = {}
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self.now = 1000.0
+        self.servers = ''
+        self.use(self.host)
+
+    def use(self, name):
+        self.machine = simulator.Machine.load(name)
+        with self.machine.operation(write=True):
+            for gpu in self.machine.gpus:
+                gpu.state.vfs = 0
+                gpu.state.mig = gpu.state.pending = False
+        self.address = model.PciAddress.parse(self.machine.gpus[0].address)
+        self.platform = dataclasses.replace(
+            platform.open_platform(self.machine),
+            records=boards.Boards(self.state_path))
+        self.addCleanup(self.machine.uninstall)
+        privileged.run_here(self.platform)
+        self.reader = reader.HostReader(self.platform)
+        self.binds = journal.Journal(self.state_path)
+        self.govern()
+
+    def govern(self, mode='off', **options):
+        """Govern all GPUs by one policy, as an agent that starts."""
+        self.settings = policies.Settings(policies=(policy.Policy(
+            'p', policy.Mode(mode), **options),))
+        self.start()
+
+    def start(self):
+        self.transactions = transaction.Transactions(self.platform,
+                                                     self.state_path)
+        cloud = services.Services()
+        cloud.claimed = lambda _: self.servers
+        self.preparer = prepare.Preparer(
+            self.reader, self.transactions, self.settings,
+            health.HealthKeeper(self.platform, self.state_path, cloud),
+            cloud, lambda: self.now)
+        self.fixed = fixed.FixedVgpus(
+            self.reader, self.transactions, self.settings, lambda: self.now)
+
+    def gpu(self):
+        return self.reader.snapshot().gpu(self.address)
+
+    def prepare(self):
+        return self.preparer.prepare(self.gpu())
+
+    def steps(self):
+        """Names of the steps that making the GPU ready takes."""
+        outcome = self.prepare()
+        self.assertEqual('', outcome.reason)
+        return [step.action.name for step in outcome.steps]
+
+    def state(self):
+        """State of the simulated GPU."""
+        return self.machine.gpu(self.address).state
+
+    def is_now(self):
+        """MIG mode and number of virtual functions, as they truly are."""
+        with self.machine.operation():
+            return self.state().mig, self.state().vfs
+
+    def vgpus(self):
+        """Number of its virtual function and type id of each vGPU."""
+        numbers = {str(vf.address): vf.index for vf in self.gpu().vfs}
+        with self.machine.operation():
+            return {numbers[vgpu.function]: vgpu.type_id
+                    for vgpu in self.state().vgpus}
+
+    def cuts(self):
+        """(profile id, start) of each GPU instance."""
+        with self.machine.operation():
+            return sorted((item.profile_id, item.start)
+                          for item in self.state().instances.values())
+
+    def set_type(self, index, type_id):
+        """Write a vGPU type as somebody else would."""
+        self.platform.sysfs.write(
+            str(type_id), 'bus', 'pci', 'devices',
+            str(self.gpu().vfs[index].address), 'nvidia',
+            'current_vgpu_type')

@@ -1,0 +1,310 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Layouts brought onto GPUs: what is kept, what is refused, and who."""
+
+import errno
+import os
+import uuid
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.tests.unit.program import layouts
+
+_UUID = str(uuid.UUID(int=7))
+
+
+class ApplyTest(layouts.LayoutCase):
+
+    def test_layout_with_compute_instances(self):
+        self.assertIs(apply.Status.CHANGED, self.apply(
+            _1c_3g_40gb=3, _2g_20gb=1))
+        enabled, pending, instances = self.truth()
+        self.assertTrue(enabled and pending)
+        self.assertEqual(
+            {9: [(0, 1), (1, 1), (2, 1)], 14: [(0, 2)]},
+            {profile: compute for _, _, profile, compute in instances})
+
+    def test_second_apply_makes_no_mutating_call(self):
+        self.apply(_3g_40gb=1, _1g_10gb=2)
+        before = self.serials()
+        self.machine.reset_calls()
+        self.assertIs(apply.Status.UNCHANGED,
+                      self.apply(_3g_40gb=1, _1g_10gb=2))
+        self.assertEqual(0, self.mutating_calls())
+        self.assertEqual(before, self.serials())
+
+    def test_what_is_right_already_is_kept(self):
+        self.apply(_3g_40gb=1, _1g_10gb=4)
+        (big,) = [key for key in self.serials() if key[1] == 9]
+        before = self.serials()[big]
+        self.assertIs(apply.Status.CHANGED,
+                      self.apply(_3g_40gb=1, _2g_20gb=2))
+        self.assertEqual(before, self.serials()[big])
+
+    def test_mig_mode_on_with_reset_and_off_again(self):
+        self.load(self._without_mig())
+        self.restart()
+        self.assertIs(apply.Status.CHANGED, self.apply(_7g_80gb=1))
+        self.assertEqual((True, True, [(0, 8, 0, [(0, 7)])]), self.truth())
+        self.assertIs(apply.Status.CHANGED, self.apply(enabled=False))
+        self.assertEqual((False, False, []), self.truth())
+
+    def test_skipped_reset_leaves_the_mode_pending(self):
+        self.load(self._without_mig())
+        self.restart()
+        self.machine.add_holder(str(self.address), 815, 'nv-hostengine')
+        status = self.apply(options=apply.Options(may_reset=False),
+                            _7g_80gb=1)
+        self.assertIs(apply.Status.PENDING, status)
+        self.assertEqual((False, True, []), self.truth())
+        self.machine.remove_holder(815)
+        self.assertIsNone(self.change_record())
+        self.assertIs(apply.Status.CHANGED, self.apply(_7g_80gb=1))
+
+    def test_mode_only_leaves_instances(self):
+        self.apply(_3g_40gb=1)
+        before = self.truth()
+        status = self.apply(options=apply.Options(mode_only=True),
+                            _1g_10gb=7)
+        self.assertIs(apply.Status.UNCHANGED, status)
+        self.assertEqual(before, self.truth())
+
+    def test_hopper_needs_no_reset(self):
+        self.use('hgx-h100')
+        self.load(self._without_mig())
+        self.restart()
+        self.machine.faults.fail_write('*/reset', errno.EIO, times=None)
+        self.assertIs(apply.Status.CHANGED, self.apply(_1g_10gb=7))
+        self.assertEqual(7, len(self.truth()[2]))
+
+    def test_gpus_succeed_and_fail_each_by_itself(self):
+        other = self.host.gpus[1]
+        self.machine.faults.fail(
+            'nvmlDeviceCreateGpuInstanceWithPlacement', 999, times=None,
+            address=str(other.address))
+        outcomes = self.applier.apply_all([
+            (gpu, self.wanted(gpu=gpu, _3g_40gb=2))
+            for gpu in self.host.gpus[:3]])
+        self.assertEqual(
+            [apply.Status.CHANGED, apply.Status.FAILED,
+             apply.Status.CHANGED],
+            [outcome.status for outcome in outcomes])
+        self.assertIn(str(other.address), str(outcomes[1].error))
+        self.assertEqual([], self.truth(other.address)[2])
+        self.assertEqual(2, len(self.truth(self.host.gpus[2].address)[2]))
+
+    def test_gpus_that_switch_do_not_wait_for_each_other(self):
+        """Each has NVML alone for a while; together that takes too long."""
+        self.platform.nvml.gate.access.timeout = 1.0
+        self.machine.faults.delay('nvmlDeviceSetMigMode', 0.5)
+        outcomes = self.applier.apply_all([
+            (gpu, self.wanted(enabled=False, gpu=gpu))
+            for gpu in self.host.gpus[:5]])
+        self.assertEqual(
+            [''] * 5, [str(outcome.error or '') for outcome in outcomes])
+        self.assertEqual([gpu.address for gpu in self.host.gpus[:5]],
+                         [outcome.gpu for outcome in outcomes])
+
+    def test_gpu_that_was_reset_since_the_snapshot(self):
+        self.apply(_3g_40gb=1)
+        self.machine.reset_gpu(str(self.address))
+        self.assertIs(apply.Status.CHANGED, self.apply(_3g_40gb=1))
+
+    def _without_mig(self):
+        state = self.saved()
+        state.mig = state.pending = False
+        return state
+
+
+class RefusalTest(layouts.LayoutCase):
+    """Nothing is changed, and it is said what is in the way."""
+
+    def setUp(self):
+        super().setUp()
+        self.apply(_3g_40gb=2)
+        self.before = self.truth()
+        self.first, self.second = sorted(
+            self.machine.gpu(self.address).state.instances)
+        self.machine.reset_calls()
+
+    def refused(self, kind, *words, enabled=True, **devices):
+        error = self.assertRaises(kind, self.apply, enabled=enabled,
+                                  **devices)
+        for word in words:
+            self.assertIn(word, str(error))
+        self.assertEqual(self.before, self.truth())
+        self.assertEqual(0, self.mutating_calls())
+        self.assertIsNone(self.change_record())
+
+    def test_process_on_an_instance(self):
+        self.machine.add_process(self.address, os.getpid(), self.first, 0)
+        self.refused(exception.LayoutUnreachable,
+                     f'process {os.getpid()}', '3g.40gb', _7g_80gb=1)
+
+    def test_instance_in_use_is_kept_where_it_can_be(self):
+        self.machine.add_process(self.address, 4711, self.second, 0)
+        place = self.machine.gpu(self.address).state.instances[
+            self.second].start
+        before = self.serials()[place, 9]
+        self.apply(_3g_40gb=1, _1g_10gb=3)
+        self.assertEqual(before, self.serials()[place, 9])
+
+    def test_instance_bound_to_a_handle(self):
+        state = self.machine.gpu(self.address).state
+        journal.Journal(self.state_path).put(journal.Entry(
+            handle=_UUID, gpu=self.address, function=self.address,
+            mdev_type='nvidia-476', profile='3g.40gb',
+            phase=journal.Phase.BOUND, profile_id=9,
+            placement=model.Placement(state.instances[self.first].start, 4),
+            instance_id=self.first))
+        self.refused(exception.LayoutUnreachable, f'handle {_UUID}',
+                     _7g_80gb=1)
+
+    def test_mdev_of_which_nobody_tells_the_instance(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.address).state.vfs = 20
+        self.restart()
+        kind = next(item for item in self.gpu.vgpu_types
+                    if item.gi_profile_id == 9)
+        self.platform.sysfs.write(
+            _UUID, 'class', 'mdev_bus', str(self.gpu.vfs[0].address),
+            'mdev_supported_types', kind.mdev_type_id, 'create')
+        self.restart()
+        self.machine.reset_calls()
+        self.refused(exception.LayoutUnreachable, f'mdev {_UUID}',
+                     _7g_80gb=1)
+
+    def test_process_in_the_way_of_a_mode_change(self):
+        self.machine.add_process(self.address, os.getpid())
+        self.refused(exception.ModeBlocked, f'process {os.getpid()} (',
+                     enabled=False)
+
+    def test_virtual_functions_in_the_way_of_a_mode_change(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.address).state.vfs = 20
+        self.restart()
+        self.machine.reset_calls()
+        self.refused(exception.ModeBlocked, '20 virtual functions',
+                     enabled=False)
+
+    def test_gpu_whose_mig_state_could_not_be_read(self):
+        """It must not look like one that has no MIG."""
+        (saved,) = checkpoint.remembered(self.state_path)
+        self.machine.faults.fail('nvmlDeviceGetMigMode', 999, times=None,
+                                 address=str(self.address))
+        self.restart()
+        self.machine.faults.clear()
+        self.machine.reset_calls()
+        self.assertIsNone(self.gpu.mig)
+        self.refused(exception.ChangeRefused, 'nvmlDeviceGetMigMode',
+                     enabled=False)
+        self.assertRaises(exception.ChangeRefused, self.restorer.restore,
+                          self.gpu, saved)
+
+    def test_damaged_journal(self):
+        path = self.records.path(self.address)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        error = self.assertRaises(exception.JournalError, self.apply,
+                                  _7g_80gb=1)
+        self.assertIn(path, str(error))
+        self.assertEqual(self.before, self.truth())
+
+    def test_refused_reset_names_the_module(self):
+        """The mode is not left pending, and the instances are back."""
+        self.machine.load_drm()
+        error = self.assertRaises(exception.ChangeFailed, self.apply,
+                                  enabled=False)
+        self.assertIn('nvidia_drm', str(error))
+        self.assertIn('as it was before', str(error))
+        self.assertEqual(self.before, self.truth())
+
+
+class CheckpointTest(layouts.LayoutCase):
+
+    def test_applied_layout_is_back_after_a_reboot(self):
+        self.apply(_1c_3g_40gb=3, _2g_20gb=2)
+        before = self.truth()
+        self.machine.reboot()
+        self.restart()
+        self.assertEqual([], self.truth()[2])
+        (saved,) = checkpoint.remembered(self.state_path)
+        self.assertIs(apply.Status.CHANGED,
+                      self.restorer.restore(self.gpu, saved))
+        self.assertEqual(before, self.truth())
+        self.machine.reset_calls()
+        self.assertIs(apply.Status.UNCHANGED,
+                      self.restorer.restore(self.gpu, saved))
+        self.assertEqual(0, self.mutating_calls())
+
+    def test_bound_instance_and_virtual_functions_are_back(self):
+        self.use('hgx-h100')
+        self.machine.sriov_manage(str(self.address))
+        self.restart()
+        kind = next(item for item in self.gpu.vgpu_types
+                    if item.gi_profile_id == 14)
+        entry = journal.Entry(
+            handle=_UUID, gpu=self.address,
+            function=self.gpu.vfs[3].address, mdev_type=kind.mdev_type_id,
+            profile='2g.20gb', phase=journal.Phase.BOUND, profile_id=14,
+            placement=model.Placement(2, 2), instance_id=99)
+        binds = journal.Journal(self.state_path)
+        binds.put(entry)
+        self.machine.reboot()
+        self.restart()
+        self.assertEqual(0, self.gpu.sriov_numvfs)
+        self.restorer.restore(self.gpu, None)
+        enabled, _, instances = self.truth()
+        self.assertTrue(enabled)
+        self.assertEqual([(2, 2, 14)], [item[:3] for item in instances])
+        (number,) = self.machine.gpu(self.address).state.instances
+        self.assertEqual(number, binds.get(_UUID).instance_id)
+        self.assertTrue(self.platform.sysfs.exists(
+            'bus', 'mdev', 'devices', _UUID))
+
+    def test_checkpoint_of_another_board_is_refused(self):
+        self.apply(_3g_40gb=1)
+        (saved,) = checkpoint.remembered(self.state_path)
+        self.use('hgx-h100')
+        error = self.assertRaises(exception.ChangeRefused,
+                                  self.restorer.restore, self.gpu, saved)
+        self.assertIn('20b2', str(error))
+
+    def test_bound_instances_are_not_in_it(self):
+        self.apply(_3g_40gb=2)
+        journal.Journal(self.state_path).put(journal.Entry(
+            handle=_UUID, gpu=self.address, function=self.address,
+            mdev_type='nvidia-476', profile='3g.40gb',
+            phase=journal.Phase.BOUND, profile_id=9,
+            placement=model.Placement(4, 4), instance_id=2))
+        self.apply(_3g_40gb=2)
+        (saved,) = checkpoint.remembered(self.state_path)
+        self.assertEqual([0], [cut.placement.start
+                               for cut in saved.layout.instances])
+
+    def test_damaged_record_is_kept_beside(self):
+        self.apply(_3g_40gb=1)
+        path = self.records.path(self.address)
+        for name in (path, f'{path}.half.new'):
+            with open(name, 'w', encoding='utf-8') as stream:
+                stream.write('{')
+        before = self.truth()
+        self.restorer.restore(self.gpu, None)
+        self.assertEqual(
+            ['0000:07:00.0.json', '0000:07:00.0.json.unusable-1'],
+            sorted(os.listdir(os.path.dirname(path))))
+        self.assertEqual(before, self.truth())

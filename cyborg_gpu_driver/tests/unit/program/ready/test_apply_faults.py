@@ -1,0 +1,395 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Every call of an apply fails in turn, and every process dies in turn."""
+
+import ctypes
+import os
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.tests.unit.program import layouts
+
+_CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
+          pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+          pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT)
+_KILLED = 9
+_HOST = """
+driver_version: '550.144.02'
+cuda_version: 12040
+gpus:
+  - {model: a100-80, address: '0000:07:00.0', mig: true, framework: mdev}
+"""
+"""One GPU: there are thousands of applies here."""
+
+
+class Scenario(layouts.LayoutCase):
+    """A GPU as it is, and what it is to become."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 4}
+    after = {'_1c_3g_40gb': 2, '_2g_20gb': 1, '_1g_10gb': 1}
+
+    def setUp(self):
+        super().setUp()
+        if self.before is None:
+            state = self.saved()
+            state.mig = state.pending = False
+            self.load(state)
+            self.restart()
+        else:
+            self.apply(**self.before)
+        self.start = self.saved()
+        self.old = self.truth()
+        self.again()
+        self.machine.reset_calls()
+        self.change()
+        self.count = sum(self.machine.calls.values())
+        self.new = self.truth()
+        self.assertNotEqual(self.old, self.new)
+
+    def use(self, name, state=None):
+        path = os.path.join(self.state_path, 'host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(_HOST)
+        super().use(path, state)
+
+    def change(self):
+        if self.after is None:
+            return self.apply(enabled=False)
+        return self.apply(**self.after)
+
+    def again(self):
+        """The machine as it was at first, and a new process."""
+        self.machine.faults.clear()
+        self.load(self.start)
+        self.records.put(self.address, change=None)
+        self.restart()
+
+    def try_change(self):
+        try:
+            self.change()
+        except exception.GpuDriverError as error:
+            return error
+        return None
+
+    def assert_whole(self, error, what):
+        """Exactly as before, or exactly as wanted; and the journal knows."""
+        self.machine.faults.clear()
+        if error is None:
+            self.assertEqual(self.new, self.truth(), what)
+            self.assertIsNone(self.change_record(), what)
+            return
+        record = self.change_record()
+        if record is None:
+            self.assertEqual(self.old, self.truth(), f'{what}: {error}')
+            return
+        self.assertTrue(record.problem, what)
+        self.assertIn('layout restore', str(error), what)
+        self.assertEqual(self.old[2], sorted(
+            (cut.placement.start, cut.placement.size, cut.profile_id,
+             list(cut.compute)) for cut in record.before.instances), what)
+        self.change()
+        self.assertEqual(self.new, self.truth(), what)
+        self.assertIsNone(self.change_record(), what)
+
+
+class SingleFaults(Scenario):
+    """One call goes wrong, before or after it has had its effect."""
+
+    def test_each_call_once(self):
+        undone = 0
+        for nth in range(1, self.count + 1):
+            for number, code in enumerate(_CODES):
+                self.again()
+                after = bool((nth + number) % 2)
+                self.machine.faults.fail('*', code, nth=nth, after=after)
+                error = self.try_change()
+                what = f'call {nth}, code {code}, after {after}'
+                record = self.change_record()
+                self.assertIsNone(record, f'{what}: {record}')
+                undone += error is not None
+                self.assert_whole(error, what)
+        self.assertGreater(undone, self.count)
+
+    def test_each_mutating_call_in_both_ways(self):
+        for symbol in layouts.MUTATING:
+            for nth in range(1, 9):
+                for after in (False, True):
+                    self.again()
+                    self.machine.faults.fail(
+                        symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth,
+                        after=after)
+                    error = self.try_change()
+                    self.assertIsNone(self.change_record())
+                    self.assert_whole(error, f'{symbol} {nth} {after}')
+
+
+class LastingFaults(Scenario):
+    """From some call on nothing works, the way back included."""
+
+    def test_from_each_call_on(self):
+        stuck = 0
+        for symbol in (*layouts.MUTATING, '*'):
+            for nth in range(1, self.count + 1 if symbol == '*' else 7):
+                self.again()
+                self.machine.faults.fail(
+                    symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth, times=None)
+                error = self.try_change()
+                stuck += self.change_record() is not None
+                self.assert_whole(error, f'{symbol} from {nth} on')
+        self.assertGreater(stuck, 10)
+
+    def test_way_back_is_tried_again(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=2)
+        self.assert_whole(self.try_change(), 'create twice')
+        self.assertEqual(self.old, self.truth())
+
+    def test_way_back_goes_to_where_it_all_began(self):
+        """Also after a second apply that failed on what the first left."""
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        left = self.truth()
+        self.assertNotEqual(self.old, left)
+        self.machine.faults.clear()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
+        self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=6)
+        self.machine.faults.clear()
+        self.transactions.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
+
+    def test_way_back_knows_what_an_earlier_change_made(self):
+        def nothing_goes_any_more(_seconds):
+            for symbol in ('nvmlGpuInstanceDestroy',
+                           'nvmlGpuInstanceCreateCompute*'):
+                self.machine.faults.fail(symbol, 999, times=None)
+
+        self.again()
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  0, nothing_goes_any_more)
+        self.try_change()
+        self.assertIn(14, [item[2] for item in self.truth()[2]])
+        self.machine.faults.clear()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.assertRaises(exception.ChangeFailed, self.apply, _2g_20gb=2)
+        self.machine.faults.clear()
+        self.transactions.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
+
+    def test_record_is_what_assert_and_restore_go_by(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        record = self.change_record()
+        self.assertIn('UNKNOWN', str(record))
+        self.assertEqual(
+            ['1g.10gb'] * 4 + ['3g.40gb'], sorted(
+                self.gpu.mig.profile_by_id(cut.profile_id).name
+                for cut in record.before.instances))
+        self.machine.faults.clear()
+        self.assertTrue(self.transactions.recover(self.gpu))
+        self.assertEqual(self.old, self.truth())
+        self.assertFalse(self.transactions.recover(self.gpu))
+
+
+class ModeFaults(SingleFaults):
+    """MIG mode on, which takes a reset, and then instances."""
+
+    before = None
+    after = {'_7g_80gb': 1}
+
+    def test_gpu_is_held(self):
+        """The driver resets no GPU that another program has open."""
+        self.again()
+        self.machine.add_holder(str(self.address), 4711, 'nv-hostengine')
+        error = self.try_change()
+        self.machine.remove_holder(4711)
+        self.assertIn('nv-hostengine', str(error))
+        self.assert_whole(error, 'held')
+        self.assertEqual((), self.machine.damage)
+        self.assertEqual((), self.machine.blocked_unbinds)
+
+
+class ModeOffFaults(ModeFaults):
+    """Instances away, and MIG mode off."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 1}
+    after = None
+
+
+class KilledProcess(Scenario):
+    """kill -9 between any two things that an apply does to the world."""
+
+    before = {'_3g_40gb': 1, '_1g_10gb': 1}
+    after = {'_1c_3g_40gb': 2, '_2g_20gb': 1}
+
+    def use(self, name, state=None):
+        super().use(name, state or os.path.join(self.state_path, 'machine'))
+
+    def test_restore_undoes_or_the_change_is_complete(self):
+        complete, points = 0, 0
+        while self._killed_at(points):
+            points += 1
+            self.restart()
+            self.transactions.recover(self.gpu)
+            self.assertIsNone(self.change_record())
+            self.assertIn(self.truth(), (self.old, self.new), points)
+            complete += self.truth() == self.new
+        self.assertGreater(points, self.count)
+        self.assertLess(complete, 20)
+
+    def test_next_apply_completes(self):
+        for point in range(0, 1000, 5):
+            if not self._killed_at(point):
+                break
+            self.restart()
+            self.change()
+            self.assertEqual(self.new, self.truth(), point)
+            self.assertIsNone(self.change_record())
+        self.assertGreater(point, 20)
+
+    def test_restore_is_killed_too(self):
+        for point in range(30, 70, 7):
+            self.assertTrue(self._killed_at(point))
+            self._killed(lambda: self.transactions.recover(self.gpu), 12)
+            self.restart()
+            self.transactions.recover(self.gpu)
+            self.assertIn(self.truth(), (self.old, self.new), point)
+
+    def _killed_at(self, point):
+        """Begin again, with a death at one point; whether it came to it."""
+        self.again()
+        return self._killed(self.change, point)
+
+    def _killed(self, action, point):
+        child = os.fork()
+        if child == 0:
+            try:
+                _die_at(self.machine, point)
+                action()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        self.assertIn(code, (0, _KILLED))
+        return code == _KILLED
+
+
+def _die_at(machine, point):
+    """Let this process end before its n-th NVML call or change of a file,
+    or right after one.
+    """
+    left = [point]
+
+    def here(*_):
+        if not left[0]:
+            os._exit(_KILLED)
+        left[0] -= 1
+
+    def around(function):
+        def acting(*args, **kwargs):
+            here()
+            result = function(*args, **kwargs)
+            here()
+            return result
+        return acting
+
+    machine.faults.wait = here
+    os.replace = around(os.replace)
+    os.unlink = around(os.unlink)
+    machine.os.write = around(machine.os.write)
+
+
+class UnderstoodStates(Scenario):
+    """What is left behind is told by who looks."""
+
+    def test_assert_tells_an_interrupted_change(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        self.machine.faults.clear()
+        now = self.transactions.read(self.gpu)
+        self.assertNotEqual((), layout_state.differences(
+            now, self.wanted(**self.after)))
+        self.assertIn('the rollback is blocked',
+                      str(self.applier.unfinished(self.address)))
+        self.assertIs(apply.Status.CHANGED, self.change())
+
+    def test_apply_to_what_is_there_ends_the_record(self):
+        self.again()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+        self.try_change()
+        self.machine.faults.clear()
+        self.assertIsNotNone(self.applier.unfinished(self.address))
+        self.apply(_3g_40gb=1)
+        self.apply(_3g_40gb=1)
+        self.assertIsNone(self.applier.unfinished(self.address))
+
+    def test_instance_taken_meanwhile_stays(self):
+        """What somebody uses by now is not destroyed on the way back."""
+        self.again()
+        self.machine.faults.fail('nvmlGpuInstanceCreateCompute*', 999,
+                                 nth=2, times=None)
+        self.machine.faults.delay('nvmlComputeInstanceDestroy', 0,
+                                  self._take_new_instance)
+        error = self.try_change()
+        self.assertIn('4711', str(error))
+        self.assertIn('4711', self.change_record().problem)
+        self.machine.faults.clear()
+        self.machine.remove_process(4711)
+        self.transactions.recover(self.gpu)
+        self.assertEqual(self.old, self.truth())
+
+    def test_instance_of_another_that_appears_meanwhile_stays(self):
+        """It is not what was asked for; all but it is as it was."""
+        self.again()
+        self.load(self.saved())
+        with self.machine.operation(write=True):
+            state = self.machine.gpu(self.address).state
+            (gone,) = [key for key, item in state.instances.items()
+                       if item.start == 3]
+            del state.instances[gone]
+        before = self.truth()
+        self.machine.faults.delay('nvmlGpuInstanceCreateComputeInstance', 0,
+                                  self._make_foreign)
+        error = self.assertRaises(exception.ChangeFailed, self.apply,
+                                  _1c_3g_40gb=2, _1g_10gb=3)
+        self.assertIn('that was not asked for', str(error))
+        self.assertEqual(
+            sorted((*before[2], (3, 1, 19, []))), self.truth()[2])
+        self.assertIsNone(self.change_record())
+
+    def _make_foreign(self, _seconds):
+        """Another program creates an instance while a change goes on.
+
+        It calls NVML by itself: our session makes one call at a time.
+        """
+        if not any(item[:2] == (3, 1) for item in self.truth()[2]):
+            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                pynvml.nvmlDeviceGetHandleByPciBusId(str(self.address)), 19,
+                ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(3, 1)))
+
+    def _take_new_instance(self, _seconds):
+        """A process begins on the instance that the change has made."""
+        state = self.machine.gpu(self.address).state
+        for key, item in state.instances.items():
+            if item.profile_id == 14 and item.compute:
+                self.machine.add_process(self.address, 4711, key, 0)
+                self.machine.faults.delay('nvmlComputeInstanceDestroy', 0,
+                                          lambda _: None)
+
+
+del Scenario

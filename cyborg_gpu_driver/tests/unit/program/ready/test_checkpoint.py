@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A checkpoint has what was laid out, and nothing that others bring back."""
+
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program.ready import ready_case
+
+_LAID_OUT = (19, 0)
+"""Profile id and start of a 1g.10gb that an operator has made."""
+
+
+class FixedTest(ready_case.ReadyCase):
+    """Fixed vGPUs beside what was laid out."""
+
+    host = 'a100x4-vfio'
+
+    def setUp(self):
+        super().setUp()
+        self.govern('mig', fixed_vgpus=(('A100D-3-40C', 1),))
+        self.ready()
+        (self.fixed_cut,) = self.cuts()
+        privileged.create_gpu_instance(str(self.address), *_LAID_OUT, 1)
+
+    def ready(self):
+        """All that an agent does when it reports."""
+        released = self.fixed.release(self.gpu())
+        self.assertEqual('', released.reason)
+        self.assertEqual('', self.prepare().reason)
+        self.assertEqual('', self.fixed.make(self.gpu()).reason)
+
+    def saved(self):
+        return apply.Applier(self.transactions).saved(
+            self.transactions.read(self.gpu()))
+
+    def restore(self, saved):
+        """What there is after a reboot and two restores of it."""
+        self.machine.reboot()
+        self.start()
+        for _ in range(2):
+            wiring.restorer(
+                self.platform, self.state_path, self.settings).restore(
+                    self.gpu(), saved)
+        return self.cuts()
+
+    def test_each_is_restored_once(self):
+        saved = self.saved()
+        self.assertEqual([_LAID_OUT], [
+            (cut.profile_id, cut.placement.start)
+            for cut in saved.layout.instances])
+        vgpus = self.vgpus()
+        self.assertEqual(sorted([self.fixed_cut, _LAID_OUT]),
+                         self.restore(saved))
+        self.assertEqual(vgpus, self.vgpus())
+
+    def test_what_no_policy_wants_any_more_stays_away(self):
+        saved = self.saved()
+        self.govern('mig')
+        self.ready()
+        self.assertEqual([_LAID_OUT], self.cuts())
+        self.assertEqual([_LAID_OUT], self.restore(saved))

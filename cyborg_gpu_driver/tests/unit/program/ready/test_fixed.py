@@ -1,0 +1,403 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Fixed vGPUs: made in an order that works, kept, and removed if idle."""
+
+import dataclasses
+import errno
+
+import pynvml
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.program.ready import ready_case
+
+_UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_12Q, _24Q, _6Q = 1153, 1155, 1151
+
+
+class FixedCase(ready_case.ReadyCase):
+
+    host = 'l40sx4'
+
+    def ready(self, mode='vgpu', **options):
+        """Govern, and do all that an agent does when it reports."""
+        if options or mode != 'vgpu':
+            self.govern(mode, **options)
+        else:
+            self.start()
+        self.released = self.fixed.release(self.gpu())
+        self.prepared = self.prepare()
+        self.made = self.fixed.make(self.gpu())
+        return self.made
+
+    def reboot(self):
+        self.machine.reboot()
+        self.start()
+
+
+class TimeSlicedTest(FixedCase):
+
+    def test_the_lowest_functions_once(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 2),))
+        self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
+        self.assertEqual(2, len(self.made.done))
+        self.assertEqual((), self.ready().done)
+        self.assertEqual('', self.made.reason)
+
+    def test_the_same_functions_after_a_reboot_and_another_policy(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 3),))
+        self.ready(fixed_vgpus=(('L40S-12Q', 2),))
+        self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
+        self.ready(fixed_vgpus=(('L40S-12C', 1), ('L40S-12Q', 2)))
+        self.assertEqual({0: _12Q, 1: _12Q, 2: 1180}, self.vgpus())
+        self.reboot()
+        self.assertEqual({}, self.vgpus())
+        self.ready()
+        self.assertEqual({0: _12Q, 1: _12Q, 2: 1180}, self.vgpus())
+
+    def test_no_type_is_left_for_which_there_is_no_room(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 5),))
+        self.assertIn('at most 4', self.made.reason)
+        self.ready(fixed_vgpus=(('L40S-12Q', 1), ('L40S-24Q', 1)))
+        self.assertIn('several framebuffer sizes', self.made.reason)
+        self.assertEqual({}, self.vgpus())
+
+    def test_mixed_sizes(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 2), ('L40S-24Q', 1)),
+                   mixed_sizes=True)
+        self.assertEqual('', self.made.reason)
+        self.assertEqual({0: _12Q, 1: _12Q, 2: _24Q}, self.vgpus())
+        # The largest first, which have the fewest places.
+        self.assertIn('24Q', self.made.done[0])
+        with self.machine.operation():
+            self.assertEqual(
+                {f'vgpu-placement-id={vgpu.placement}'
+                 for vgpu in self.state().vgpus},
+                {vgpu.params for vgpu in self.state().vgpus})
+        for vf in self.gpu().vfs[:3]:
+            self.machine.start_guest(str(vf.address))
+        before = {vf.index: vf.placement_id for vf in self.gpu().vfs}
+        for vf in self.gpu().vfs[:3]:
+            self.machine.stop_guest(str(vf.address))
+        self.reboot()
+        self.ready()
+        self.assertEqual(before, {vf.index: vf.placement_id
+                                  for vf in self.gpu().vfs})
+
+    def test_left_alone(self):
+        self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 2),))
+        for changes in ({'vfio_handles': True}, {'prepare': False},
+                        {'ignored_addresses': {self.address}}):
+            settings, self.settings = self.settings, dataclasses.replace(
+                self.settings, **changes)
+            self.ready()
+            self.assertEqual({}, self.vgpus(), changes)
+            self.settings = settings
+
+    def test_not_before_the_gpu_is_ready(self):
+        self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 2),))
+        self.assertEqual((), self.fixed.make(self.gpu()).done)
+        self.machine.add_process(str(self.address), 4711)
+        self.assertEqual(((), ''), (self.ready().done, self.made.reason))
+        self.assertIn('4711', self.prepared.reason)
+
+    def test_lists_are_read_again_after_each_write(self):
+        """What a function could be given before is no promise."""
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.set_type(4, _12Q)
+        self.set_type(5, _12Q)
+        self.set_type(6, _12Q)
+        made = self.ready(fixed_vgpus=(('L40S-12Q', 4),))
+        self.assertEqual('', made.reason)
+        self.assertEqual({0, 4, 5, 6}, set(self.vgpus()))
+
+
+class SlicedTest(FixedCase):
+
+    host = 'rtxpro6000x8'
+
+    def test_instances_before_types(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
+        self.assertEqual('', self.made.reason)
+        self.assertEqual([1555] * 4 + [1561],
+                         [self.vgpus()[index] for index in range(5)])
+        self.assertEqual(3, len(self.cuts()))
+        self.assertEqual(
+            ['instance'] * 3 + ['vGPU'] * 5,
+            [words.split()[1] for words in self.made.done])
+
+    def test_reboot(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
+        before = self.vgpus(), self.cuts()
+        self.reboot()
+        self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
+        self.ready()
+        self.assertEqual(before, (self.vgpus(), self.cuts()))
+
+    def test_an_instance_goes_with_its_last(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
+        self.assertEqual(2, len(self.cuts()))
+        stranger = privileged.create_gpu_instance(str(self.address), 47, 0,
+                                                  3)
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 1),))
+        self.assertEqual({0: 1555}, self.vgpus())
+        self.assertEqual(2, len(self.cuts()))
+        self.ready('mig')
+        self.assertEqual({}, self.vgpus())
+        self.assertEqual([(47, stranger[1])], self.cuts())
+
+    def test_a_release_that_was_killed_is_gone_on_with(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
+        for index in self.vgpus():
+            self.set_type(index, 0)
+        self.assertEqual(2, len(self.cuts()))
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
+        self.assertEqual((4, 2), (len(self.vgpus()), len(self.cuts())))
+        for index in self.vgpus():
+            self.set_type(index, 0)
+        self.ready('mig')
+        self.assertEqual([], self.cuts())
+
+    def test_places_of_old_are_forgotten(self):
+        """What an operator puts there later is not ours."""
+        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 1),))
+        ((profile_id, start),) = self.cuts()
+        (item,) = self.gpu().mig.instances
+        self.reboot()
+        self.govern('mig')
+        self.prepare()
+        self.fixed.release(self.gpu())
+        privileged.create_gpu_instance(str(self.address), profile_id, start,
+                                       item.placement.size)
+        self.ready('mig')
+        self.assertEqual([(profile_id, start)], self.cuts())
+
+    def test_what_the_driver_does_not_list_is_not_written(self):
+        self.govern('mig', fixed_vgpus=(('DC-1-24Q', 1),))
+        self.prepare()
+        number, _, _ = privileged.create_gpu_instance(str(self.address), 47,
+                                                      0, 3)
+        self.machine.add_process(str(self.address), 4711, number)
+        made = self.fixed.make(self.gpu())
+        self.assertIn('the driver creates no DC-1-24Q', made.reason)
+        self.assertEqual({}, self.vgpus())
+
+    def test_wrong_orders_are_refused_by_the_driver(self):
+        self.govern('mig')
+        self.prepare()
+        error = self.assertRaises(exception.SysfsError, self.set_type, 0,
+                                  1555)
+        self.assertEqual(errno.EIO, error.errno)
+        privileged.create_gpu_instance(str(self.address), 47, 0, 3)
+        self.set_type(0, 1555)
+        error = self.assertRaises(exception.SysfsError, self.set_type, 1,
+                                  1561)
+        self.assertEqual(errno.EIO, error.errno)
+
+    def test_another_mode(self):
+        self.ready('mig', fixed_vgpus=(('DC-1-24Q', 2),))
+        vf = str(self.gpu().vfs[1].address)
+        self.machine.start_guest(vf)
+        self.ready('passthrough')
+        self.assertIn('in use', self.prepared.reason)
+        self.assertEqual((True, len(self.gpu().vfs)), self.is_now())
+        self.machine.stop_guest(vf)
+        self.ready('passthrough')
+        self.assertEqual('', self.prepared.reason)
+        self.assertEqual((False, 0), self.is_now())
+        self.assertTrue(store.of(self.state_path).read(
+            self.address).fixed.is_empty)
+
+
+class InUseTest(FixedCase):
+    """What is held, bound or somebody else's is never cleared."""
+
+    def test_guest(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 2),))
+        vf = str(self.gpu().vfs[1].address)
+        self.machine.start_guest(vf)
+        with self.assertLogs('cyborg_gpu_driver.program.ready.fixed',
+                             'WARNING') as logs:
+            for _ in range(3):
+                self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 1),))
+                released = self.fixed.release(self.gpu())
+                self.assertIn(vf, released.reason)
+                self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
+            for _ in range(3):
+                self.fixed.release(self.gpu())
+        self.assertEqual(3, len(logs.output))
+        self.machine.stop_guest(vf)
+        self.fixed.release(self.gpu())
+        self.assertEqual({0: _12Q}, self.vgpus())
+
+    def test_open_device_without_a_guest_in_nvml(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        vf = str(self.gpu().vfs[0].address)
+        self.platform = dataclasses.replace(
+            self.platform, vfio_holders=lambda function: (
+                (4711,) if function == vf else ()))
+        privileged.run_here(self.platform)
+        self.ready(fixed_vgpus=(('L40S-24Q', 1),))
+        self.assertIn('4711', self.released.reason)
+        self.assertIn('not wanted and there', self.made.reason)
+        self.assertEqual({0: _12Q}, self.vgpus())
+
+    def test_who_holds_it_is_not_known(self):
+        def unknown(function):
+            raise exception.UsageUnknown(what=function, reason='no access')
+
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.platform = dataclasses.replace(self.platform,
+                                            vfio_holders=unknown)
+        privileged.run_here(self.platform)
+        self.ready('off')
+        self.assertIn('no access', self.released.reason)
+        self.assertEqual({0: _12Q}, self.vgpus())
+
+    def test_handle_of_the_journal(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.binds.put(journal.Entry(
+            handle=_UUID, gpu=self.address,
+            function=self.gpu().vfs[0].address, mdev_type=f'nvidia-{_12Q}',
+            profile='L40S-12Q', phase=journal.Phase.BOUND, vfio=True))
+        self.ready('off')
+        self.assertEqual({0: _12Q}, self.vgpus())
+
+    def test_made_by_somebody_else(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.set_type(3, _12Q)
+        self.ready('off')
+        self.assertEqual({3: _12Q}, self.vgpus())
+
+    def test_another_type_on_a_function_that_was_ours(self):
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.set_type(0, 0)
+        self.set_type(0, _6Q)
+        self.ready('off')
+        self.assertEqual({0: _6Q}, self.vgpus())
+
+    def test_a_new_mode_waits_for_the_others(self):
+        """Ours stay while somebody else's keep the GPU from changing."""
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
+        self.set_type(3, _12Q)
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
+        self.assertIn('in use', self.prepared.reason)
+        self.assertEqual({0: _12Q, 3: _12Q}, self.vgpus())
+        self.set_type(3, 0)
+        self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
+        self.assertEqual([action.Action.MIXED_ON],
+                         [step.action for step in self.prepared.steps])
+        self.assertEqual({0: _12Q}, self.vgpus())
+
+
+class FaultsTest(FixedCase):
+    """Whatever fails, all that the run has made is gone again."""
+
+    host = 'rtxpro6000x8'
+    wanted = (('DC-1-8Q', 4), ('DC-1-24Q', 1))
+
+    def setUp(self):
+        super().setUp()
+        self.govern('mig', fixed_vgpus=self.wanted)
+        self.prepare()
+
+    def fails(self):
+        made = self.fixed.make(self.gpu())
+        self.assertIn('the GPU is as it was before', made.reason)
+        self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
+        self.assertTrue(store.of(self.state_path).read(
+            self.address).fixed.is_empty)
+
+    def succeeds(self):
+        self.machine.faults.clear()
+        self.now += 60
+        self.assertEqual('', self.fixed.make(self.gpu()).reason)
+        self.assertEqual((5, 3), (len(self.vgpus()), len(self.cuts())))
+
+    def test_each_write_in_both_ways(self):
+        for nth in range(1, 6):
+            for after in (False, True):
+                self.machine.faults.clear()
+                self.machine.faults.fail_write(
+                    '*/current_vgpu_type', errno.EIO, nth=nth, after=after)
+                self.now += 60
+                self.fails()
+        self.succeeds()
+
+    def test_each_instance_in_both_ways(self):
+        for nth in (1, 2, 3):
+            for after in (False, True):
+                self.machine.faults.clear()
+                self.machine.faults.fail(
+                    'nvmlDeviceCreateGpuInstanceWithPlacement',
+                    pynvml.NVML_ERROR_UNKNOWN, nth=nth, after=after)
+                self.now += 60
+                self.fails()
+        self.succeeds()
+
+    def test_each_list_read(self):
+        for nth in range(1, 6):
+            self.machine.faults.clear()
+            gpu = self.gpu()
+            self.machine.faults.fail_read('*/creatable_vgpu_types',
+                                          errno.EIO, nth=nth + 1)
+            self.now += 60
+            made = self.fixed.make(gpu)
+            self.machine.faults.clear()
+            self.assertIn('the GPU is as it was before', made.reason)
+            self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
+        self.succeeds()
+
+    def test_not_tried_again_within_a_minute(self):
+        self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
+                                       times=None)
+        for _ in range(3):
+            self.fails()
+        self.assertEqual(3, self.machine.calls[
+            'nvmlDeviceCreateGpuInstanceWithPlacement'])
+        self.succeeds()
+
+    def test_what_cannot_be_undone_is_said_and_stays_ours(self):
+        self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
+                                       nth=3, times=None)
+        made = self.fixed.make(self.gpu())
+        self.assertIn('could not be brought back', made.reason)
+        self.assertEqual(2, len(self.vgpus()))
+        self.succeeds()
+        self.ready('off')
+        self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
+
+    def test_process_that_ends_between_record_and_making(self):
+        record = gpu_record.FixedVgpus(
+            {self.gpu().vfs[7].address: 'nvidia-1561'},
+            frozenset({spec.MigInstanceSpec(model.Placement(0, 3), 47)}))
+        store.of(self.state_path).put(self.address, fixed=record)
+        self.succeeds()
+        self.assertEqual(1561, self.vgpus()[7])
+
+
+class RecordTest(ready_case.ReadyCase):
+
+    def test_damaged(self):
+        path = store.of(self.state_path).path(self.address)
+        durable.write(path, store.KIND, store.VERSION, {
+            'fixed': {'types': {str(self.address): '../etc'}}})
+        self.govern('off')
+        self.assertIn('damaged', self.fixed.release(self.gpu()).reason)

@@ -1,0 +1,397 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPUs made ready: which steps, in which order, and when none."""
+
+import dataclasses
+import errno
+import os
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.program.ready import ready_case
+
+_UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_EQUAL = model.SchedulerPolicy.EQUAL_SHARE
+_BUSY = pynvml.NVML_ERROR_IN_USE
+
+
+class StepsTest(ready_case.ReadyCase):
+
+    def test_mig_on_ampere_takes_a_reset_before_the_functions(self):
+        self.govern('mig')
+        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
+        self.assertEqual((True, 20), self.is_now())
+        self.assertEqual([], self.steps())
+
+    def test_functions_go_where_the_mode_has_to_change(self):
+        self.machine.sriov_manage(str(self.address))
+        self.govern('mig')
+        self.assertEqual(['DISABLE_FUNCTIONS', 'ENABLE_MIG',
+                          'ENABLE_FUNCTIONS'], self.steps())
+        self.assertEqual((True, 20), self.is_now())
+        self.govern('passthrough')
+        self.assertEqual(['DISABLE_FUNCTIONS', 'DISABLE_MIG', 'BIND_VFIO'],
+                         self.steps())
+        self.assertEqual((False, 0), self.is_now())
+        self.govern('vgpu', vgpu_types=('A100DX-8C',))
+        self.assertEqual(['BIND_NVIDIA', 'ENABLE_FUNCTIONS'], self.steps())
+        self.assertEqual((False, 20), self.is_now())
+
+    def test_mixed_sizes_and_scheduler_come_after_the_functions(self):
+        self.govern('vgpu', mixed_sizes=True, scheduler=_EQUAL,
+                    time_slice=2000000)
+        self.assertEqual(['ENABLE_FUNCTIONS', 'MIXED_ON', 'SCHEDULER'],
+                         self.steps())
+        gpu = self.gpu()
+        self.assertTrue(gpu.mixed_sizes)
+        self.assertEqual((_EQUAL, 2000000), (gpu.scheduler.policy,
+                                             gpu.scheduler.time_slice))
+        self.assertEqual([], self.steps())
+        self.govern('vgpu')
+        self.assertEqual(['MIXED_OFF'], self.steps())
+        self.assertIs(False, self.gpu().mixed_sizes)
+
+    def test_what_a_reboot_takes_is_set_again(self):
+        self.use('hgx-h100')
+        self.govern('mig')
+        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
+        self.machine.reboot()
+        self.assertEqual((False, 0), self.is_now())
+        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
+
+    def test_gpus_without_sriov_need_nothing(self):
+        self.use('t4x4')
+        self.govern('vgpu', vgpu_types=('T4-2B',))
+        self.assertEqual([], self.steps())
+
+    def test_left_alone(self):
+        with_policy = policies.Settings(policies=(
+            policy.Policy('p', policy.Mode.MIG),))
+        for settings in (
+                policies.Settings(prepare=False),
+                policies.Settings(policies=with_policy.policies,
+                                  prepare=False),
+                policies.Settings(policies=with_policy.policies,
+                                  ignored_addresses={self.address}),
+                policies.Settings(policies=(policy.Policy(
+                    'p', policy.Mode.MIG, match_model=('*T4*',)),))):
+            self.settings = settings
+            self.start()
+            self.assertEqual([], self.steps())
+        self.govern('off')
+        self.assertEqual([], self.steps())
+        self.assertEqual((False, 0), self.is_now())
+
+    def test_without_policies_a_gpu_stays_as_it_was_prepared(self):
+        self.machine.sriov_manage(str(self.address))
+        self.settings = policies.Settings()
+        self.start()
+        self.assertEqual([], self.steps())
+        self.assertEqual((False, 20), self.is_now())
+
+    def test_a_plan_changes_nothing(self):
+        self.govern('mig')
+        planned = self.preparer.plan(self.gpu())
+        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'],
+                         [step.action.name for step in planned.steps])
+        self.assertEqual((False, 0), self.is_now())
+        self.machine.add_process(str(self.address), 4711)
+        self.assertIn('4711', self.preparer.plan(self.gpu()).reason)
+
+
+class InUseTest(ready_case.ReadyCase):
+    """Whatever uses the GPU, it stays as it is and the reason is told."""
+
+    def waits(self, words):
+        outcome = self.prepare()
+        self.assertIn(words, outcome.reason)
+        self.assertEqual((), outcome.steps)
+
+    def test_process(self):
+        self.govern('mig')
+        self.machine.add_process(str(self.address), 4711)
+        self.waits('process 4711')
+        self.assertEqual((False, 0), self.is_now())
+        self.machine.remove_process(4711)
+        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
+
+    def test_gpu_instance_that_nobody_uses(self):
+        self.govern('mig')
+        self.steps()
+        privileged.create_gpu_instance(str(self.address), 19, 0, 1)
+        self.govern('vgpu')
+        self.waits('GPU instance at 0:1')
+        self.assertEqual((True, 20), self.is_now())
+        with self.machine.operation():
+            self.assertEqual(1, len(self.state().instances))
+
+    def test_mdev(self):
+        self.govern('vgpu')
+        self.steps()
+        self.platform.sysfs.write(
+            _UUID, 'class', 'mdev_bus', str(self.gpu().vfs[0].address),
+            'mdev_supported_types', self.types()['A100DX-8C'].mdev_type_id,
+            'create')
+        self.govern('passthrough')
+        self.waits(_UUID)
+        self.assertEqual((False, 20), self.is_now())
+
+    def types(self):
+        return {kind.name: kind for kind in self.gpu().vgpu_types}
+
+    def test_mdev_on_the_gpu_itself(self):
+        """A server that is shut off has it."""
+        self.use('t4x4')
+        self.platform.sysfs.write(
+            _UUID, 'class', 'mdev_bus', str(self.address),
+            'mdev_supported_types', 'nvidia-231', 'create')
+        self.govern('passthrough')
+        self.waits(_UUID)
+        self.assertEqual('nvidia', self.gpu().driver)
+
+    def test_journal_entry(self):
+        self.govern('mig')
+        self.binds.put(journal.Entry(
+            handle=_UUID, gpu=self.address, function=self.address,
+            mdev_type='nvidia-474', profile='1g.10gb',
+            phase=journal.Phase.UNBINDING))
+        self.waits(_UUID)
+        self.binds.remove(_UUID)
+        self.steps()
+
+    def test_change_that_a_dead_process_left(self):
+        self.govern('mig')
+        self.steps()
+        number, start, size = privileged.create_gpu_instance(
+            str(self.address), 19, 0, 1)
+        records = store.of(self.state_path)
+        records.put(self.address, change=gpu_record.Change(
+            self.address, spec.MigLayout(True, True), ('a',), touched=(
+                spec.MigInstanceSpec(model.Placement(start, size), 19),)))
+        self.assertEqual(('roll back an interrupted change',),
+                         self.prepare().done)
+        self.assertEqual([], self.cuts())
+        self.assertIsNone(records.read(self.address).change)
+
+    def test_record_that_cannot_be_read(self):
+        self.govern('mig')
+        path = store.of(self.state_path).path(self.address)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.waits('cannot be read')
+        self.assertEqual((False, 0), self.is_now())
+
+    def test_server_that_placement_knows(self):
+        self.govern('mig')
+        self.servers = 'Placement'
+        self.waits('Placement')
+        self.assertEqual((False, 0), self.is_now())
+        self.servers = ''
+        self.steps()
+
+    def test_guest_and_vgpu_without_mdev(self):
+        self.use('l40sx4')
+        self.govern('vgpu')
+        self.steps()
+        vgpu = self.gpu().vfs[1]
+        self.platform.sysfs.write(
+            str(self.gpu().vgpu_types[0].type_id), 'bus', 'pci', 'devices',
+            str(vgpu.address), 'nvidia', 'current_vgpu_type')
+        self.govern('passthrough')
+        self.waits(f'vGPU {vgpu.address}')
+        self.machine.start_guest(str(vgpu.address))
+        self.govern('vgpu', scheduler=_EQUAL)
+        self.waits('a guest with a nvidia-')
+        self.machine.stop_guest(str(vgpu.address))
+        self.assertEqual(['SCHEDULER'], self.steps())
+
+    def test_open_vfio_device(self):
+        self.govern('vgpu')
+        self.steps()
+        held = str(self.gpu().vfs[3].address)
+        privileged.run_here(dataclasses.replace(
+            self.platform, vfio_holders=lambda function: (
+                (4711,) if function == held else ())))
+        self.govern('mig')
+        self.waits(f'{held} is held by process 4711')
+        self.assertEqual((False, 20), self.is_now())
+
+    def test_vfio_devices_that_cannot_be_looked_at(self):
+        def unknown(function):
+            raise exception.UsageUnknown(what=function, reason='no access')
+
+        self.govern('vgpu')
+        self.steps()
+        privileged.run_here(dataclasses.replace(self.platform,
+                                                vfio_holders=unknown))
+        self.govern('mig')
+        self.waits('no access')
+        self.assertEqual((False, 20), self.is_now())
+
+    def test_a_gpu_that_cannot_be_read(self):
+        self.govern('mig')
+        self.machine.faults.fail(
+            'nvmlDeviceGetGpuInstanceProfileInfo*', pynvml.NVML_ERROR_UNKNOWN,
+            times=None)
+        gpu = self.gpu()
+        self.assertTrue(gpu.problems)
+        self.preparer.prepare(gpu)
+        self.assertEqual((False, 0), self.is_now())
+
+    def test_a_gpu_that_cannot_be_read_after_a_step(self):
+        self.govern('mig')
+        gpu = self.gpu()
+        self.machine.faults.fail(
+            'nvmlDeviceGetGpuInstanceProfileInfo*', pynvml.NVML_ERROR_UNKNOWN,
+            times=None)
+        outcome = self.preparer.prepare(gpu)
+        self.assertEqual(['ENABLE_MIG'],
+                         [step.action.name for step in outcome.steps])
+        self.assertIn('profiles', outcome.reason)
+        self.assertEqual((True, 0), self.is_now())
+
+    def test_said_once(self):
+        self.govern('mig')
+        self.machine.add_process(str(self.address), 4711)
+        with self.assertLogs('cyborg_gpu_driver.program.ready.prepare',
+                             'WARNING') as logs:
+            for _ in range(3):
+                self.waits('4711')
+        self.assertEqual(1, len(logs.output))
+
+
+class FailureTest(ready_case.ReadyCase):
+    """Each step made to fail leaves the GPU where it is, with the reason."""
+
+    def fails(self, step, words):
+        outcome = self.prepare()
+        self.assertEqual(step, outcome.steps[-1].action.name)
+        self.assertIn(words, outcome.reason)
+        return outcome
+
+    def test_mig_mode(self):
+        self.govern('mig')
+        self.machine.faults.fail('nvmlDeviceSetMigMode', _BUSY, times=None)
+        self.fails('ENABLE_MIG', 'cannot be turned on')
+        self.assertEqual((False, 0), self.is_now())
+
+    def test_a_holder(self):
+        self.govern('mig')
+        self.machine.add_holder(str(self.address), 815, 'nv-hostengine')
+        self.fails('ENABLE_MIG', 'process 815 (nv-hostengine): stop the unit')
+        self.assertEqual((False, 0), self.is_now())
+        self.machine.remove_holder(815)
+        self.now += 60
+        self.steps()
+        self.assertEqual((True, 20), self.is_now())
+
+    def test_sriov_manage(self):
+        self.govern('mig')
+        self.machine.faults.fail('sriov-manage', errno.EIO)
+        self.fails('ENABLE_FUNCTIONS', 'sriov-manage failed')
+        self.assertEqual((True, 0), self.is_now())
+        self.now += 60
+        self.assertEqual(['ENABLE_FUNCTIONS'], self.steps())
+
+    def test_virtual_functions_that_stay(self):
+        self.govern('vgpu')
+        self.steps()
+        self.govern('passthrough')
+        self.machine.faults.fail('sriov-manage', errno.EIO)
+        self.fails('DISABLE_FUNCTIONS', 'sriov-manage failed')
+        self.assertEqual((False, 20), self.is_now())
+
+    def test_mixed_sizes(self):
+        self.govern('vgpu', mixed_sizes=True)
+        self.machine.faults.fail('nvmlDeviceSetVgpuHeterogeneousMode', _BUSY)
+        self.fails('MIXED_ON', 'IN_USE')
+        self.now += 60
+        self.assertEqual(['MIXED_ON'], self.steps())
+        self.govern('vgpu')
+        self.machine.faults.fail('nvmlDeviceSetVgpuHeterogeneousMode', _BUSY)
+        self.fails('MIXED_OFF', 'IN_USE')
+
+    def test_scheduler(self):
+        self.govern('vgpu', scheduler=_EQUAL)
+        self.machine.faults.fail('nvmlDeviceSetVgpuSchedulerState', _BUSY)
+        self.fails('SCHEDULER', 'IN_USE')
+        self.govern('vgpu', scheduler=_EQUAL, time_slice=1 << 31)
+        self.fails('SCHEDULER', 'is not within 1000 to 30000')
+
+    def test_scheduler_that_the_gpu_does_not_have(self):
+        self.govern('vgpu', scheduler=_EQUAL)
+        self.steps()
+        self.machine.faults.fail(
+            'nvmlDeviceGetVgpuSchedulerCapabilities',
+            pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+        self.machine.reboot()
+        self.fails('SCHEDULER', 'schedules no vGPUs')
+
+    def test_step_that_says_it_worked(self):
+        """The mode is read again, whatever NVML has answered."""
+        self.govern('vgpu', mixed_sizes=True)
+        self.machine.faults.fail('nvmlDeviceSetVgpuHeterogeneousMode',
+                                 pynvml.NVML_SUCCESS)
+        self.fails('MIXED_ON', 'had no effect')
+
+    def test_tried_again_after_a_minute_and_said_once(self):
+        self.govern('mig')
+        self.machine.faults.fail('nvmlDeviceSetMigMode', _BUSY, times=None)
+        with self.assertLogs('cyborg_gpu_driver.program.ready.prepare',
+                             'WARNING') as logs:
+            for seconds, calls in ((0, 1), (59, 1), (2, 2), (58, 2), (3, 3)):
+                self.now += seconds
+                self.fails('ENABLE_MIG', 'cannot be turned on')
+                self.assertEqual(
+                    calls, self.machine.calls['nvmlDeviceSetMigMode'])
+        self.assertEqual(1, len(logs.output))
+
+
+class PrivilegedTest(ready_case.ReadyCase):
+
+    def test_instances_keep_sriov_manage_from_running(self):
+        self.govern('mig')
+        self.steps()
+        privileged.create_gpu_instance(str(self.address), 14, 2, 2)
+        for change in (privileged_gpu.enable_virtual_functions,
+                       privileged_gpu.disable_virtual_functions):
+            error = self.assertRaises(exception.SriovError, change,
+                                      str(self.address))
+            self.assertIn('would destroy', str(error))
+        self.assertEqual((True, 20), self.is_now())
+        with self.machine.operation():
+            self.assertEqual(1, len(self.state().instances))
+
+    def test_arguments_are_checked_again(self):
+        address = str(self.address)
+        for call, arguments in (
+                (privileged_gpu.enable_virtual_functions, ('../x',)),
+                (privileged_gpu.disable_virtual_functions, ('',)),
+                (privileged_gpu.set_mixed_sizes, (address, 1)),
+                (privileged_gpu.set_mixed_sizes, ('x', True)),
+                (privileged_gpu.set_scheduler, (address, 'fair', None)),
+                (privileged_gpu.set_scheduler, (address, 'equal-share', 0)),
+                (privileged_gpu.set_scheduler, (address, 'equal-share',
+                                                '1'))):
+            self.assertRaises(exception.InvalidValue, call, *arguments)

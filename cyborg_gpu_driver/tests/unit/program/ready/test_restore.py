@@ -1,0 +1,335 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""After a reboot all that was bound is back, on every framework."""
+
+import dataclasses
+import errno
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_EQUAL = model.SchedulerPolicy.EQUAL_SHARE
+_MIG = policy.Policy('p', policy.Mode.MIG)
+
+
+class RestoreCase(binder_case.BinderCase):
+    """A GPU that is bound in part, and a machine that reboots."""
+
+    vfio_handles = True
+
+    def setUp(self):
+        super().setUp()
+        self.claims = ''
+        self.cloud.claimed = lambda _: self.claims
+        self.make_ready()
+        self.restart()
+
+    def settings(self):
+        return policies.Settings(policies=(self.policy,),
+                                 vfio_handles=self.vfio_handles)
+
+    def make_ready(self):
+        outcome = wiring.preparer(
+            privileged.machine(), self.state_path, self.settings(),
+            self.cloud).prepare(
+                self.live.gpu(self.address))
+        self.assertEqual('', outcome.reason)
+
+    def bind(self, *profiles):
+        for number, profile in enumerate(profiles):
+            self.binder.bind(*self.handle(profile, number))
+
+    def on_gpu(self):
+        """All that a reboot takes: what is on the GPU, ids left out."""
+        with self.machine.operation():
+            state = self.machine.gpu(self.gpu).state
+            places = {number: (item.profile_id, item.start)
+                      for number, item in state.instances.items()}
+            return (state.mig, state.vfs, sorted(places.values()), sorted(
+                (vgpu.function, vgpu.type_id, vgpu.uuid or '',
+                 places.get(vgpu.instance),
+                 vgpu.placement if state.heterogeneous else None)
+                for vgpu in state.vgpus))
+
+    def reboot(self):
+        self.machine.reboot()
+        self.restart()
+
+    def restore(self, saved=None):
+        """As the unit does at boot: what was done, in words."""
+        done = []
+        status = wiring.restorer(
+            privileged.machine(), self.state_path, self.settings(),
+            self.cloud).restore(
+                self.live.refresh().gpu(self.address), saved, done.append)
+        self.assertEqual(bool(done), status is apply.Status.CHANGED)
+        self.live.refresh()
+        return done
+
+    def assert_back_after_a_reboot(self):
+        before = self.on_gpu()
+        self.assertTrue(before[3])
+        self.reboot()
+        self.assertEqual([], self.on_gpu()[3])
+        self.assertTrue(self.restore())
+        self.assertEqual(before, self.on_gpu())
+        ids = {item.placement: item.instance_id for item in (
+            self.live.gpu(self.address).mig.instances
+            if self.live.gpu(self.address).mig else ())}
+        for entry in self.journal.entries():
+            self.assertEqual(ids.get(entry.placement), entry.instance_id)
+        self.assertEqual([], self.restore())
+        self.assertEqual(before, self.on_gpu())
+
+
+class TuringTest(RestoreCase):
+
+    machine = 't4x4'
+    gpu = '0000:3b:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('T4-4C',))
+
+    def test_reboot(self):
+        self.bind('T4-4C', 'T4-4C')
+        self.assert_back_after_a_reboot()
+
+
+class MdevTest(RestoreCase):
+    """Ampere: a MIG mode that stays, and mdevs on virtual functions."""
+
+    machine = 'dgx-a100-40'
+    policy = _MIG
+
+    def test_reboot(self):
+        self.bind('1g.5gb', '1g.5gb', '3g.20gb')
+        self.assert_back_after_a_reboot()
+
+    def test_what_is_back_can_be_unbound(self):
+        self.bind('1g.5gb', '3g.20gb')
+        self.reboot()
+        self.restore()
+        for entry in self.journal.entries():
+            self.binder.unbind(str(entry.function), entry.mdev_type,
+                               entry.handle)
+        self.assertEqual(([], []), self.truth())
+
+    def test_one_that_fails_costs_no_other(self):
+        self.bind('1g.5gb', '1g.5gb', '3g.20gb')
+        before = self.on_gpu()
+        self.reboot()
+        self.machine.faults.fail_write('*/create', errno.EIO, nth=2)
+        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertIn('create', str(error))
+        self.assertEqual(2, len(self.on_gpu()[3]))
+        self.restore()
+        # The driver has put the third on the second's idle instance.
+        self.assertEqual([vgpu[:3] for vgpu in before[3]],
+                         [vgpu[:3] for vgpu in self.on_gpu()[3]])
+        self.assertEqual(before[:3], self.on_gpu()[:3])
+
+    def test_idle_layout_beside(self):
+        self.bind('1g.5gb')
+        self.stranger(9, 0, 4)
+        self.live.refresh()
+        saved = checkpoint.saved(self.live.gpu(self.address),
+                                 store.of(self.state_path).read(
+                                     self.address))
+        before = self.on_gpu()
+        self.reboot()
+        self.restore(saved)
+        self.assertEqual(before, self.on_gpu())
+        self.assertEqual([], self.restore(saved))
+
+
+class TimeSlicedTest(RestoreCase):
+
+    machine = 'dgx-a100-40'
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('A100X-8C',),
+                           scheduler=_EQUAL)
+
+    def scheduler(self):
+        return self.live.gpu(self.address).scheduler.policy
+
+    def test_reboot(self):
+        self.bind('A100X-8C', 'A100X-8C')
+        self.assert_back_after_a_reboot()
+        self.assertIs(_EQUAL, self.scheduler())
+
+    def test_a_scheduler_that_fails_keeps_no_guest_from_its_vgpu(self):
+        self.bind('A100X-8C')
+        before = self.on_gpu()
+        self.reboot()
+        self.machine.faults.fail('nvmlDeviceSetVgpuSchedulerState', 999)
+        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertIn('scheduler', str(error))
+        self.assertEqual(before, self.on_gpu())
+
+    def test_policy_that_has_changed_meanwhile(self):
+        self.bind('A100X-8C')
+        before = self.on_gpu()
+        self.policy = _MIG
+        self.reboot()
+        self.restore()
+        self.assertEqual(before, self.on_gpu())
+
+
+class MixedSizesTest(RestoreCase):
+
+    machine = 'dgx-a100-40'
+    policy = policy.Policy(
+        'p', policy.Mode.VGPU, mixed_sizes=True,
+        vgpu_types=('A100X-8C', 'A100X-20C', 'A100X-10C'))
+
+    def test_reboot(self):
+        self.bind('A100X-8C', 'A100X-20C', 'A100X-10C')
+        self.assert_back_after_a_reboot()
+        gpu = self.live.gpu(self.address)
+        self.assertTrue(gpu.mixed_sizes)
+        with self.machine.operation():
+            names = [vgpu.uuid for vgpu
+                     in self.machine.gpu(self.gpu).state.vgpus]
+        for name in names:
+            self.machine.start_guest(name)
+
+    def test_policy_that_has_changed_meanwhile(self):
+        self.bind('A100X-8C', 'A100X-20C')
+        self.policy = dataclasses.replace(
+            self.policy, mixed_sizes=False,
+            scheduler=model.SchedulerPolicy.FIXED_SHARE)
+        self.assert_back_after_a_reboot()
+
+
+class VendorVfioTest(RestoreCase):
+
+    machine = 'l40sx4'
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
+
+    def test_reboot(self):
+        self.bind('L40S-12Q', 'L40S-12Q', 'L40S-12Q')
+        self.binder.unbind(*self.handle('L40S-12Q', 1))
+        self.assert_back_after_a_reboot()
+
+    def test_function_that_somebody_else_has_taken(self):
+        self.bind('L40S-12Q')
+        (entry,) = self.journal.entries()
+        self.reboot()
+        self.machine.sriov_manage(self.gpu)
+        privileged.machine().sysfs.write(
+            '1165', 'bus', 'pci', 'devices', str(entry.function), 'nvidia',
+            'current_vgpu_type')
+        before = self.on_gpu()
+        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertIn('there is a vGPU of type nvidia-1165', str(error))
+        self.assertEqual(before, self.on_gpu())
+
+
+class SlicedVfioTest(RestoreCase):
+
+    machine = 'a100x4-vfio'
+    gpu = '0000:31:00.0'
+    policy = _MIG
+
+    def test_reboot(self):
+        self.bind('1g.10gb', '2g.20gb', '1g.10gb', '2g.20gb')
+        self.binder.unbind(*self.handle('1g.10gb', 0))
+        self.assert_back_after_a_reboot()
+
+
+class SharedTest(RestoreCase):
+    """Several vGPUs to an instance; a MIG mode that a reboot takes."""
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    policy = policy.Policy('p', policy.Mode.MIG,
+                           vgpu_types=('DC-1-8Q', 'DC-1-24Q'))
+
+    def test_reboot(self):
+        self.bind(*['DC-1-8Q'] * 5)
+        self.assertEqual(2, len(self.on_gpu()[2]))
+        self.assert_back_after_a_reboot()
+
+
+class FixedTest(RestoreCase):
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    vfio_handles = False
+    policy = policy.Policy('p', policy.Mode.MIG, fixed_vgpus=(
+        ('DC-1-8Q', 4), ('DC-1-24Q', 1)))
+
+    def test_reboot(self):
+        done = self.restore()
+        self.assertIn('create vGPU DC-1-24Q on 0000:16:00.6', done)
+        self.assert_back_after_a_reboot()
+
+    def test_failure_is_told(self):
+        self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO)
+        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertIn('create vGPU DC-1-24Q', str(error))
+
+
+class ReadinessTest(RestoreCase):
+    """What only the policy asks for."""
+
+    machine = 'dgx-a100-40'
+    policy = _MIG
+
+    def test_functions_come_before_the_checkpoints_instances(self):
+        saved = gpu_record.SavedLayout(
+            self.address, '20b0', False, spec.MigLayout(
+                True, True,
+                (spec.MigInstanceSpec(model.Placement(0, 4), 9),)))
+        self.reboot()
+        self.restore(saved)
+        self.assertEqual((True, 16, [(9, 0)], []), self.on_gpu())
+
+    def test_instances_keep_functions_from_being_made(self):
+        self.machine.sriov_manage(self.gpu, False)
+        self.stranger(9, 0, 4)
+        self.assertEqual([], self.restore())
+        self.assertEqual((True, 0, [(9, 0)], []), self.on_gpu())
+
+    def test_server_that_is_shut_off(self):
+        self.policy = policy.Policy('p', policy.Mode.PASSTHROUGH)
+        self.claims = 'it was last reported as a whole'
+        self.assertEqual([], self.restore())
+        self.claims = ''
+        self.assertEqual(['disable virtual functions', 'turn MIG mode off'],
+                         self.restore())
+
+    def test_what_is_bound_and_blocked_is_refused(self):
+        self.bind('1g.5gb')
+        self.reboot()
+        self.machine.add_process(self.gpu, 4711)
+        error = self.assertRaises(exception.ChangeRefused, self.restore)
+        self.assertIn('4711', str(error))
+
+    def test_unbinding_is_not_brought_back(self):
+        self.bind('1g.5gb')
+        (entry,) = self.journal.entries()
+        self.journal.put(dataclasses.replace(
+            entry, phase=journal.Phase.UNBINDING))
+        self.reboot()
+        self.restore()
+        self.assertEqual([], self.on_gpu()[3])

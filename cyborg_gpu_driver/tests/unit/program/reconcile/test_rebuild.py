@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The journal made again from what is there."""
+
+import dataclasses
+import itertools
+import uuid
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_TAKEN = spec.MigInstanceSpec(model.Placement(0, 1), 19)
+
+
+def _vf(number):
+    return model.PciAddress.parse(f'0000:07:01.{number}')
+
+
+def _uuid(number):
+    return str(uuid.UUID(int=number))
+
+
+def _entry(number, **changes):
+    return journal.Entry(**{
+        'handle': _uuid(number), 'gpu': _GPU, 'function': _vf(number),
+        'mdev_type': 'nvidia-1', 'profile': 'small',
+        'phase': journal.Phase.BOUND, **changes})
+
+
+def _offer(type_id='nvidia-1', **changes):
+    return offer.Offer(_GPU, 'p', policy.Mode.MIG, 'small', 4, **{
+        'gi_profile_id': 19, 'vgpu_type_id': type_id, 'per_instance': 1,
+        'framebuffer_mib': 8, **changes})
+
+
+def _gpu(mdevs=(), instances=0, **changes):
+    """mdevs by number; instances of profile 19 with ids from 1."""
+    return model.Gpu(**{
+        'address': _GPU, 'vendor_id': '10de', 'device_id': '20b2',
+        'class_code': '0302', 'framework': model.Framework.MDEV_VF,
+        'vfs': tuple(model.VirtualFunction(
+            _vf(number), number, None, None, mdevs=(model.Mdev(
+                _uuid(number), _vf(number), type_id),))
+            for number, type_id in mdevs),
+        'mig': model.Mig(True, True, (), tuple(
+            model.GpuInstance(model.Placement(number - 1, 1), 19, number)
+            for number in range(1, instances + 1))), **changes})
+
+
+class EntriesTest(base.BaseTestCase):
+
+    def entries(self, gpu, claims=None, known=(), fixed=()):
+        return {entry.handle: entry for entry in rebuild.entries(
+            gpu, [_offer()], claims, known, fixed)}
+
+    def test_mdevs_of_offered_types(self):
+        gpu = _gpu([(1, 'nvidia-1'), (2, 'nvidia-2')])
+        self.assertEqual({_uuid(1): _entry(1)}, self.entries(gpu))
+        self.assertEqual({}, self.entries(gpu, known={_uuid(1)}))
+
+    def test_of_known_requests_only_theirs(self):
+        gpu = _gpu([(1, 'nvidia-1'), (2, 'nvidia-1')])
+        claims = reconcile.Claims((reconcile.Claim(
+            _uuid(2), 'arq', None, _vf(2), 'nvidia-1'),))
+        self.assertEqual({_uuid(2)}, set(self.entries(gpu, claims)))
+        self.assertEqual({}, self.entries(gpu, reconcile.Claims()))
+
+    def test_functions_of_vendor_vfio_through_requests_alone(self):
+        gpu = dataclasses.replace(
+            _gpu(mixed_sizes=True), framework=model.Framework.VENDOR_VFIO,
+            vfs=tuple(
+                model.VirtualFunction(
+                    _vf(number), number, None, None, current_vgpu_type=1,
+                    placement_id=7) for number in (1, 2)))
+        self.assertEqual({}, self.entries(gpu))
+        claims = reconcile.Claims((
+            reconcile.Claim(_uuid(9), 'arq', None, _vf(2), 'nvidia-1'),
+            reconcile.Claim(_uuid(8), 'arq', None, _vf(1), 'nvidia-2')))
+        self.assertEqual(
+            {_uuid(9): _entry(2, handle=_uuid(9), vfio=True,
+                              vgpu_placement=7)}, self.entries(gpu, claims))
+        self.assertEqual({}, self.entries(gpu, claims, fixed={_vf(2)}))
+        entries = self.entries(dataclasses.replace(gpu, mixed_sizes=False),
+                               claims)
+        self.assertIsNone(entries[_uuid(9)].vgpu_placement)
+
+
+class PlacedTest(base.BaseTestCase):
+
+    def placed(self, entries, instances, offers=None, running=(),
+               taken=(), gpu=None):
+        gpu = gpu or _gpu(instances=instances)
+        return [entry.instance_id for entry in rebuild.placed(
+            gpu, entries, offers or [_offer()], running, set(taken))]
+
+    def test_as_many_as_instances(self):
+        self.assertEqual([1, 2], self.placed([_entry(1), _entry(2)], 2))
+        (entry,) = rebuild.placed(_gpu(instances=1), [_entry(1)],
+                                  [_offer()], (), set())
+        self.assertEqual(_entry(1, profile_id=19, instance_id=1,
+                                placement=model.Placement(0, 1)), entry)
+
+    def test_more_or_fewer_instances_tell_nothing(self):
+        self.assertEqual([None], self.placed([_entry(1)], 2))
+        self.assertEqual([None, None],
+                         self.placed([_entry(1), _entry(2)], 1))
+        self.assertEqual([None], self.placed([_entry(1)], 0))
+
+    def test_somebody_elses_instance_is_not_counted(self):
+        self.assertEqual([2], self.placed(
+            [_entry(1)], 2, taken={_TAKEN}))
+
+    def test_what_runs_is_told(self):
+        running = [usage.GuestVgpu('nvidia-1', _uuid(1), 2)]
+        self.assertEqual([2, 1], self.placed(
+            [_entry(1), _entry(2)], 2, running=running))
+        self.assertEqual([2, None, None], self.placed(
+            [_entry(number) for number in (1, 2, 3)], 2, running=running))
+
+    def test_a_running_one_on_somebody_elses_instance(self):
+        self.assertEqual([None], self.placed(
+            [_entry(1)], 1, taken={_TAKEN},
+            running=[usage.GuestVgpu('nvidia-1', _uuid(1), 1)]))
+
+    def test_vendor_vfio_is_told_by_the_driver(self):
+        gpu = dataclasses.replace(
+            _gpu(instances=3), framework=model.Framework.VENDOR_VFIO,
+            vfs=(model.VirtualFunction(
+                _vf(1), 1, None, None, current_vgpu_type=1,
+                gpu_instance_id=3),))
+        self.assertEqual([3], self.placed([_entry(1, vfio=True)], 0,
+                                          gpu=gpu))
+
+    def test_instances_that_hold_several(self):
+        four = [_entry(number) for number in range(1, 5)]
+        shared = [_offer(per_instance=3)]
+        self.assertEqual([1, 2, 1, 2], self.placed(four, 2, shared))
+        self.assertEqual([None] * 4, self.placed(four, 1, shared))
+        self.assertEqual([None] * 4, self.placed(four, 5, shared))
+
+    def test_of_two_sizes_nothing_is_guessed(self):
+        mixed = [_entry(1), _entry(2, mdev_type='nvidia-2')]
+        self.assertEqual([None, None], self.placed(mixed, 2, [
+            _offer(), _offer('nvidia-2', framebuffer_mib=16)]))
+
+    def test_time_sliced_ones_have_none(self):
+        self.assertEqual([None], self.placed(
+            [_entry(1)], 1, [_offer(gi_profile_id=None)]))
+
+
+class MixedTest(base.BaseTestCase):
+
+    def test_placement_ids_of_what_runs(self):
+        entries = [_entry(1), _entry(2)]
+        running = [usage.GuestVgpu('nvidia-1', _uuid(2), placement_id=3)]
+        self.assertEqual(
+            [_entry(1), _entry(2, vgpu_placement=3)],
+            rebuild.mixed(_gpu(mixed_sizes=True), entries, running))
+        self.assertEqual(entries, rebuild.mixed(_gpu(), entries, running))
+
+
+class RebuilderTest(binder_case.BinderCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.claims = None
+        for profile, number in itertools.product(
+                ('1g.5gb', '2g.10gb'), range(2)):
+            self.binder.bind(*self.handle(profile, number))
+        self.bound = {entry.handle: entry
+                      for entry in self.journal.entries()}
+
+    def lose(self):
+        with open(store.of(self.state_path).path(self.address), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('{')
+        self.restart()
+        self.assertTrue(self.journal.check())
+        self.rebuilder = rebuild.Rebuilder(
+            simulated.open_platform(self.machine), self.live, self.journal,
+            self.state_path, self.cloud)
+        self.cloud.requests = lambda: self.claims
+        self.addCleanup(self.machine.uninstall)
+
+    def test_all_is_found_and_can_be_unbound(self):
+        self.lose()
+        self.rebuilder.rebuild()
+        self.assertEqual(set(self.bound), {
+            entry.handle for entry in self.journal.entries()})
+        self.assertEqual(
+            {(entry.profile, entry.placement)
+             for entry in self.bound.values()},
+            {(entry.profile, entry.placement)
+             for entry in self.journal.entries()})
+        self.assertFalse(self.journal.check())
+        self.assertIn('4 handles on 1 GPUs; 0 vGPUs', self.log.output)
+        for entry in self.bound.values():
+            self.binder.unbind(str(entry.function), entry.mdev_type,
+                               entry.handle)
+        self.assertEqual(([], []), self.truth())
+
+    def test_a_stranger_leaves_its_profile_open(self):
+        self.binder.unbind(*self.handle('1g.5gb', 1))
+        gone = self.bound.pop(self.handle('1g.5gb', 1)[2])
+        self.stranger(19, gone.placement.start, 1)
+        self.lose()
+        self.rebuilder.rebuild()
+        self.assertEqual(
+            {('1g.5gb', False), ('2g.10gb', True)},
+            {(entry.profile, entry.placement is not None)
+             for entry in self.journal.entries()})
+        said = self.log.output.rpartition('Lost claims')[2]
+        for handle, entry in self.bound.items():
+            self.assertEqual(entry.profile == '1g.5gb', handle in said)
+
+    def test_only_what_cyborg_holds(self):
+        kept, *others = self.bound.values()
+        self.claims = reconcile.Claims((reconcile.Claim(
+            kept.handle, 'arq', None, kept.function, kept.mdev_type),))
+        self.lose()
+        self.rebuilder.rebuild()
+        self.assertEqual([kept.handle], [
+            entry.handle for entry in self.journal.entries()])
+        self.assertIn('1 handles on 1 GPUs; 3 vGPUs', self.log.output)
+
+    def test_what_was_bound_meanwhile_stays(self):
+        self.lose()
+        self.binder.bind(*self.handle('1g.5gb', 5))
+        (entry,) = self.journal.entries()
+        self.rebuilder.rebuild()
+        self.assertEqual(entry, self.journal.get(entry.handle))
+        self.assertEqual(5, len(self.journal.entries()))
+
+    def test_a_crash_before_it_was_made_again(self):
+        self.lose()
+        self.assertTrue(self.journal.check())
+        self.rebuilder.rebuild()
+        self.assertFalse(self.journal.check())
+
+    def test_where_nothing_is_bound_there_is_a_journal_all_the_same(self):
+        for entry in self.bound.values():
+            self.binder.unbind(str(entry.function), entry.mdev_type,
+                               entry.handle)
+        self.lose()
+        self.rebuilder.rebuild()
+        self.assertFalse(self.journal.check())
+
+    def test_a_request_whose_vgpu_is_not_there_is_not_adopted(self):
+        self.lose()
+        claim = reconcile.Claim(_uuid(1), 'arq', None, _vf(1), 'nvidia-474')
+        self.assertRaises(exception.StepFailed, self.rebuilder.adopt,
+                          self.live.gpu(self.address), claim)
+        self.assertEqual((), self.journal.entries())

@@ -1,0 +1,400 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is found, when it is named, and what each repair does."""
+
+import dataclasses
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition import reconcile as words
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.reconcile import orphans
+from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.program.reconcile import reconcile
+from cyborg_gpu_driver.program.reconcile import repair
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+K = words.Kind
+
+
+class ReconcileCase(binder_case.BinderCase):
+
+    grace = 300
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
+        self.now = 0.0
+        self.asked = self.unsettled = ()
+        self.known = True
+        self.usages = {}
+        self.cloud.requests = self.requests
+        self.cloud.usages = lambda looked: self.usages
+        self.build()
+
+    def build(self):
+        platform_ = simulated.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        self.sysfs = platform_.sysfs
+        settings = policies.Settings(policies=(self.policy,),
+                                     vfio_handles=True)
+        parts = partitions.Partitions(platform_, self.journal)
+        keeper = orphans.Keeper(
+            platform_, reader.HostReader(platform_), self.journal,
+            self.state_path, settings)
+        rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
+                                      self.state_path, self.cloud)
+        self.repairer = repair.Repairer(
+            self.live, parts, self.journal, keeper, rebuilder, self.binder,
+            self.state_path, self.cloud)
+        self.reconciler = reconcile.Reconciler(
+            platform_, self.live, self.journal, settings, self.state_path,
+            keeper, rebuilder, self.repairer, self.cloud, self.grace,
+            clock=lambda: self.now)
+
+    def requests(self):
+        if not self.known:
+            return None
+        return words.Claims(tuple(
+            words.Claim(entry.handle, f'arq of {entry.handle}', 'server',
+                        entry.function, entry.mdev_type)
+            for entry in self.asked), self.unsettled)
+
+    def bind(self, profile='3g.20gb', number=0):
+        """Bind and have a request; the entry."""
+        handle = self.handle(profile, number)
+        self.binder.bind(*handle)
+        entry = self.journal.get(handle[2])
+        self.asked += (entry,)
+        return entry
+
+    def kinds(self):
+        return [item.kind for item in self.reconciler.find(refresh=True)]
+
+    def difference(self, kind):
+        return next(item for item in self.reconciler.find(refresh=True)
+                    if item.kind is kind)
+
+    def look(self):
+        """What a report says."""
+        before = len(self.log.output)
+        self.live.refresh()
+        self.reconciler.look()
+        return self.log.output[before:]
+
+    def take_away(self, entry, instance=True):
+        self.sysfs.write('1', 'bus', 'mdev', 'devices', entry.handle,
+                         'remove')
+        if instance:
+            with self.machine.operation(write=True):
+                del self.machine.gpu(self.gpu).state.instances[
+                    entry.instance_id]
+
+
+class FindTest(ReconcileCase):
+
+    def test_nothing(self):
+        self.bind()
+        self.assertEqual([], self.kinds())
+        self.assertEqual('', self.look())
+
+    def test_a_gpu_in_motion_is_left_out(self):
+        entry = self.bind()
+        self.asked = ()
+        self.assertEqual([K.NO_REQUEST], self.kinds())
+
+        def requests():
+            self.binder.unbind(str(entry.function), entry.mdev_type,
+                               entry.handle)
+            return words.Claims()
+
+        self.cloud.requests = requests
+        self.assertEqual([], self.kinds())
+
+    def test_usages_of_placement(self):
+        entry = self.bind()
+        self.usages = {self.address: (words.Usage(
+            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
+        self.assertEqual([K.ALLOCATED], self.kinds())
+        self.usages = None
+        self.assertEqual([], self.kinds())
+
+    def test_an_instance_of_somebody_else(self):
+        self.stranger(19, 0, 1)
+        self.assertEqual([K.FOREIGN_INSTANCE], self.kinds())
+        (instance,) = self.live.gpu(self.address).mig.instances
+        self.machine.add_process(self.gpu, 4711,
+                                 instance=instance.instance_id)
+        self.assertEqual([], self.kinds())
+        self.machine.remove_process(4711)
+        self.assertEqual([K.FOREIGN_INSTANCE], self.kinds())
+        gpu = self.live.gpu(self.address)
+        store.of(self.state_path).put(
+            self.address, layout=checkpoint.saved(
+                gpu, gpu_record.GpuRecord()))
+        self.assertEqual([], self.kinds())
+
+    def test_an_unknown_use_is_no_difference(self):
+        self.stranger(19, 0, 1)
+        self.live.refresh()
+        self.machine.faults.fail('nvmlDeviceGetComputeRunningProcesses_v3',
+                                pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.assertEqual((), self.reconciler.find())
+
+    def test_a_gpu_that_is_not_ours_to_explain(self):
+        self.policy = dataclasses.replace(
+            self.policy, mode=binder_case.policy.Mode.PASSTHROUGH)
+        self.restart()
+        self.build()
+        self.stranger(19, 0, 1)
+        self.assertEqual([], self.kinds())
+
+    def test_a_change_of_layout(self):
+        store.of(self.state_path).put(
+            self.address, change=gpu_record.Change(
+                self.address, spec.MigLayout(True, True), ('cut',)))
+        self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
+
+    def test_a_gpu_that_is_gone(self):
+        self.bind()
+        self.machine.lose_gpu(self.gpu)
+        with self.machine.operation():
+            visible = self.gpu in {
+                str(gpu.address) for gpu in self.live.refresh().gpus}
+        self.assertEqual([] if visible else [K.GPU_GONE], self.kinds())
+
+
+class NameTest(ReconcileCase):
+
+    def test_once_and_again_after_it_was_gone(self):
+        entry = self.bind()
+        self.known = False
+        self.take_away(entry, instance=False)
+        self.assertIn('has no vGPU any more', self.look())
+        self.assertEqual('', self.look())
+        self.known = True
+        said = self.look()
+        self.assertIn('again for handle', said)
+        self.assertIn('No difference is left', said)
+        self.assertEqual('', self.look())
+        self.known = False
+        self.take_away(entry, instance=False)
+        self.assertIn('has no vGPU any more', self.look())
+
+    def test_a_count_when_it_changes(self):
+        self.known = False
+        for number in range(2):
+            self.take_away(self.bind('1g.5gb', number), instance=False)
+            self.assertIn(f'{number + 1} differences', self.look())
+            self.assertNotIn('differences', self.look())
+
+    def test_what_may_pass_has_to_last(self):
+        entry = self.bind()
+        self.asked = ()
+        self.assertEqual('', self.look())
+        self.now = 299
+        self.assertEqual('', self.look())
+        self.now = 300
+        self.assertIn('no accelerator request', self.look())
+        self.assertIsNone(self.journal.get(entry.handle))
+        self.assertEqual(([], []), self.truth())
+
+    def test_what_has_passed_begins_anew(self):
+        self.bind()
+        asked, self.asked = self.asked, ()
+        self.look()
+        self.now, self.asked = 299, asked
+        self.look()
+        self.now, self.asked = 400, ()
+        self.assertEqual('', self.look())
+        self.assertEqual(1, len(self.journal.entries()))
+
+    def test_a_failed_repair_is_told_once(self):
+        entry = self.bind()
+        self.take_away(entry)
+        self.machine.faults.fail(
+            'nvmlDeviceCreateGpuInstanceWithPlacement',
+            pynvml.NVML_ERROR_UNKNOWN, times=2)
+        self.assertIn('is not repaired', self.look())
+        self.assertNotIn('is not repaired', self.look())
+        self.assertIn('again for handle', self.look())
+
+    def test_what_the_report_does_is_not_counted(self):
+        entry = self.bind()
+        self.usages = {self.address: (words.Usage(
+            'uuid', entry.profile, entry.mdev_type, 1, 1, 0),)}
+        said = self.look()
+        self.assertIn('should be 0', said)
+        self.assertNotIn('1 differences', said)
+
+    def test_it_never_raises(self):
+        self.cloud.requests = lambda: 1 / 0
+        self.assertIn('division by zero', self.look())
+        self.assertEqual('', self.look())
+
+
+class RepairTest(ReconcileCase):
+
+    def repair(self, kind):
+        return self.repairer.repair(self.difference(kind))
+
+    def refused(self, difference):
+        return str(self.assertRaises(
+            exception.StepFailed, self.repairer.repair, difference))
+
+    def test_what_cyborg_forgot(self):
+        kept = self.bind('1g.5gb', 0)
+        self.bind()
+        self.asked = (kept,)
+        self.repair(K.NO_REQUEST)
+        self.assertEqual((kept,), self.journal.entries())
+        self.assert_quiet()
+        self.assertEqual(self.address, self.published[-1])
+
+    def test_what_cyborg_knows_by_then_stays(self):
+        self.bind()
+        asked, self.asked = self.asked, ()
+        difference = self.difference(K.NO_REQUEST)
+        before = self.truth()
+        self.asked = asked
+        self.assertIn('has it by now', self.refused(difference))
+        self.asked, self.unsettled = (), ('arq',)
+        self.assertIn('under way', self.refused(difference))
+        self.unsettled, self.known = (), False
+        self.assertIn('could not be asked', self.refused(difference))
+        self.known = True
+        self.machine.start_guest(asked[0].handle)
+        self.assertIn('virtual machine', self.refused(difference))
+        self.assertEqual(before[0], self.truth()[0])
+        self.assertEqual(journal.Phase.BOUND,
+                         self.journal.entries()[0].phase)
+
+    def test_an_entry_that_is_gone(self):
+        entry = self.bind()
+        self.asked = ()
+        difference = self.difference(K.NO_REQUEST)
+        self.binder.unbind(str(entry.function), entry.mdev_type,
+                           entry.handle)
+        self.assertIn('not bound any more', self.refused(difference))
+
+    def test_a_vgpu_is_made_again(self):
+        entry = self.bind()
+        before = self.truth()
+        self.take_away(entry, instance=False)
+        self.repair(K.VGPU_GONE)
+        self.assertEqual(before, self.truth())
+        self.assertEqual((entry,), self.journal.entries())
+        self.assert_quiet()
+
+    def test_a_vgpu_and_its_instance_are_made_again(self):
+        entry = self.bind()
+        before = self.truth()
+        self.take_away(entry)
+        self.repair(K.VGPU_GONE)
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
+        self.assertEqual([], self.kinds())
+        self.binder.unbind(str(entry.function), entry.mdev_type,
+                           entry.handle)
+        self.assertEqual(([], []), self.truth())
+
+    def test_an_instance_below_a_vgpu_is_made_again(self):
+        entry = self.bind()
+        before = self.truth()
+        with self.machine.operation(write=True):
+            del self.machine.gpu(self.gpu).state.instances[
+                entry.instance_id]
+        self.repair(K.INSTANCE_GONE)
+        self.assertEqual(before, self.truth())
+        self.assertEqual([], self.kinds())
+
+    def test_nothing_is_made_again_that_cyborg_has_released(self):
+        entry = self.bind()
+        self.take_away(entry)
+        difference = self.difference(K.VGPU_GONE)
+        self.asked = ()
+        self.assertIn('no accelerator request', self.refused(difference))
+        self.assertEqual(([], []), self.truth())
+
+    def test_an_entry_is_written_again(self):
+        entry = self.bind()
+        self.journal.remove(entry.handle)
+        self.published.clear()
+        self.repair(K.NOT_RECORDED)
+        self.assertEqual([self.address], self.published)
+        self.assertEqual((dataclasses.replace(entry, foreign_ids=()),),
+                         self.journal.entries())
+        self.journal.remove(entry.handle)
+        difference = self.difference(K.NOT_RECORDED)
+        self.asked = ()
+        self.assertIn('no accelerator request', self.refused(difference))
+        self.assertEqual((), self.journal.entries())
+
+    def test_what_a_guest_kept(self):
+        entry = self.bind()
+        self.machine.start_guest(entry.handle)
+        self.assertRaises(exception.SysfsError, self.binder.unbind,
+                          str(entry.function), entry.mdev_type, entry.handle)
+        self.asked = ()
+        self.assertIn('cannot be removed yet', self.refused(
+            self.difference(K.UNFINISHED)))
+        self.machine.stop_guest(entry.handle)
+        self.repair(K.UNFINISHED)
+        self.assertEqual(([], []), self.truth())
+
+    def test_reserved_is_written(self):
+        entry = self.bind()
+        self.published.clear()
+        self.usages = {self.address: (words.Usage(
+            'uuid', entry.profile, entry.mdev_type, 1, 1, 0),)}
+        self.repair(K.RESERVED)
+        self.assertEqual([self.address], self.published)
+
+
+class SharedTest(ReconcileCase):
+
+    machine = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    policy = binder_case.policy.Policy(
+        'p', binder_case.policy.Mode.MIG, vgpu_types=('DC-1-8Q',))
+
+    def test_all_that_share_an_instance_have_the_new_one(self):
+        first, second = (self.bind('DC-1-8Q', number) for number in (0, 1))
+        self.assertEqual(first.instance_id, second.instance_id)
+        before = self.truth()
+        with self.machine.operation(write=True):
+            state = self.machine.gpu(self.gpu).state
+            state.vgpus.clear()
+            state.instances.clear()
+        # The driver gives ids as it likes.
+        self.journal.put(*(dataclasses.replace(entry, instance_id=99)
+                           for entry in (first, second)))
+        self.look()
+        self.assertEqual(before, self.truth())
+        self.assertEqual(1, len({entry.instance_id for entry
+                                 in self.journal.entries()}))
+        self.assertEqual([], self.kinds())
+        for entry in (first, second):
+            self.binder.unbind(str(entry.function), entry.mdev_type,
+                               entry.handle)
+        self.assertEqual(([], []), self.truth())

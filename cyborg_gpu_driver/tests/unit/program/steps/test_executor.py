@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPU instances that the driver, or somebody else, has put elsewhere."""
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.tests.unit.program import layouts
+
+_ID = 19
+"""Profile id of 1g.10gb."""
+
+
+class PlacementTest(layouts.LayoutCase):
+
+    def test_an_instance_that_the_driver_puts_elsewhere_is_destroyed(self):
+        self.apply()
+        now = self.transactions.read(self.gpu)
+        real = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+
+        def shifted(device, profile_id, placement):
+            placement._obj.start += 1
+            return real(device, profile_id, placement)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'pynvml.nvmlDeviceCreateGpuInstanceWithPlacement', shifted))
+        runner = executor.Executor(self.platform, self.address, now)
+        error = self.assertRaises(
+            exception.StepFailed, runner.take, action.Step(
+                action.Action.CREATE_INSTANCE, now.mig.profile_by_id(_ID),
+                model.Placement(2, 1)))
+        self.assertIn('the driver put it at 3:1', str(error))
+        self.assertEqual((True, True, []), self.truth())
+
+    def test_a_stranger_at_the_place_survives_a_rollback(self):
+        self.apply()
+
+        def decide(now):
+            planned = self.applier.plan(now, self.wanted(_1g_10gb=7))
+            self.stranger = planned.create[-1].placement
+            privileged.create_gpu_instance(
+                str(self.address), _ID, self.stranger.start,
+                self.stranger.size)
+            return planned
+
+        error = self.assertRaises(exception.ChangeFailed,
+                                  self.applier.transact, self.gpu, decide)
+        self.assertIn('the GPU is as it was before', str(error))
+        self.assertEqual(
+            [(self.stranger.start, self.stranger.size, _ID, [])],
+            self.truth()[2])

@@ -1,0 +1,230 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The one reset of a GPU, and a MIG mode that takes one."""
+
+import dataclasses
+import errno
+import textwrap
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import reset
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+_GPU = '0000:31:00.0'
+_HOST = f"""\
+driver_version: '550.144.02'
+virtual: %s
+gpus:
+  - {{model: %s, address: '{_GPU}', nvlink: %s}}
+nvswitches: [%s]
+"""
+_SWITCH = ("{address: '0000:c1:00.0', vendor: 10de, device: '%s', "
+           "class: '068000', driver: nvidia-nvswitch}")
+
+
+class ResetCase(base.BaseTestCase):
+    """One board of Ampere."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.mig._platform', None))
+        self.address = model.PciAddress.parse(_GPU)
+        self.host()
+
+    def host(self, board='a100-40', switch=None, virtual=False):
+        path = f'{self.directory}/{board}-{switch}-{virtual}.yaml'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(textwrap.dedent(_HOST) % (
+                str(virtual).lower(), board,
+                'switches' if switch else '[]',
+                _SWITCH % switch if switch else ''))
+        self.machine = simulator.Machine.load(path)
+        self.use(platform.open_platform(self.machine))
+        self.addCleanup(self.machine.uninstall)
+
+    def use(self, machine):
+        self.platform = machine
+        privileged.run_here(machine)
+        self.addCleanup(machine.nvml.reset)
+        self.reader = reader.HostReader(machine)
+
+    def without_smi(self):
+        self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
+
+    def reset(self):
+        return reset.once(self.platform, self.address)
+
+    def refused(self, error, words, act=None):
+        """It is refused, and nothing has happened to the GPU."""
+        before = self.state()
+        raised = self.assertRaises(error, act or self.reset)
+        self.assertIn(words, str(raised))
+        self.assertEqual(before, self.state())
+        self.whole()
+
+    def state(self):
+        with self.machine.operation():
+            state = self.machine.gpu(_GPU).state
+            return state.driver, state.epoch, state.mig
+
+    def whole(self):
+        self.assertEqual((), tuple(self.machine.damage))
+        self.assertEqual((), tuple(self.machine.blocked_unbinds))
+
+
+class ResetTest(ResetCase):
+
+    def test_by_nvidia_smi(self):
+        self.reader.snapshot()
+        self.assertEqual('nvidia-smi', self.reset())
+        self.assertEqual(1, self.machine.calls['nvidia-smi'])
+        self.whole()
+
+    def test_without_nvidia_smi(self):
+        self.reader.snapshot()
+        self.without_smi()
+        self.reset()
+        self.whole()
+        self.assertEqual('nvidia', self.state()[0])
+        (gpu,) = self.reader.snapshot().gpus
+        self.assertEqual((), gpu.problems)
+
+    def test_a_gpu_of_a_guest_that_is_gone(self):
+        self.machine.bind_driver(_GPU, 'vfio-pci')
+        self.reset()
+        self.whole()
+        self.assertEqual('vfio-pci', self.state()[0])
+        self.assertEqual(0, self.machine.calls['nvidia-smi'])
+
+    def test_holders_are_named(self):
+        for name, remedy in (('nvidia-persiste', 'nvidia-persistenced'),
+                             ('nv-hostengine', 'nvidia-dcgm'),
+                             ('something', '(something)')):
+            self.machine.add_holder(_GPU, 815, name)
+            self.refused(exception.GpuInUse, remedy)
+            self.without_smi()
+            self.refused(exception.GpuInUse, remedy)
+            self.machine.remove_holder(815)
+
+    def test_the_display_module_is_a_holder(self):
+        self.machine.load_drm()
+        self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
+        self.machine.unload_drm()
+        self.reset()
+
+    def test_what_nvidia_smi_says_is_told(self):
+        self.machine.faults.fail('nvidia-smi', errno.EBUSY)
+        self.refused(exception.StepFailed, 'In use by another client')
+
+    def test_a_process_of_ours_that_does_not_let_go(self):
+        self.platform.nvml.gate.access.timeout = 0.3
+        other = self.platform.nvml.another()
+        self.addCleanup(other.reset)
+        with other.kept():
+            other.device(self.address)
+            self.refused(exception.NvmlHeld, 'did not close NVML')
+        self.reset()
+
+    def test_a_session_that_takes_no_part_is_a_holder(self):
+        stranger = self.platform.nvml.another()
+        stranger.gate.access = access.Access()
+        stranger.device(self.address)
+        self.refused(exception.GpuInUse, 'open in process')
+        stranger.reset()
+        self.reset()
+
+    def test_a_gpu_that_does_not_answer_any_more(self):
+        self.machine.faults.fail('nvmlDeviceGetUUID', 15, times=None)
+        raised = self.assertRaises(exception.StepFailed, self.reset)
+        self.assertIn('does not answer after its reset', str(raised))
+
+
+class SwitchTest(ResetCase):
+    """GPUs on NVSwitches."""
+
+    def test_ampere_needs_the_fabric_manager(self):
+        self.host(switch='1af1')
+        self.machine.start_fabric_manager()
+        self.assertEqual('nvidia-smi', self.reset())
+        self.machine.stop_fabric_manager()
+        self.refused(exception.StepFailed, 'fabric manager does not run')
+
+    def test_hopper_does_not(self):
+        self.host('h100-80', '22a3')
+        self.machine.stop_fabric_manager()
+        self.assertEqual('nvidia-smi', self.reset())
+
+    def test_nothing_but_nvidia_smi(self):
+        self.host('h100-80', '22a3')
+        self.without_smi()
+        self.refused(exception.StepFailed, 'is not installed')
+        self.machine.bind_driver(_GPU, 'vfio-pci')
+        self.refused(exception.StepFailed, 'needs it bound to nvidia')
+
+
+class ModeTest(ResetCase):
+
+    def switch(self, enable=True, **options):
+        (gpu,) = self.reader.snapshot().gpus
+        return mig_mode.switch(self.platform, gpu, enable, **options)
+
+    def test_on_and_off_beside_another_session(self):
+        other = self.platform.nvml.another()
+        self.addCleanup(other.reset)
+        for enable in (True, False):
+            other.device(self.address)
+            self.assertTrue(self.switch(enable))
+            self.assertEqual(enable, self.state()[2])
+        self.whole()
+
+    def test_holders_are_named(self):
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.refused(exception.ModeBlocked,
+                     'process 815 (nv-hostengine): stop', self.switch)
+        with self.machine.operation():
+            self.assertFalse(self.machine.gpu(_GPU).state.pending)
+
+    def test_one_whom_nobody_sees_is_left_to_the_driver(self):
+        self.machine.add_holder(_GPU, 815, 'hidden')
+        self.use(dataclasses.replace(self.platform,
+                                     gpu_holders=lambda address: ()))
+        self.refused(exception.ModeBlocked, 'In use by another client',
+                     self.switch)
+
+    def test_a_mode_that_is_left_pending(self):
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.assertFalse(self.switch(may_reset=False))
+        self.machine.remove_holder(815)
+        self.assertTrue(self.switch())
+
+    def test_a_virtual_machine_cannot_reset_its_gpu(self):
+        self.host(virtual=True)
+        self.refused(exception.ModeBlocked, 'waits for a restart',
+                     self.switch)
+        self.assertEqual(0, self.machine.calls['nvidia-smi'])
+
+    def test_hopper_changes_beside_monitors(self):
+        self.host('h100-80')
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.assertTrue(self.switch())
