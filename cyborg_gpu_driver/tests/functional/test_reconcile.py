@@ -58,7 +58,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
             self.cloud.report()
         return [line.partition(' ')[2] for line
                 in self.log.output[before:].splitlines()
-                if line.startswith('cyborg_gpu_driver.program.reconcile.reconcile.')]
+                if line.startswith('cyborg_gpu_driver.program.reconcile.')]
 
     def doctor(self, *arguments, code=0):
         """Rows by kind that the command lists, and what it says."""
