@@ -32,10 +32,10 @@ OPTS = [
     cfg.ListOpt(
         'layout_files', default=[],
         help='Files of layouts, in the format of mig-parted. The step '
-             'apply_gpu_layout knows them by name, before the layouts of '
-             'that name that "cyborg-gpu layout generate" writes. If '
-             'layout_traits is "all", a node whose GPUs can have one of '
-             'them gets its trait.'),
+             'apply_gpu_layout finds these layouts by name. They take '
+             'precedence over the layouts that "cyborg-gpu layout generate" '
+             'writes. If layout_traits is "all", a node gets the trait of '
+             'each layout that its GPUs support.'),
     cfg.StrOpt(
         'layout_traits', default=TEMPLATES,
         choices=[
@@ -43,18 +43,18 @@ OPTS = [
             (ALL, 'also those of layout_files, and those that "cyborg-gpu '
                   'layout generate" would write for the node')],
         help='Which layouts give the trait CUSTOM_GPU_LAYOUT_<NAME> to the '
-             'nodes whose GPUs can have them. Only a deploy template of '
-             'that name makes the layout: a server whose flavor requires a '
-             'trait without a template gets GPUs that are not cut.'),
+             'nodes whose GPUs support them. Only a deploy template of that '
+             'name creates the layout. A server whose flavor requires a trait '
+             'without such a template gets GPUs without the layout.'),
     cfg.StrOpt(
         'resource_class', default=SUGGEST,
         choices=[
-            (OFF, 'nothing is said about it'),
-            (SUGGEST, "written into the node's property nvidia_gpus as "
-                      'resource_class, for people'),
-            (SET, 'also made the resource class of a node that has none')],
-        help='What the inspection does with the resource class that it '
-             'makes of the GPUs, such as baremetal-gpu-h100-80gb-hbm3-x8.'),
+            (OFF, 'the resource class is not recorded'),
+            (SUGGEST, "the resource class is written into the node's property "
+                      'nvidia_gpus as resource_class, for information'),
+            (SET, 'the resource class is also set on a node that has none')],
+        help='How the inspection uses the resource class that it derives from '
+             'the GPUs, such as baremetal-gpu-h100-80gb-hbm3-x8.'),
 ]
 
 
@@ -62,7 +62,7 @@ def group():
     """The option group ``[gpu_baremetal]``; a new one each time."""
     return cfg.OptGroup(
         GROUP, title='NVIDIA GPUs of bare-metal nodes',
-        help='What the inspection of nodes makes of their GPUs.')
+        help='How the inspection of nodes describes their GPUs.')
 
 
 def register_opts(conf):

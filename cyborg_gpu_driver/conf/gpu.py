@@ -30,151 +30,158 @@ _ANSWER_SECONDS = 10
 GPU_OPTS = [
     cfg.ListOpt(
         'policies', default=[], mutable=True,
-        help='Names of the [gpu_policy:NAME] groups, in order: the first '
-             'that matches a GPU governs it, and a GPU that none matches is '
-             'not offered. Empty: a GPU in MIG mode with virtual functions '
-             'is offered by its MIG profiles, every other as a whole.'),
+        help='Names of the [gpu_policy:NAME] groups, in order. The first '
+             'policy that matches a GPU governs it. A GPU that no policy '
+             'matches is not offered. If the list is empty, a GPU in MIG mode '
+             'with virtual functions is offered by its MIG profiles, and '
+             'every other GPU as a whole.'),
     cfg.ListOpt(
         'ignored_devices', default=[], mutable=True,
-        help='PCI addresses or UUIDs of GPUs that are neither reported nor '
-             'touched.'),
+        help='PCI addresses or UUIDs of GPUs that the driver neither reports '
+             'nor changes.'),
     cfg.StrOpt(
         'sysfs_root', default='/sys',
         help='Where sysfs is mounted.'),
     cfg.StrOpt(
         'state_path', default='/var/lib/cyborg/gpu',
-        help='Directory for the journal, the record of what was reported '
-             'and the locks. It must survive a reboot and belong to the '
-             'user that runs cyborg-agent.'),
+        help='Directory of the journal of binds, the record of the last '
+             'report and the locks. It must survive a reboot and belong to '
+             'the user that runs cyborg-agent.'),
     cfg.BoolOpt(
         'prepare', default=True, mutable=True,
-        help='Make GPUs ready for what their policy says when the agent '
-             'starts and whenever they are idle: MIG mode, virtual '
-             'functions, mixed-size mode, vGPU scheduler, fixed vGPUs, and '
-             'vfio-pci for a GPU that is offered whole. False leaves all '
-             'that to the operator. Without policies only vfio-pci is '
-             'bound.'),
+        help='Whether the agent makes idle GPUs ready for their policy, at '
+             'its start and in each report: it sets the MIG mode, virtual '
+             'functions, mixed-size mode and vGPU scheduler, creates fixed '
+             'vGPUs, and binds a GPU that is offered whole to vfio-pci. If '
+             'false, the operator does all of this. Without policies, the '
+             'agent only binds vfio-pci.'),
     cfg.StrOpt(
         'passthrough_driver', default=drivers.VFIO_PCI, mutable=True,
         choices=[
             (drivers.VFIO_PCI,
-             'a GPU is bound to vfio-pci before it is offered'),
+             'the agent binds a GPU to vfio-pci before it offers it'),
             (drivers.NVIDIA,
              'a GPU that is bound to nvidia is offered as it is, and '
              'libvirt binds it to vfio-pci when a server starts')],
-        help='Which kernel driver an idle GPU has while it is offered whole. '
-             'A GPU that the operator bound to vfio-pci is offered in '
-             'either case. Choose nvidia only where no monitor (DCGM, '
-             'nvidia-persistenced) has GPUs open: the nvidia driver '
-             'does not let go of a GPU that a process has open, and the '
-             'start of the server then hangs.'),
+        help='Kernel driver of an idle GPU that is offered whole. A GPU that '
+             'the operator bound to vfio-pci is offered in either case. '
+             'Choose nvidia only if no monitor (DCGM, nvidia-persistenced) '
+             'keeps GPUs open: the nvidia driver does not release a GPU that '
+             'a process has open, and the start of the server then hangs.'),
     cfg.BoolOpt(
         'nova_vfio_handles', default=False, mutable=True,
         help='Whether nova-compute on this host is started as '
-             'cyborg-gpu-nova-compute. vGPUs on kernels without mdev '
-             '(vendor VFIO) are then made when Nova binds them; otherwise '
-             "fixed_vgpus are made at start and left to Nova's own PCI "
-             'code.'),
+             'cyborg-gpu-nova-compute. vGPUs on kernels without mdev (vendor '
+             'VFIO) are then created at bind. Otherwise the agent creates the '
+             "fixed_vgpus at its start, and Nova's own PCI code assigns "
+             'them.'),
     cfg.BoolOpt(
         'clean_whole_gpus', default=True, mutable=True,
-        help='Reset a GPU that is offered as a whole after each server that '
-             'had it, and offer it again only once it was reset and found '
-             'clean. False offers it again at once, as it was left; needed '
-             'for a GPU that the kernel cannot reset.'),
+        help='Whether to reset a GPU that is offered whole after each server, '
+             'and to offer it again only when the reset has succeeded and its '
+             'memory is found clean. If false, the GPU is offered again at '
+             'once, as the server left it. A GPU that the kernel cannot reset '
+             'needs false.'),
     cfg.BoolOpt(
         'health_events', default=True, mutable=True,
-        help='Listen to the errors that NVML tells of (XIDs), so that '
-             'nothing is offered on a GPU from the moment that it is sick '
-             'on. False leaves health to what each report finds.'),
+        help='Whether to listen for error events of NVML (XIDs), so that the '
+             'driver stops offering a GPU at the moment it gets sick. If '
+             'false, only each report checks health.'),
     cfg.IntOpt(
         'health_clean_checks', default=5, min=1, mutable=True,
-        help='How many reports in a row must find nothing wrong with a GPU '
-             'before it counts as well again.'),
+        help='How many reports in a row must find no problem of a sick GPU '
+             'before it counts as healthy again.'),
     cfg.ListOpt(
         'health_ignored_xids', default=[], mutable=True,
         item_type=cfg.types.Integer(min=1),
-        help='XIDs that never make a GPU sick, beside those of applications '
-             "and those that NVIDIA's catalogue ignores."),
+        help='XIDs that never make a GPU sick, in addition to those of '
+             "applications and those that NVIDIA's catalogue says to ignore."),
     cfg.IntOpt(
         'nvml_timeout', default=30, min=1,
         help='Seconds that NVML may take to read or change one GPU. A GPU '
-             'that takes longer counts as not answering: nothing new is put '
-             'there before the call has returned, and the other GPUs go on. '
-             'A change of the MIG mode may take four times as long. Less '
-             'than [DEFAULT] rpc_response_timeout, for which Cyborg waits.'),
+             'that takes longer counts as not answering: nothing new is '
+             'created on it until the call has returned. Other GPUs are not '
+             'affected. A change of the MIG mode may take four times as long. '
+             'Choose less than [DEFAULT] rpc_response_timeout, which is how '
+             'long Cyborg waits.'),
     cfg.IntOpt(
         'bind_timeout', min=1, mutable=True,
-        help='Seconds that a bind may take from its arrival. One that takes '
-             'longer, because a command holds the GPU or NVML is slow, is '
-             'refused or rolled back. Less than [DEFAULT] '
-             'rpc_response_timeout of cyborg-conductor, which fails the '
-             'request then without telling the agent. Unset is half of what '
-             'rpc_response_timeout is in the configuration of the agent.'),
+        help='Seconds that a bind may take from its arrival. A bind that '
+             'takes longer, because a command holds the GPU or NVML is slow, '
+             'is refused or rolled back. Choose less than [DEFAULT] '
+             'rpc_response_timeout of cyborg-conductor: after that, the '
+             'conductor fails the request without notifying the agent. If '
+             'unset, it is half of rpc_response_timeout in the configuration '
+             'of the agent.'),
     cfg.IntOpt(
         'access_timeout', default=60, min=1,
         help='Seconds to wait until all processes of this library on this '
-             'host have closed NVML, before a GPU is reset, unbound or '
-             'changes its MIG mode, and how long those wait in turn until '
-             'they may open it again. Longer refuses the operation.'),
+             'host have closed NVML, before a GPU is reset, is unbound or '
+             'changes its MIG mode. Those processes in turn wait this long '
+             'until they may open it again. If the time is over, the '
+             'operation is refused.'),
     cfg.IntOpt(
         'driver_timeout', default=60, min=1,
-        help='Seconds that a kernel driver may take to let go of a GPU, or '
-             'to take one. After that the operation is given up; what the '
-             'kernel has begun goes on.'),
+        help='Seconds that a kernel driver may take to bind or release a GPU. '
+             'After that the operation fails, but the kernel may still finish '
+             'what it has begun.'),
     cfg.StrOpt(
         'nvidia_smi', default='nvidia-smi',
-        help='nvidia-smi, which resets a GPU. Where there is none, the GPU '
-             'is unbound, reset and bound again; not on NVSwitches, where '
-             'it is needed.'),
+        help='Name or path of nvidia-smi, which resets a GPU. On a host '
+             'without it, the GPU is unbound, reset and bound again. A host '
+             'with NVSwitches needs nvidia-smi.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
-        help="NVIDIA's script that makes virtual functions."),
+        help="Path of NVIDIA's script that creates virtual functions."),
     cfg.StrOpt(
         'mdevctl', default='mdevctl',
-        help='mdevctl, which is asked to forget a mediated device that is '
-             'removed. Nothing is asked where there is none.'),
+        help='Name or path of mdevctl, which removes the definition of a '
+             'mediated device that is removed. On a host without it there is '
+             'nothing to remove.'),
     cfg.StrOpt(
         'os_cloud',
-        help='Cloud of clouds.yaml, with an administrator, whose accelerator '
-             'requests are compared with what is bound on this host. Unset: '
-             'they are not asked for, and nothing is removed for the lack '
-             'of one. It also tells which devices are disabled; unset, '
-             'Cyborg is asked for them as the user of [placement]. With the '
-             'role service too, requests of servers that are gone are '
-             'deleted.'),
+        help='Cloud of clouds.yaml whose accelerator requests are compared '
+             'with what is bound on this host. Its user must be an '
+             'administrator. If unset, accelerator requests are not read, and '
+             'nothing is removed because it has none. The cloud also tells '
+             'which devices are disabled; if unset, Cyborg is asked as the '
+             'user of [placement]. If the user also has the role service, the '
+             'requests of deleted servers are deleted.'),
     cfg.IntOpt(
         'orphan_grace', default=300, min=0, mutable=True,
-        help='Seconds that a bound handle has to be without an accelerator '
-             'request before what it has is returned, a server has to be '
-             'gone before its request is deleted, and a difference that '
-             'may be a bind or unbind under way has to last before it is '
-             'named.'),
+        help='Seconds to wait before an apparent leftover counts as one: '
+             'before a bound handle without an accelerator request is '
+             'unbound, before the request of a deleted server is deleted, and '
+             'before a difference is reported that may be a bind or unbind in '
+             'progress.'),
     cfg.StrOpt(
         'simulate',
-        help='Drive a simulated host instead of real GPUs: the name of one '
+        help='Simulated host to use instead of real GPUs: the name of one '
              'that comes with the library, such as dgx-a100-80, or a YAML '
              'file. For trials and tests.'),
     cfg.StrOpt(
         'simulate_state',
-        help='File that keeps the simulated host, so that several processes '
-             'see one machine. Unset: each process has its own.'),
+        help='File with the state of the simulated host, so that several '
+             'processes share it. If unset, each process has its own.'),
 ]
 
 POLICY_OPTS = [
     cfg.ListOpt(
         'match_address', default=[], mutable=True,
-        help='PCI addresses that the policy is for, such as 0000:3b:00.0.'),
+        help='PCI addresses of the GPUs that the policy matches, such as '
+             '0000:3b:00.0.'),
     cfg.ListOpt(
         'match_uuid', default=[], mutable=True,
-        help='GPU UUIDs that the policy is for, such as GPU-4f2c...'),
+        help='UUIDs of the GPUs that the policy matches, such as GPU-4f2c...'),
     cfg.ListOpt(
         'match_model', default=[], mutable=True,
-        help='Globs of the model name as NVML gives it (*A100*), or of the '
-             'four-digit PCI device id (20b?).'),
+        help='Glob patterns of the model names that the policy matches, as '
+             'NVML gives them (*A100*), or of four-digit PCI device ids '
+             '(20b?).'),
     cfg.ListOpt(
         'match_numa_node', mutable=True,
         default=[], item_type=cfg.types.Integer(min=0),
-        help='NUMA nodes that the policy is for.'),
+        help='NUMA nodes of the GPUs that the policy matches.'),
     cfg.StrOpt(
         'mode', mutable=True,
         choices=[
@@ -183,47 +190,51 @@ POLICY_OPTS = [
             (policy.Mode.VGPU.value,
              'time-sliced vGPUs of the types in vgpu_types'),
             (policy.Mode.MIG.value,
-             'MIG-backed vGPUs, each instance cut when Nova binds it'),
+             'MIG-backed vGPUs; each GPU instance is created at bind'),
             (policy.Mode.OFF.value, 'not offered')],
-        help='What the GPUs of this policy are for. Required.'),
+        help='How the GPUs of this policy are offered. Required.'),
     cfg.ListOpt(
         'profiles', default=[], mutable=True,
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '
-             '-lgip names them (1g.10gb, 3g.40gb). Empty: what vgpu_types '
-             'names, or without that every profile that can back a vGPU.'),
+             '-lgip names them (1g.10gb, 3g.40gb). If empty, the profiles of '
+             'vgpu_types are offered, or without vgpu_types every profile '
+             'that can back a vGPU.'),
     cfg.ListOpt(
         'vgpu_types', default=[], mutable=True,
         help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
-             '(nvidia-231). Mode mig: MIG-backed types; one that fills its '
-             'GPU instance backs the profile, one of which an instance '
-             'holds several (DC-1-8Q) is offered by its own name.'),
+             '(nvidia-231). Mode mig: MIG-backed vGPU types. A type that '
+             'fills its GPU instance backs the profile. A type that shares '
+             'its GPU instance with others (DC-1-8Q) is offered by its own '
+             'name.'),
     cfg.DictOpt(
         'max_instances', default={}, mutable=True,
-        help='vGPU types and how many of each at most on one GPU, such as '
-             'A40-4Q:6. Needed for a type only where neither NVML nor sysfs '
+        help='vGPU types with the highest number of each on one GPU, such as '
+             'A40-4Q:6. Required for a type only if neither NVML nor sysfs '
              'says how many fit.'),
     cfg.DictOpt(
         'fixed_vgpus', default={}, mutable=True,
-        help='Kernels without mdev (vendor VFIO), unless nova_vfio_handles: '
-             'vGPU types and how many of each to make on each GPU, such as '
-             'L40S-12Q:4. They are made when the agent starts and after a '
-             'reboot, on the same virtual functions, and left to Nova, which '
-             'takes one type a GPU; "cyborg-gpu nova config" writes what it '
-             'needs.'),
+        help='For kernels without mdev (vendor VFIO), unless '
+             'nova_vfio_handles is set: vGPU types with the number of each to '
+             'create on each GPU, such as L40S-12Q:4. The agent creates them '
+             'at its start and again after a reboot, on the same virtual '
+             'functions. Nova assigns them to servers; it supports one type '
+             'on each GPU. "cyborg-gpu nova config" writes the lines that '
+             'nova.conf needs.'),
     cfg.BoolOpt(
         'mixed_sizes', default=False, mutable=True,
-        help='Mode vgpu: whether vGPUs of several framebuffer sizes may '
-             'live side by side on one GPU (heterogeneous mode). Of some '
-             'sizes fewer fit then.'),
+        help='Mode vgpu: whether one GPU may have vGPUs of several '
+             'framebuffer sizes at the same time (heterogeneous mode). Fewer '
+             'vGPUs of some sizes fit then.'),
     cfg.StrOpt(
         'vgpu_scheduler', mutable=True,
         choices=[item.value for item in model.SchedulerPolicy],
-        help='Mode vgpu: how vGPUs share the GPU. Unset leaves it as it is. '
-             'Mixed sizes exclude fixed-share.'),
+        help='Mode vgpu: scheduler by which vGPUs share the GPU. If unset, '
+             'the scheduler is not changed. mixed_sizes excludes '
+             'fixed-share.'),
     cfg.IntOpt(
         'vgpu_time_slice', min=1, mutable=True,
-        help='Mode vgpu: time slice of vgpu_scheduler, in microseconds. '
-             "Unset is the driver's own."),
+        help='Mode vgpu: time slice of vgpu_scheduler, in microseconds. If '
+             "unset, NVIDIA's driver chooses it."),
 ]
 
 
@@ -242,8 +253,8 @@ def policy_group(name):
     """The option group of the policy ``name``."""
     return cfg.OptGroup(
         f'gpu_policy:{name}', title=f'GPU policy {name}',
-        help='A GPU is governed by the policy if every match_* option that '
-             'is set matches it; a policy without any matches every GPU.')
+        help='A policy matches a GPU if every match_* option that is set '
+             'matches it. A policy without match_* options matches every GPU.')
 
 
 def register_opts(conf):

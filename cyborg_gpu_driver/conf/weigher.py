@@ -19,31 +19,32 @@ from oslo_config import cfg
 GROUP = cfg.OptGroup(
     'gpu_weigher', title='GPU weigher of nova-scheduler',
     help='How ``cyborg_gpu_driver.nova.weigher.GpuWeigher``, named in '
-         '``[filter_scheduler] weight_classes``, tells hosts apart for '
-         'servers with a device profile of a GPU.')
+         '``[filter_scheduler] weight_classes``, weighs hosts for servers '
+         'whose device profile asks for a GPU.')
 
 OPTS = [
     cfg.FloatOpt(
         'gpu_weight_multiplier', default=1.0,
-        help='How much the weigher counts beside the others, whose weights '
-             'lie between 0 and 1 as well. Positive: the host on which the '
-             'request costs the least of what could still be made is '
-             'preferred, which packs. Negative: the one with the emptiest '
-             'GPU, which spreads. 0: neither, and nothing is read. '
-             'Metadata of the same name of a host aggregate overrides it '
-             'for the hosts in the aggregate.'),
+        help='Multiplier of the weight, which lies between 0 and 1 as that of '
+             'other weighers does. A positive value packs: it prefers the '
+             'host on which the request costs the least of what could still '
+             'be created. A negative value spreads: it prefers the host with '
+             'the emptiest GPU. With 0 the weigher has no effect and reads '
+             'nothing. Metadata of the same name of a host aggregate '
+             'overrides the option for the hosts in the aggregate.'),
     cfg.FloatOpt(
         'cache_seconds', default=5.0, min=0,
-        help='For how long what the GPUs have left is taken to be what was '
-             'last read from Placement. It is read once for each resource '
-             'class that is asked for. 0: read for each request. For each '
-             'of several servers of one request it is read anew anyway.'),
+        help='Seconds for which the free capacity of the GPUs is kept after '
+             'it was read from Placement. It is read once for each resource '
+             'class that is requested. 0 reads it for each request. It is '
+             'read again for each of several servers of one request in any '
+             'case.'),
     cfg.BoolOpt(
         'order_candidates', default=True,
-        help='Whether the GPU within the host is chosen as well: of the '
-             "host's allocation candidates, of which Nova claims the first, "
-             'the best is put first. If not, each host is weighed by the '
-             'GPU that comes first anyway.'),
+        help='Whether to choose the GPU within the host as well. The best of '
+             "the host's allocation candidates is then put first, which is "
+             'the one that Nova claims. If false, each host is weighed by the '
+             'GPU of its first candidate.'),
 ]
 
 
