@@ -48,9 +48,9 @@ class Evidence(cliff_columns.FormattableColumn):
 
 
 class ListAudit(table.Lister):
-    """List what servers were given, and what was done after them.
+    """List the GPUs and vGPUs that servers had, and the cleanups after them.
 
-    Oldest first, as far back as is kept.
+    The oldest entry comes first.
     """
 
     brief = ('time', 'gpu', 'what', 'subject')
@@ -59,16 +59,16 @@ class ListAudit(table.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--gpu', metavar='GPU',
-            help=f'only of this GPU, by {choice.WAYS}; by its full PCI '
-                 'address also one that is no longer there')
+            help=f'show only this GPU, by {choice.WAYS}; a GPU that is no '
+                 'longer there is found by its full PCI address')
         parser.add_argument(
             '--handle', metavar='UUID',
-            help='only of this attach handle, or of this server with a '
+            help='show only this attach handle, or only this server with a '
                  'whole GPU')
         parser.add_argument(
             '--since', metavar='TIME',
-            help='only from then on: an ISO 8601 time, taken as UTC without '
-                 'an offset, or how long ago, such as 90m, 12h or 7d')
+            help='show only entries since this time: an ISO 8601 time (UTC if '
+                 'it has no offset), or how long ago, such as 90m, 12h or 7d')
         return parser
 
     def take_action(self, parsed_args):

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add ``--os-cloud`` and ``--host``."""
     parser.add_argument(
         '--os-cloud', metavar='NAME',
-        help='cloud of clouds.yaml whose accelerator requests count '
+        help='cloud of clouds.yaml to read accelerator requests from '
              '(default: the one that OS_CLOUD or OS_AUTH_URL names, if any)')
     parser.add_argument(
         '--host', metavar='NAME',

@@ -26,19 +26,19 @@ from cyborg_gpu_driver.conf import legacy
 
 
 class ImportConfig(command.Command):
-    """Make policies of the options of Cyborg's own driver and of Nova.
+    """Write policies from the options of Cyborg's own driver and of Nova.
 
-    Reads [gpu_devices] and [vgpu_*] of cyborg.conf, [devices] and [mdev_*]
-    of nova.conf, and looks at the GPUs of this host. What differs from
-    before goes to standard error.
+    Reads [gpu_devices] and [vgpu_*] of cyborg.conf, [devices] and [mdev_*] of
+    nova.conf, and the GPUs of this host. Differences from the former behavior
+    are written to standard error.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'files', metavar='FILE', nargs='+',
-            help='configuration file of Cyborg or of Nova; a later one '
-                 'overrides an earlier')
+            help='configuration file of Cyborg or of Nova; later files '
+                 'override earlier ones')
         parser.add_argument(
             '--output', metavar='FILE',
             help='write the policies to FILE, which must not exist '
@@ -68,8 +68,7 @@ class ImportConfig(command.Command):
 
 def _write(path, text, force, sources):
     if os.path.realpath(path) in map(os.path.realpath, sources):
-        raise _refusal(path, 'is one of the files that are imported; name '
-                       'another')
+        raise _refusal(path, 'is one of the imported files; name another file')
     try:
         with open(path, 'w' if force else 'x', encoding='utf-8') as stream:
             stream.write(text)

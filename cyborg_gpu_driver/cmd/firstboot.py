@@ -39,12 +39,12 @@ _METADATA_TIMEOUT = 30
 
 
 class FirstBoot(command.Command):
-    """Cut the GPUs of a bare-metal server into its layout.
+    """Partition the GPUs of a bare-metal server as its layout says.
 
-    The layout is the one that was put into the image, on the config drive
-    or into the metadata of the server, in this order. Without one, and
-    without a GPU, nothing is done. Exits 1 if a GPU is not as the layout
-    says, 2 if the layout cannot be used; those GPUs are left as they were.
+    The layout is read from the image, the config drive or the metadata of the
+    server, in this order. Without a layout or a GPU, the command does nothing.
+    Exits 1 if a GPU does not match the layout, and 2 if the layout cannot be
+    used; then the GPUs are not changed.
     """
 
     def get_parser(self, prog_name):
@@ -54,8 +54,9 @@ class FirstBoot(command.Command):
             help='format of the report (default: text)')
         parser.add_argument(
             '--show', action='store_true',
-            help='show the last report and do nothing; the exit code is the '
-                 'one of then, or 1 if that was not since the last reboot')
+            help='show the last report and do nothing else; the exit code is '
+                 'that of the report, or 1 if the report is from before the '
+                 'last reboot')
         parser.add_argument(
             '--timeout', type=_seconds, metavar='SECONDS',
             default=_DRIVER_TIMEOUT,
@@ -67,17 +68,17 @@ class FirstBoot(command.Command):
                  f'(default: {_LAYOUT_FILE}, if it is there)')
         parser.add_argument(
             '--config-drive', type=_directory, metavar='DIRECTORY',
-            help='where a config drive is mounted (default: the block device '
-                 'with the label config-2 is looked at)')
+            help='directory at which a config drive is mounted (default: the '
+                 'block device with the label config-2 is read)')
         parser.add_argument(
             '--metadata-url', type=_url, metavar='URL',
             default=metadata_service.URL,
-            help='where the metadata service has its documents (default: '
+            help='URL of the documents of the metadata service (default: '
                  f'{metadata_service.URL})')
         parser.add_argument(
             '--metadata-timeout', type=_seconds, metavar='SECONDS',
             default=_METADATA_TIMEOUT,
-            help='how long to ask the metadata service; 0 does not ask it '
+            help='how long to try the metadata service; 0 does not use it '
                  f'(default: {_METADATA_TIMEOUT})')
         return parser
 
@@ -91,19 +92,20 @@ class FirstBoot(command.Command):
         try:
             reports.write(node.state_path, report)
         except exception.JournalError as error:
-            cmd_machine.say(f'This report is not kept: {error}')
+            cmd_machine.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
         return report.result.code
 
     def _show(self, parsed_args, node):
         report = reports.read(node.state_path)
         if report is None:
-            cmd_machine.say('There was no first boot yet.')
+            cmd_machine.say('There is no report: the first boot has not run '
+                            'yet.')
             return 1
         self._write(parsed_args, report)
         if report.boot_id != node.platform.boot_id():
-            cmd_machine.say(f'That was at {report.time}, before the last '
-                            'reboot.')
+            cmd_machine.say(f'This report is of {report.time}, before the '
+                            'last reboot.')
             return 1
         return report.result.code
 

@@ -69,7 +69,7 @@ def _mode(view, gpu):
 
 
 class ShowGpu(table.ShowOne):
-    """Show one GPU, with a picture of what lies where on it."""
+    """Show one GPU, with a picture of the slices in use."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

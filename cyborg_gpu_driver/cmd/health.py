@@ -63,18 +63,18 @@ class ShowHealth(table.Lister):
 
 
 class ClearHealth(command.Command):
-    """Forget what made a GPU sick.
+    """Clear the recorded health problems of a GPU.
 
-    For a GPU that was reset by hand, or repaired. What is still wrong with
-    it makes it sick again at the agent's next report.
+    For a GPU that was reset by hand or repaired. A problem that persists makes
+    it sick again at the agent's next report.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'gpu', metavar='GPU',
-            help=f'the GPU, by {choice.WAYS}; by its full PCI address also '
-                 'one that is no longer there')
+            help=f'the GPU, by {choice.WAYS}; a GPU that is no longer there '
+                 'is found by its full PCI address')
         return parser
 
     def take_action(self, parsed_args):

@@ -37,9 +37,9 @@ _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
 
 
 class ListInstance(table.Lister):
-    """List the GPU instances of this host and what uses them.
+    """List the GPU instances of this host and their users.
 
-    Exits 1 if NVIDIA's driver has a GPU that cannot be read.
+    Exits 1 if a GPU that is bound to NVIDIA's driver cannot be read.
     """
 
     brief = ('address', 'profile', 'start', 'in_use')
@@ -76,7 +76,7 @@ class ListInstance(table.Lister):
 class CreateInstance(command.Command):
     """Create a GPU instance, with a compute instance that spans it.
 
-    Without --start it goes where it leaves most room for others.
+    Without --start, the placement is chosen that leaves most room for others.
     """
 
     def get_parser(self, prog_name):
@@ -85,10 +85,12 @@ class CreateInstance(command.Command):
         parser.add_argument('profile', metavar='PROFILE',
                             help='profile name, such as 1g.10gb')
         parser.add_argument('--start', type=int, metavar='UNIT',
-                            help='memory unit of the grid to begin at')
+                            help='first memory unit of the instance on the '
+                                 'grid')
         parser.add_argument(
             '--compute', metavar='SLICES[,SLICES...]',
-            help='compute instances to cut it into; none: 0')
+            help='compute instances to create in it, by their slices; 0 '
+                 'creates none')
         return parser
 
     def take_action(self, parsed_args):
@@ -113,7 +115,8 @@ class DestroyInstance(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument('gpu', metavar='GPU', help=_GPU)
         parser.add_argument('start', metavar='START', type=int,
-                            help='memory unit of the grid it begins at')
+                            help='first memory unit of the instance on the '
+                                 'grid')
         return parser
 
     def take_action(self, parsed_args):

@@ -38,47 +38,47 @@ _CURRENT = 'current'
 
 
 class RenderKubernetes(command.Command):
-    """Write what Kubernetes is to be told of GPU nodes like this host.
+    """Write the Kubernetes configuration for GPU nodes like this host.
 
-    The NVIDIA device plugin's configuration, mig-parted's, the node's
-    labels, a test pod and values for the GPU operator. Nothing is changed,
-    on this host or in a cluster.
+    Writes the configuration of the NVIDIA device plugin and of mig-parted, the
+    labels of the node, a test pod and values for the GPU operator. Nothing
+    changes on this host or in a cluster.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--layout', metavar='FILE',
-            help="layout file in mig-parted's format, - is standard input "
-                 '(default: how the GPUs are cut now)')
+            help="layout file in mig-parted's format; - is standard input "
+                 '(default: the current layout of the GPUs)')
         parser.add_argument(
             '--name', metavar='NAME', action='append', default=[],
-            help='entry of the layout file, which may be left out where '
-                 'there is only one; may be repeated, for nodes of the same '
-                 'GPUs with several layouts. Without --layout, what to call '
-                 f'how the GPUs are cut now (default: {_CURRENT})')
+            help='entry of the layout file; may be left out if there is only '
+                 'one; may be repeated, for nodes with the same GPUs and '
+                 'different layouts. Without --layout, the name of the '
+                 f'current layout (default: {_CURRENT})')
         parser.add_argument(
             '--merge', metavar='FILE',
-            help=f'{render.OPERATOR} of other nodes of the cluster, - is '
-                 'standard input; their layouts are kept (default: the '
-                 'layouts rendered now are all that the cluster has)')
+            help=f'{render.OPERATOR} of other nodes of the cluster, whose '
+                 'layouts are kept; - is standard input (default: the cluster '
+                 'has only the layouts that are rendered now)')
         parser.add_argument(
             '--gpu', metavar='GPU', action='append', default=[],
             help=f'a GPU that the node has, by {choice.WAYS}; may be '
                  'repeated (default: all)')
         parser.add_argument(
             '--strategy', choices=_values(kubernetes_strategy.Strategy),
-            help='MIG strategy of all nodes (default: the plainest one that '
-                 'offers all that the layouts have)')
+            help='MIG strategy of all nodes (default: the simplest one that '
+                 'offers everything in the layouts)')
         _add_sharing(parser)
         parser.add_argument(
             '--output', metavar='DIR', default=_STDOUT,
-            help='directory for the files, made if it is not there; - '
-                 'writes all to standard output (default: %(default)s)')
+            help='directory for the files, created if it does not exist; - '
+                 'writes everything to standard output (default: %(default)s)')
         parser.add_argument(
             '-f', '--format', choices=('yaml', 'json'), default='yaml',
-            help='yaml: a stream of documents, or with --output the paths '
-                 'written; json: one object with all that was found '
+            help='yaml: a stream of documents, or with --output the paths of '
+                 'the written files; json: one object with all results '
                  '(default: %(default)s)')
         return parser
 
@@ -134,7 +134,7 @@ def _add_sharing(parser):
              'nvidia.com/mig-1g.10gb; may be repeated (default: all)')
     parser.add_argument(
         '--rename', action='store_true',
-        help='offer what is shared as NAME.shared')
+        help='offer a shared resource as NAME.shared')
     parser.add_argument(
         '--allow-several', action='store_true',
         help='let a container ask for more than one replica, which gives '
@@ -153,8 +153,8 @@ def _nodes(context, parsed_args):
         if len(names) > 1:
             raise exception.InvalidValue(
                 what='--name', value=', '.join(names),
-                expected='the GPUs are cut in one way now: give one name, '
-                         'or --layout')
+                expected='the GPUs have one current layout: give one name, or '
+                         '--layout')
         return [_node(context, chosen, parsed_args, names[0] or _CURRENT,
                       None)]
     text, source = terminal.read_text(parsed_args.layout)
@@ -173,8 +173,8 @@ def _node(context, chosen, parsed_args, name, entry):
         for difference in layout_state.differences(item.gpu, item.wanted):
             # With several layouts most of them are not there.
             if len(parsed_args.name) < 2:
-                cmd_machine.say(f'GPU {item.gpu.address} is not so yet: '
-                                f'{difference}')
+                cmd_machine.say(f'GPU {item.gpu.address} does not match the '
+                                f'layout yet: {difference}')
     return kubernetes_node.Node(name, gpus, context.host.driver_version)
 
 
@@ -211,7 +211,7 @@ def _sharing(parsed_args, node, strategy):
             if value:
                 raise exception.InvalidValue(
                     what=option, value=value,
-                    expected='it says how replicas are shared: give '
+                    expected='it has an effect only on replicas: give '
                              '--replicas too')
         return None
     method = kubernetes_sharing.Method(

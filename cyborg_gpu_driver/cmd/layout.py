@@ -36,7 +36,7 @@ _TEXT = ('text', 'json', 'yaml')
 
 
 class ListLayouts(layout_options.LayoutCommand):
-    """List the layouts of a file, and which of them suit this host."""
+    """List the layouts of a file, and which of them this host supports."""
 
     formats = _TEXT
 
@@ -59,9 +59,9 @@ class ListLayouts(layout_options.LayoutCommand):
 
 
 class PlanLayout(layout_options.LayoutCommand):
-    """Show what an apply would do, and do nothing.
+    """Show what an apply would change, without changing it.
 
-    Exits 1 if a GPU cannot become what is wanted.
+    Exits 1 if a GPU cannot get its layout.
     """
 
     formats = _TEXT
@@ -96,7 +96,10 @@ class PlanLayout(layout_options.LayoutCommand):
 
 
 class AssertLayout(layout_options.LayoutCommand):
-    """Tell whether a layout is in effect: exit code 0 if it is, else 1."""
+    """Check whether a layout is in effect.
+
+    The exit code is 0 if it is, else 1.
+    """
 
     formats = _TEXT
 
@@ -106,7 +109,7 @@ class AssertLayout(layout_options.LayoutCommand):
         layout_options.add_mode_only(parser)
         layout_options.add_flag(
             parser, '-a', '--valid-config', variable=layout_options.VALID,
-            text='only tell whether the file is valid and has the entry')
+            text='only check that the file is valid and has the entry')
         return parser
 
     def take_action(self, parsed_args):
@@ -132,7 +135,7 @@ class AssertLayout(layout_options.LayoutCommand):
 
 
 class ExportLayout(layout_options.LayoutCommand):
-    """Write how the GPUs are cut now as a layout file."""
+    """Write the current layout of the GPUs as a layout file."""
 
     formats = ('yaml', 'json')
 
@@ -161,7 +164,7 @@ class ExportLayout(layout_options.LayoutCommand):
 
 
 class GenerateLayouts(layout_options.LayoutCommand):
-    """Write a file of all sensible layouts for the GPUs of this host."""
+    """Write a file with all sensible layouts for the GPUs of this host."""
 
     formats = ('yaml', 'json')
 
@@ -214,7 +217,7 @@ def differences(context: cmd_node_context.NodeContext, parsed_args):
                                              context.transactions.in_use(now))
         record = context.applier.unfinished(gpu.address)
         if record is not None:
-            found = (*found, f'an earlier change did not end: {record}')
+            found = (*found, f'an earlier change was interrupted: {record}')
         yield index, gpu, found
 
 
@@ -238,7 +241,7 @@ def _suits(entry: layout_file.Entry, gpus):
         row['gpus'] = {index: str(wanted) for index, wanted
                        in entry.for_host(gpus).items()}
         if not row['gpus']:
-            row['problem'] = 'speaks of no GPU of this host'
+            row['problem'] = 'matches no GPU of this host'
     except exception.LayoutError as error:
         row['problem'] = str(error)
     return row

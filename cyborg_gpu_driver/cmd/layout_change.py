@@ -34,11 +34,10 @@ _SKIPPED = 'skipped'
 
 
 class ApplyLayout(layout_options.LayoutCommand):
-    """Bring a layout about, keeping what is right already.
+    """Apply a layout, and keep the instances that it has already.
 
-    Each GPU succeeds or fails by itself; one that fails is as it was
-    before. Exits 1 if any failed. What was applied is restored after a
-    reboot.
+    Each GPU succeeds or fails on its own. A change that fails is rolled back.
+    Exits 1 if a GPU has failed. The layout is restored after a reboot.
     """
 
     formats = _TEXT
@@ -88,10 +87,10 @@ class ApplyLayout(layout_options.LayoutCommand):
 
 
 class CheckpointLayout(layout_options.LayoutCommand):
-    """Remember how the GPUs are, for layout restore.
+    """Save the current layout of the GPUs, for layout restore.
 
-    What is bound to handles and what fixed vGPUs lie on is left out: it
-    comes back with them.
+    Instances of bound handles and of fixed vGPUs are left out, because they
+    are restored together with those.
     """
 
     formats = _TEXT
@@ -121,12 +120,12 @@ class CheckpointLayout(layout_options.LayoutCommand):
 
 
 class RestoreLayout(layout_options.LayoutCommand):
-    """Make again what a reboot or a crash has taken away.
+    """Restore GPUs after a reboot or a crash.
 
-    Changes that were under way are undone. What a GPU's policy needs, all
-    that is bound to handles, the checkpoint's instances and the policy's
-    fixed vGPUs are made where they are missing. Nothing is destroyed for
-    it. Exits 1 if a GPU could not be restored.
+    Rolls back interrupted changes. Then creates what is missing: what the
+    GPU's policy needs, everything that is bound to handles, the instances of
+    the checkpoint and the fixed vGPUs of the policy. Destroys nothing else.
+    Exits 1 if a GPU could not be restored.
     """
 
     formats = _TEXT
@@ -192,7 +191,7 @@ def _saved(parsed_args, context):
     if not file:
         return checkpoint.remembered(context.state_path)
     if not os.path.exists(file):
-        raise exception.JournalError(path=file, reason='is not there')
+        raise exception.JournalError(path=file, reason='does not exist')
     return checkpoint.read(file)
 
 

@@ -119,7 +119,7 @@ def add_entry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '-c', '--selected-config', metavar='NAME',
         default=os.environ.get(SELECTED),
-        help='entry of the file; may be left out where there is only one '
+        help='entry of the file; may be left out if there is only one '
              f'(default: ${SELECTED})')
 
 
@@ -127,8 +127,8 @@ def add_mode_only(parser: argparse.ArgumentParser) -> None:
     """``-m``: MIG mode alone."""
     parser.add_argument(
         '-m', '--mode-only', action='store_true', default=_flag(MODE_ONLY),
-        help='MIG mode only; instances stay, unless it is turned off, '
-             'which destroys idle ones')
+        help='change the MIG mode only; instances are kept, unless MIG mode '
+             'is turned off, which destroys idle ones')
 
 
 def add_flag(parser: argparse.ArgumentParser, *names: str, variable: str,

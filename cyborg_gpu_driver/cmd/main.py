@@ -68,8 +68,8 @@ class CyborgGpu(app.App):
 
     def __init__(self):
         super().__init__(
-            description='See the NVIDIA GPUs of this host as Cyborg, '
-                        'Placement and Nova are to see them.',
+            description='Show and manage the NVIDIA GPUs of this host for '
+                        'Cyborg, Placement and Nova.',
             version=version(),
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
@@ -91,11 +91,11 @@ class CyborgGpu(app.App):
         parser.add_argument(
             '--simulate', metavar='NAME|FILE',
             help='use a simulated host instead of this machine; the records '
-                 'of [gpu] state_path are neither read nor changed')
+                 'in [gpu] state_path are neither read nor changed')
         parser.add_argument(
             '--state', metavar='FILE',
-            help='file that keeps the simulated host between commands; its '
-                 'records are in the directory FILE.records')
+            help='file with the state of the simulated host; its records are '
+                 'in the directory FILE.records')
         return parser
 
     def configure_logging(self):

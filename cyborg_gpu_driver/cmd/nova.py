@@ -30,11 +30,11 @@ from cyborg_gpu_driver.record import store
 
 
 class ConfigNova(command.Command):
-    """Write the lines of nova.conf for vGPUs that are left to Nova.
+    """Write the lines of nova.conf for vGPUs that Nova assigns itself.
 
-    That is for the fixed_vgpus of GPUs without mdev (vendor VFIO), unless
-    [gpu] nova_vfio_handles is set. What is not written, and why, goes to
-    standard error.
+    These are the fixed_vgpus of GPUs without mdev (vendor VFIO), unless [gpu]
+    nova_vfio_handles is set. What is left out, and why, is written to standard
+    error.
     """
 
     def get_parser(self, prog_name):
@@ -42,8 +42,8 @@ class ConfigNova(command.Command):
         parser.add_argument(
             '--pci-in-placement', action=argparse.BooleanOptionalAction,
             default=True,
-            help='whether Nova counts PCI devices in Placement; without, '
-                 'it cannot tell types of one product apart')
+            help='Nova reports PCI devices to Placement; without this option, '
+                 'it cannot distinguish types of one product')
         parser.add_argument(
             '-f', '--format', dest='output_format',
             choices=('ini', 'json'), default='ini',
@@ -75,7 +75,8 @@ class ConfigNova(command.Command):
                 cmd_machine.say(f'GPU {gpu.address} is left out: '
                                 + _why(gpu, machine.settings))
         if not found:
-            cmd_machine.say('No GPU of this host leaves vGPUs to Nova.')
+            cmd_machine.say('No GPU of this host has vGPUs that Nova assigns '
+                            'itself.')
         return found
 
 
@@ -98,7 +99,7 @@ def remembered(machine: cmd_machine.Machine
 
 def _why(gpu, settings):
     if settings.vfio_handles:
-        return '[gpu] nova_vfio_handles is set, so Cyborg hands it out'
+        return '[gpu] nova_vfio_handles is set, so Cyborg assigns its vGPUs'
     if gpu.framework is model.Framework.NONE:
-        return 'it has no virtual functions that make vGPUs'
-    return f'it makes vGPUs by {gpu.framework.value}, not by vendor-vfio'
+        return 'it has no virtual functions that can carry vGPUs'
+    return f'its vGPU framework is {gpu.framework.value}, not vendor-vfio'

@@ -23,10 +23,10 @@ from cyborg_gpu_driver.report import traits
 
 
 class ListOffer(table.Lister):
-    """List what each GPU offers, and how much of it can be made now.
+    """List what each GPU offers, and how much of it can be created now.
 
-    Whether an offer is reported follows from what the agent would send
-    now; what stands in the way of one goes to standard error too.
+    An offer is shown as reported if the agent would report it now. The reason
+    why an offer is not reported is also written to standard error.
     """
 
     brief = ('address', 'profile', 'total', 'in_use', 'creatable', 'reported')
@@ -35,8 +35,8 @@ class ListOffer(table.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--all', action='store_true', dest='everything',
-            help='list what the GPUs could offer in any mode, not only in '
-                 'that of their policy')
+            help='list what the GPUs could offer in any mode, not only in the '
+                 'mode of their policy')
         return parser
 
     def take_action(self, parsed_args):
@@ -90,7 +90,7 @@ def problems(rows, name):
     for row in rows:
         why = row['problem'].machine_readable()
         if why:
-            what = ('none to be had now' if row['reported'] == 'yes'
+            what = ('none is free now' if row['reported'] == 'yes'
                     else 'not reported')
             hit.setdefault((row['address'], what, why), []).append(row[name])
     for (address, what, why), affected in hit.items():

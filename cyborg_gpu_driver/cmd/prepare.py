@@ -23,11 +23,11 @@ from cyborg_gpu_driver.host.snapshot import condition
 
 
 class PrepareGpu(table.Lister):
-    """Make idle GPUs ready for what their policy says.
+    """Make idle GPUs ready for their policy.
 
-    MIG mode, virtual functions, mixed-size mode and vGPU scheduler are set,
-    and fixed vGPUs made, in the order that the driver takes. What is in use
-    is left alone. Exits 1 if a GPU is not as its policy says in the end.
+    Sets MIG mode, virtual functions, mixed-size mode and vGPU scheduler, and
+    creates fixed vGPUs, in the order that NVIDIA's driver requires. GPUs in
+    use are not changed. Exits 1 if a GPU does not match its policy at the end.
     """
 
     failed = False
@@ -39,7 +39,7 @@ class PrepareGpu(table.Lister):
             help=f'a GPU, by {choice.WAYS} (default: all)')
         parser.add_argument(
             '--dry-run', action='store_true',
-            help='say what is left to do, and do nothing')
+            help='show what remains to be done, and do nothing')
         return parser
 
     def run(self, parsed_args):

@@ -23,12 +23,12 @@ from cyborg_gpu_driver.report import view
 
 
 class ShowReport(table.Lister):
-    """Show what the agent would send to Cyborg and Placement now.
+    """Show what the agent would report to Cyborg and Placement now.
 
-    A row is an offer; one that is reported is a deployable of Cyborg's and
-    a resource provider of Placement's. The formats for programs have every
-    field that is sent. Placement is not asked: the agent also leaves alone
-    what servers use and it would withdraw.
+    Each row is an offer. A reported offer is a deployable in Cyborg and a
+    resource provider in Placement. Formats for programs have every field of
+    the report. The command does not ask Placement. The agent does, and it
+    withdraws nothing that servers use.
     """
 
     brief = ('address', 'resource_class', 'total', 'reserved', 'reported')

@@ -17,23 +17,24 @@ tools/help-files writes this module, so that the help imports no command.
 
 SUMMARIES = {
     'audit list': (
-        'List what servers were given, and what was done after them'),
+        'List the GPUs and vGPUs that servers had, and the cleanups after '
+        'them'),
     'check': (
         "Check that this host's GPUs, Cyborg and Nova fit together"),
     'config import': (
-        "Make policies of the options of Cyborg's own driver and of Nova"),
+        "Write policies from the options of Cyborg's own driver and of Nova"),
     'doctor': (
         'Compare journal, hardware, Cyborg and Placement on this host'),
     'firstboot': (
-        'Cut the GPUs of a bare-metal server into its layout'),
+        'Partition the GPUs of a bare-metal server as its layout says'),
     'gpu list': (
         'List the NVIDIA GPUs of this host'),
     'gpu prepare': (
-        'Make idle GPUs ready for what their policy says'),
+        'Make idle GPUs ready for their policy'),
     'gpu show': (
-        'Show one GPU, with a picture of what lies where on it'),
+        'Show one GPU, with a picture of the slices in use'),
     'health clear': (
-        'Forget what made a GPU sick'),
+        'Clear the recorded health problems of a GPU'),
     'health show': (
         "Show the health of this host's GPUs"),
     'instance create': (
@@ -41,33 +42,33 @@ SUMMARIES = {
     'instance destroy': (
         'Destroy an idle GPU instance with its compute instances'),
     'instance list': (
-        'List the GPU instances of this host and what uses them'),
+        'List the GPU instances of this host and their users'),
     'kubernetes render': (
-        'Write what Kubernetes is to be told of GPU nodes like this host'),
+        'Write the Kubernetes configuration for GPU nodes like this host'),
     'layout apply': (
-        'Bring a layout about, keeping what is right already'),
+        'Apply a layout, and keep the instances that it has already'),
     'layout assert': (
-        'Tell whether a layout is in effect: exit code 0 if it is, else 1'),
+        'Check whether a layout is in effect'),
     'layout checkpoint': (
-        'Remember how the GPUs are, for layout restore'),
+        'Save the current layout of the GPUs, for layout restore'),
     'layout export': (
-        'Write how the GPUs are cut now as a layout file'),
+        'Write the current layout of the GPUs as a layout file'),
     'layout generate': (
-        'Write a file of all sensible layouts for the GPUs of this host'),
+        'Write a file with all sensible layouts for the GPUs of this host'),
     'layout list': (
-        'List the layouts of a file, and which of them suit this host'),
+        'List the layouts of a file, and which of them this host supports'),
     'layout plan': (
-        'Show what an apply would do, and do nothing'),
+        'Show what an apply would change, without changing it'),
     'layout restore': (
-        'Make again what a reboot or a crash has taken away'),
+        'Restore GPUs after a reboot or a crash'),
     'nova config': (
-        'Write the lines of nova.conf for vGPUs that are left to Nova'),
+        'Write the lines of nova.conf for vGPUs that Nova assigns itself'),
     'offer list': (
-        'List what each GPU offers, and how much of it can be made now'),
+        'List what each GPU offers, and how much of it can be created now'),
     'report show': (
-        'Show what the agent would send to Cyborg and Placement now'),
+        'Show what the agent would report to Cyborg and Placement now'),
     'vgpu clean': (
-        "Remove vGPUs that are nobody's"),
+        'Remove orphaned vGPUs'),
     'vgpu list': (
-        'List the live vGPUs of this host and whose they are'),
+        'List the live vGPUs of this host and their owners'),
 }

@@ -35,11 +35,11 @@ _NONE = 'none'
 
 
 class ListVgpu(table.Lister):
-    """List the live vGPUs of this host and whose they are.
+    """List the live vGPUs of this host and their owners.
 
-    An orphan has no owner in the journal of binds, is no fixed vGPU, has no
-    guest and no accelerator request. The last is known only where a cloud
-    is named, to an administrator of it.
+    An orphan has no owner in the journal of binds, is not a fixed vGPU, and
+    has neither a guest nor an accelerator request. Accelerator requests are
+    known only if a cloud is named and its user is an administrator.
     """
 
     brief = ('name', 'gpu', 'type', 'orphan')
@@ -49,7 +49,7 @@ class ListVgpu(table.Lister):
         _add_cloud(parser)
         parser.add_argument(
             '--orphans', action='store_true',
-            help='only orphans, and what may be one')
+            help='list only orphans and possible orphans')
         return parser
 
     def take_action(self, parsed_args):
@@ -72,10 +72,11 @@ class ListVgpu(table.Lister):
 
 
 class CleanVgpu(command.Command):
-    """Remove vGPUs that are nobody's.
+    """Remove orphaned vGPUs.
 
-    What has an owner, a guest or an accelerator request is refused. GPU
-    instances below stay. Exits 1 if one could not be removed.
+    Refuses a vGPU that has an owner, a guest or an accelerator request. The
+    GPU instances of MIG-backed vGPUs are kept. Exits 1 if a vGPU could not be
+    removed.
     """
 
     def get_parser(self, prog_name):
@@ -87,9 +88,9 @@ class CleanVgpu(command.Command):
             help='UUID of an mdev, or address of a virtual function')
         which.add_argument(
             '--orphans', action='store_true',
-            help='all orphans; needs a cloud, or --without-cloud')
+            help='remove all orphans; needs a cloud, or --without-cloud')
         parser.add_argument(
-            '--yes', action='store_true', help='do not ask')
+            '--yes', action='store_true', help='do not ask for confirmation')
         return parser
 
     def take_action(self, parsed_args):
@@ -98,9 +99,9 @@ class CleanVgpu(command.Command):
         if (parsed_args.orphans and claimed is None
                 and not parsed_args.without_cloud):
             raise exception.CloudError(
-                cloud='not named', reason='whether a server has a vGPU is '
-                'not known; name the cloud with --os-cloud, or say '
-                '--without-cloud')
+                cloud='no cloud', reason='it is not known whether a server '
+                                         'has the vGPU; name the cloud with '
+                                         '--os-cloud, or give --without-cloud')
         live = keeper.found()
         wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
                   else _named(live, parsed_args.name))
@@ -119,7 +120,7 @@ def _add_cloud(parser):
     cloud_options.add(parser)
     parser.add_argument(
         '--without-cloud', action='store_true',
-        help='ask no cloud, whatever the environment names')
+        help='use no cloud, even if the environment names one')
 
 
 def _keeper(node: cmd_machine.Machine, changes: bool = False

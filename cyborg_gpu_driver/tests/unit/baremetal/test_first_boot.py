@@ -326,7 +326,7 @@ class ServerTest(first_boot_case.BootCase):
     def test_a_report_that_cannot_be_kept(self):
         os.makedirs(os.path.join(self.state_path, 'firstboot.json'))
         output, errors = self.boot(*self.args)
-        self.assertIn('This report is not kept', errors)
+        self.assertIn('This report cannot be saved', errors)
         self.assertIn('is in effect', output)
 
 
@@ -334,7 +334,8 @@ class ShowTest(first_boot_case.BootCase):
 
     def test_show(self):
         _, errors = self.boot('--show', code=1)
-        self.assertEqual('There was no first boot yet.\n', errors)
+        self.assertEqual('There is no report: the first boot has not run '
+                         'yet.\n', errors)
         path = self.stage()
         report, _ = self.boot('--layout-file', path)
         self.assertEqual((report, ''), self.boot('--show'))

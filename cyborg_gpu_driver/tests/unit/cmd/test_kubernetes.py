@@ -55,11 +55,11 @@ class LayoutTest(RenderCase):
 
     def test_layout_that_is_there(self):
         _, errors = self.render('--layout', self.file, '--name', 'halves')
-        self.assertIn('GPU 0000:18:00.0 is not so yet: 3g.40gb: 0 there, 2 '
-                      'wanted', errors)
+        self.assertIn('GPU 0000:18:00.0 does not match the layout yet: '
+                      '3g.40gb: 0 there, 2 wanted', errors)
         self.apply('halves')
         _, errors = self.render('--layout', self.file, '--name', 'halves')
-        self.assertNotIn('not so yet', errors)
+        self.assertNotIn('does not match the layout yet', errors)
         found, there = (self.found('--name', 'halves', *more) for more in (
             (), ('--layout', self.file)))
         self.assertEqual(there, found)

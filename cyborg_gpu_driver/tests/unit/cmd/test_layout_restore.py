@@ -45,7 +45,7 @@ class RestoreTest(layouts.LayoutCase):
         self.layout('restore', '--checkpoint-file', path)
         self.assert_layout('halves')
         _, errors = self.layout('restore', '-f', path + '.not', code=1)
-        self.assertIn('is not there', errors)
+        self.assertIn('does not exist', errors)
 
     def test_a_checkpoint_makes_no_directory(self):
         directory = os.path.join(self.directory, 'typo')
@@ -72,7 +72,7 @@ class RestoreTest(layouts.LayoutCase):
         before = [self.instances(index) for index in range(8)]
         self.assertEqual(9, self.killed('mixed', 12))
         _, errors = self.assert_layout('halves', code=1)
-        self.assertIn('an earlier change did not end: step', errors)
+        self.assertIn('an earlier change was interrupted: step', errors)
         self.layout('restore')
         found = [self.instances(index) for index in range(8)]
         self.assertEqual(before[1:], found[1:])

@@ -113,9 +113,9 @@ class ConfigNovaTest(base.CommandCase):
     def test_gpus_with_mdev(self):
         output, errors = self.config(fixed='T4-2B:2', host='t4x4')
         self.assertEqual('', output)
-        self.assertIn('by mdev-pf, not by vendor-vfio', errors)
+        self.assertIn('mdev-pf, not vendor-vfio', errors)
 
     def test_gpus_without_virtual_functions(self):
         output, errors = self.config(host='mixed')
         self.assertEqual('', output)
-        self.assertIn('no virtual functions that make vGPUs', errors)
+        self.assertIn('no virtual functions that can carry vGPUs', errors)
