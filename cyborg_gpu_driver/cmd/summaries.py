@@ -29,6 +29,8 @@ SUMMARIES = {
         'Partition the GPUs of a bare-metal server as its layout says'),
     'gpu list': (
         'List the NVIDIA GPUs of this host'),
+    'gpu map': (
+        'Draw all GPUs of this host side by side, with what lies where'),
     'gpu prepare': (
         'Make idle GPUs ready for their policy'),
     'gpu show': (

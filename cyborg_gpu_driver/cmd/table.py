@@ -99,11 +99,15 @@ def prepared(formatter: base.Formatter, parsed_args: argparse.Namespace,
         return _Prepared(formatter, _flat_rows)
     if parsed_args.formatter == 'table' and folds:
         return _Prepared(formatter, functools.partial(
-            fold, width=_width(parsed_args.max_width, stdout)))
+            fold, width=line_width(parsed_args.max_width, stdout)))
     return formatter
 
 
-def _width(wanted, stdout):
+def line_width(wanted: int, stdout: TextIO) -> int:
+    """Characters in a line: as wanted, as the terminal has, or 80.
+
+    :param wanted: 0 if nobody has asked for a width.
+    """
     if wanted > 0:
         return wanted
     return stdout.isatty() and utils.terminal_width() or WIDTH

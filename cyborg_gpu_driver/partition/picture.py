@@ -21,6 +21,7 @@ import collections
 import dataclasses
 import re
 import textwrap
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -47,24 +48,30 @@ class Pens:
     top: tuple[str, str, str]
     bottom: tuple[str, str, str]
     free: str
+    blocked: str
     full_box: str
     empty_box: str
     cut: str
     times: str
 
 
-UNICODE = Pens('─', '│', ('┌', '┬', '┐'), ('└', '┴', '┘'), '·', '■', '□',
+UNICODE = Pens('─', '│', ('┌', '┬', '┐'), ('└', '┴', '┘'), '·', '░', '■', '□',
                '…', '×')
-ASCII = Pens('-', '|', ('+', '+', '+'), ('+', '+', '+'), '.', '#', '-',
+ASCII = Pens('-', '|', ('+', '+', '+'), ('+', '+', '+'), '.', 'x', '#', '-',
              '~', 'x')
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cell:
-    """A box of the grid: an instance, or one free unit."""
+class Cell:
+    """A box of the grid: an instance, or one unit that is not taken."""
 
     units: int
     text: tuple[str, ...] = ()
+    """What it is and whose it is; empty for a unit that is not taken."""
+    kind: str = ''
+    """For who paints the cells, see :func:`frame`."""
+    mark: str = ''
+    """In place of that of a free unit."""
 
 
 def pens_for(encoding: str | None) -> Pens:
@@ -132,41 +139,53 @@ def _laid_out(instances: Sequence[spec.MigInstanceSpec]
 
 
 def _cells(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
-           units: int, owners: Mapping[model.Placement, str]) -> list[_Cell]:
+           units: int, owners: Mapping[model.Placement, str]) -> list[Cell]:
     cells, unit = [], 0
     for instance in instances:
         place = instance.placement
-        cells += [_Cell(1)] * (place.start - unit)
+        cells += [Cell(1)] * (place.start - unit)
         owner = ''.join(letter if letter.isprintable() else '?'
                         for letter in owners.get(place, ''))
-        cells.append(_Cell(place.size, (_name(mig, instance), owner)))
+        cells.append(Cell(place.size, (_name(mig, instance), owner)))
         unit = place.start + place.size
-    return cells + [_Cell(1)] * (units - unit)
+    return cells + [Cell(1)] * (units - unit)
 
 
-def _grid(cells: Sequence[_Cell], units: int, pens: Pens) -> list[str]:
+def _grid(cells: Sequence[Cell], units: int, pens: Pens) -> list[str]:
     pitch = max(2, _GRID_WIDTH // units)
     if 1 + units * pitch > WIDTH - _LABEL - len(_MARGIN):
         return _listed(cells)
+    numbers, *framed = frame(cells, pitch, pens)
+    return [f'{_label("unit")}{numbers}', *(
+        _label('') + line for line in framed)]
+
+
+def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
+          paint: Callable[[str, Cell], str] = lambda text, _: text
+          ) -> list[str]:
+    """Cells side by side: the numbers of their units, and then the boxes.
+
+    :param pitch: characters of a unit, with one wall.
+    :param paint: gives what is written in place of a line of a cell's text;
+        it has to look as long.
+    """
     edge = [pens.line * (cell.units * pitch - 1) for cell in cells]
     texts = [_cell_text(cell, cell.units * pitch - 1, pens)
              for cell in cells]
-    height = max(map(len, texts))
     rows = [
         pens.wall + pens.wall.join(
-            (text[row] if row < len(text) else '').center(len(line))
-            for text, line in zip(texts, edge, strict=True)) + pens.wall
-        for row in range(height)]
-    numbers = ''.join(' ' + str(unit).center(pitch - 1)
-                      for unit in range(units))
-    return [
-        f'{_label("unit")}{numbers}',
-        f'{_label("")}{pens.top[1].join(edge).join(pens.top[::2])}',
-        *(_label('') + row for row in rows),
-        f'{_label("")}{pens.bottom[1].join(edge).join(pens.bottom[::2])}']
+            paint((text[row] if row < len(text) else '').center(len(line)),
+                  cell)
+            for cell, text, line in zip(cells, texts, edge, strict=True))
+        + pens.wall for row in range(max(map(len, texts)))]
+    units = sum(cell.units for cell in cells)
+    return [''.join(' ' + str(unit).center(pitch - 1)
+                    for unit in range(units)),
+            pens.top[1].join(edge).join(pens.top[::2]), *rows,
+            pens.bottom[1].join(edge).join(pens.bottom[::2])]
 
 
-def _listed(cells: Iterable[_Cell]) -> list[str]:
+def _listed(cells: Iterable[Cell]) -> list[str]:
     """In place of a grid too fine to be drawn."""
     rows, unit = [], 0
     for cell in cells:
@@ -176,9 +195,9 @@ def _listed(cells: Iterable[_Cell]) -> list[str]:
     return rows
 
 
-def _cell_text(cell: _Cell, width: int, pens: Pens) -> list[str]:
+def _cell_text(cell: Cell, width: int, pens: Pens) -> list[str]:
     if not cell.text:
-        return [pens.free] * 2
+        return [cell.mark or pens.free] * 2
     name, owner = cell.text
     parts = [name]
     if len(name) > width:

@@ -1,0 +1,318 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The GPUs of a host side by side: what is taken, by whom, and what is free.
+
+Pure: snapshots and handles in, boxes and lines out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import itertools
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+
+TILE = 38
+"""Characters of one GPU: two of them and the gap fit 80 columns."""
+_GAP = 4
+_LEAST_PITCH = 3
+_ESCAPE = re.compile('\x1b\\[[0-9;]*m')
+_BOUND_MARK = '*'
+
+Paint = Callable[[str, str], str]
+"""Gives a text in the colour of a state, by the state's value."""
+
+
+class State(enum.Enum):
+    """What a box of the map stands for."""
+
+    BOUND = 'bound'
+    """An instance or vGPU that an attach handle of Cyborg has."""
+    CREATED = 'created'
+    """One that no attach handle has."""
+    FREE = 'free'
+    """Nothing is there, and something can be created there now."""
+    BLOCKED = 'blocked'
+    """Nothing is there, and nothing can be created there now."""
+    WHOLE = 'whole'
+    """A GPU without partitions, which can be offered whole."""
+    OFF = 'off'
+    """A GPU without partitions that no policy offers."""
+    UNREAD = 'unread'
+    """A GPU of which not all could be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """An instance, a vGPU, a range of units, or a GPU as a whole."""
+
+    state: State
+    name: str | None = None
+    """Profile of the instance, or type of the vGPU."""
+    placement: model.Placement | None = None
+    """Units of the grid; None without a grid."""
+    instance_id: int | None = None
+    handles: tuple[str, ...] = ()
+    """Attach handles that have it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claimed:
+    """What attach handles have on one GPU."""
+
+    instances: Mapping[model.Placement, tuple[str, ...]] = (
+        dataclasses.field(default_factory=dict))
+    functions: Mapping[model.PciAddress, tuple[str, ...]] = (
+        dataclasses.field(default_factory=dict))
+    """Handles of time-sliced vGPUs, by the function that carries them."""
+    mdevs: frozenset[str] = frozenset()
+    """UUIDs of mdevs that are handles themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One GPU of the map.
+
+    :param index: its number on this host; None if it has none.
+    :param mode: its mode under the policies; None if it has none now.
+    """
+
+    gpu: model.Gpu
+    index: int | None
+    mode: policy.Mode | None
+    boxes: tuple[Box, ...]
+
+
+def tile(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
+         claimed: Claimed) -> Tile:
+    """What the map has of a GPU."""
+    return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claimed)))
+
+
+def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
+           ) -> Iterator[Box]:
+    mig = _gridded(gpu)
+    if mig is not None:
+        yield from _grid_boxes(mig, claimed)
+    elif condition.is_failed(gpu):
+        yield Box(State.UNREAD)
+    elif gpu.vgpus:
+        types = {entry.type_id: entry.name
+                 for entry in vgpu_types.types_of(gpu)}
+        for vgpu in gpu.vgpus:
+            handles = claimed.functions.get(vgpu.function, ())
+            if vgpu.uuid is not None:
+                handles = ((vgpu.uuid,) if vgpu.uuid in claimed.mdevs
+                           else ())
+            yield Box(State.BOUND if handles else State.CREATED,
+                      types.get(vgpu.type_id, vgpu.type_id), handles=handles)
+    elif mode is policy.Mode.OFF or mode is None:
+        yield Box(State.OFF)
+    elif mode is policy.Mode.PASSTHROUGH:
+        yield Box(State.WHOLE)
+    else:
+        # In MIG mode it would have a grid.
+        yield Box(State.FREE if mode is policy.Mode.VGPU else State.BLOCKED)
+
+
+def _gridded(gpu: model.Gpu) -> model.Mig | None:
+    """MIG of a GPU that has a grid of units now."""
+    if gpu.mig is not None and gpu.mig.enabled and gpu.mig.profiles:
+        return gpu.mig
+    return None
+
+
+def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
+    """Instances and ranges of free units, by their first unit."""
+    grid = geometry.Geometry(mig.profiles)
+    occupancy = grid.occupancy_of(mig.instances)
+    reachable = 0
+    for profile in grid.profiles:
+        for place in grid.free_placements(occupancy, profile):
+            reachable |= place.mask
+    boxes = []
+    for item in mig.instances:
+        found = mig.profile_by_id(item.profile_id)
+        handles = claimed.instances.get(item.placement, ())
+        boxes.append(Box(
+            State.BOUND if handles else State.CREATED,
+            found.name if found else f'profile {item.profile_id}',
+            item.placement, item.instance_id, handles))
+    empty = [unit for unit in range(grid.units)
+             if not occupancy.mask >> unit & 1]
+    # Units in a row have the same difference to their position.
+    for (state, _), group in itertools.groupby(
+            enumerate(empty), lambda item: (
+                State.FREE if reachable >> item[1] & 1 else State.BLOCKED,
+                item[1] - item[0])):
+        units = [unit for _, unit in group]
+        boxes.append(Box(state, placement=model.Placement(
+            units[0], len(units))))
+    yield from sorted(boxes, key=_place)
+
+
+def _place(box: Box) -> tuple[int, int]:
+    """Where a box lies, to sort by; what has no place comes first."""
+    place = box.placement or model.Placement(-1, 0)
+    return place.start, place.size
+
+
+def lines(tiles: Sequence[Tile], pens: picture.Pens, width: int,
+          paint: Paint = lambda text, _: text) -> list[str]:
+    """The map, with a line at its end that explains its marks.
+
+    :param width: characters of a line; one GPU is drawn in any case.
+    """
+    beside = max(1, (width + _GAP) // (TILE + _GAP))
+    drawn = []
+    for first in range(0, len(tiles), beside):
+        row = [_drawn(item, pens, paint)
+               for item in tiles[first:first + beside]]
+        drawn += [(' ' * _GAP).join(map(_padded, parts)).rstrip()
+                  for parts in itertools.zip_longest(*row, fillvalue='')]
+        drawn.append('')
+    if tiles:
+        drawn.append(
+            f'{_BOUND_MARK} attach handle  # instance id  {pens.free} free'
+            f'  {pens.blocked} nothing can be created there now')
+    return drawn
+
+
+def _padded(text: str) -> str:
+    return text + ' ' * (TILE - len(_ESCAPE.sub('', text)))
+
+
+def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
+    """The lines of one GPU."""
+    gpu = item.gpu
+    number = '-' if item.index is None else item.index
+    about = [item.mode.value if item.mode else '-']
+    if condition.state(gpu) != condition.OK:
+        about.append(condition.state(gpu))
+    cells, units = _cells(item, pens)
+    pitch = (TILE - 1) // units
+    if pitch < _LEAST_PITCH:
+        cells, pitch = [_listed(item)], TILE - 1
+    numbers, *framed = picture.frame(
+        cells, pitch, pens, lambda text, cell: paint(text, cell.kind))
+    name = (gpu.model or '').removeprefix('NVIDIA ')
+    return [_cut(f'{number}  {gpu.address}  {name}'.rstrip(), pens),
+            _cut(f'   {", ".join(about)}', pens),
+            *([numbers] if len(cells) > 1 else []), *framed]
+
+
+def _cells(item: Tile, pens: picture.Pens
+           ) -> tuple[list[picture.Cell], int]:
+    """Cells of the grid, or one for the GPU, and how many units there are."""
+    if _gridded(item.gpu) is None:
+        return [_one_box(item)], 1
+    units = max(box.placement.start + box.placement.size
+                for box in item.boxes if box.placement)
+    pitch = (TILE - 1) // units
+    cells, end = [], 0
+    for box in item.boxes:
+        if box.placement is None or box.placement.start < end:
+            # Instances never overlap; drawn is what can be.
+            continue
+        end = box.placement.start + box.placement.size
+        if box.name is None:
+            mark = (pens.free if box.state is State.FREE
+                    else pens.blocked)
+            cells += [picture.Cell(1, kind=box.state.value, mark=mark)
+                      ] * box.placement.size
+        else:
+            cells.append(picture.Cell(box.placement.size, (
+                _short(box.name, box.placement.size * pitch - 1),
+                _owner(box)), box.state.value))
+    return cells, units
+
+
+def _short(name: str, width: int) -> str:
+    """A profile's name without its memory where that has no room."""
+    if len(name) <= width:
+        return name
+    return re.sub(r'\.[0-9]+gb', '', name)
+
+
+def _owner(box: Box) -> str:
+    if not box.handles:
+        return '' if box.instance_id is None else f'#{box.instance_id}'
+    more = f' +{len(box.handles) - 1}' if len(box.handles) > 1 else ''
+    return _BOUND_MARK + _printable(box.handles[0]) + more
+
+
+def _printable(text: str) -> str:
+    return ''.join(letter if letter.isprintable() else '?' for letter in text)
+
+
+def _one_box(item: Tile) -> picture.Cell:
+    """The one box of a GPU without a grid."""
+    gpu, first = item.gpu, item.boxes[0]
+    if first.name is not None:
+        return _listed(item)
+    above = {State.WHOLE: 'whole GPU', State.OFF: 'not offered',
+             State.UNREAD: 'could not be read'}.get(
+                 first.state, 'no vGPU' if first.state is State.FREE
+                 else 'MIG mode is on, no profiles'
+                 if gpu.mig is not None and gpu.mig.enabled
+                 else 'MIG mode is off')
+    below = (f'{gpu.processes} processes have it open' if gpu.processes
+             else '')
+    return picture.Cell(1, (above, below), first.state.value)
+
+
+def _listed(item: Tile) -> picture.Cell:
+    """How many partitions a GPU has of each kind, and how many are bound."""
+    named = [box for box in item.boxes if box.name is not None]
+    counts = collections.Counter(box.name for box in named)
+    bound = sum(box.state is State.BOUND for box in named)
+    return picture.Cell(
+        1, (', '.join(f'{count}x {name}'
+                      for name, count in sorted(counts.items())) or '-',
+            f'{_BOUND_MARK}{bound} bound' if bound else 'none bound'),
+        (State.BOUND if bound else State.CREATED).value)
+
+
+def _cut(text: str, pens: picture.Pens) -> str:
+    return text if len(text) <= TILE else text[:TILE - 1] + pens.cut
+
+
+def claimed(claims: Iterable[tuple[str, model.PciAddress,
+                                   model.Placement | None]]) -> Claimed:
+    """What attach handles have, from (handle, function, placement)."""
+    instances = collections.defaultdict(list)
+    functions = collections.defaultdict(list)
+    mdevs = set()
+    for handle, function, placement in claims:
+        if placement is not None:
+            instances[placement].append(handle)
+        else:
+            functions[function].append(handle)
+        mdevs.add(handle)
+    return Claimed({place: tuple(handles) for place, handles
+                    in instances.items()},
+                   {function: tuple(handles) for function, handles
+                    in functions.items()}, frozenset(mdevs))
