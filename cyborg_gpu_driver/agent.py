@@ -31,9 +31,9 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices
-from cyborg_gpu_driver.cloud import gone
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.orphans import gone
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.health import events

@@ -23,7 +23,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 

@@ -23,13 +23,13 @@ import os_resource_classes as orc
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import names
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import baremetal_nodes
-from cyborg_gpu_driver.cloud import baremetal_profile
-from cyborg_gpu_driver.cloud import bodies
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import parts
-from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
+from cyborg_gpu_driver.cloud.profiles import baremetal_profile
+from cyborg_gpu_driver.cloud.profiles import bodies
+from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.record import codec
 
 SERVICE = 'baremetal'
@@ -50,7 +50,7 @@ def check(cloud: connection.Cloud) -> None:
         raise cloud.error(f'it has no service of type {SERVICE}: its catalog '
                           'does not know of an Ironic')
     answer = cloud.ask(SERVICE, '/')
-    with answers.understanding(cloud, 'Ironic', 'its version'):
+    with responses.understanding(cloud, 'Ironic', 'its version'):
         highest = answer['version']['version']
         if _numbers(highest) < _numbers(VERSION):
             raise cloud.error(
@@ -68,7 +68,7 @@ def template(cloud: connection.Cloud, name: str
     answer = cloud.ask(SERVICE, f'/deploy_templates/{name}', VERSION)
     if answer is None:
         return None
-    with answers.understanding(cloud, 'Ironic', f'deploy template {name}'):
+    with responses.understanding(cloud, 'Ironic', f'deploy template {name}'):
         return resources.Existing(
             resources.DeployTemplate(
                 codec.decode(str, answer['name']),
@@ -86,7 +86,7 @@ def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
     query = {'fields': ','.join(_FIELDS)}
     while True:
         answer = cloud.ask(SERVICE, '/nodes', VERSION, **query)
-        with answers.understanding(cloud, 'Ironic', 'the list of nodes'):
+        with responses.understanding(cloud, 'Ironic', 'the list of nodes'):
             found += [_node(item) for item in answer['nodes']]
             if 'next' not in answer:
                 return found
@@ -100,7 +100,7 @@ def with_gpus(cloud: connection.Cloud,
 
     :raises CloudError: if Ironic does not tell.
     """
-    with futures.ThreadPoolExecutor(parts.AT_ONCE) as pool:
+    with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
         return list(pool.map(lambda node: _inspected(cloud, node), listed))
 
 
@@ -108,8 +108,8 @@ def _inspected(cloud, node):
     answer = cloud.ask(SERVICE, f'/nodes/{node.identity}/inventory', VERSION)
     if answer is None:
         return dataclasses.replace(node, unknown='it has not been inspected')
-    with answers.understanding(cloud, 'Ironic',
-                               f'the inventory of node {node.name}'):
+    with responses.understanding(cloud, 'Ironic',
+                                 f'the inventory of node {node.name}'):
         try:
             found = _gpus(answer['inventory'], answer['plugin_data'])
         except exception.InventoryError as error:

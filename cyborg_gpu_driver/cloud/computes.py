@@ -18,13 +18,13 @@ from concurrent import futures
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import facts
-from cyborg_gpu_driver.cloud import parts
-from cyborg_gpu_driver.cloud import reasons
-from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.explain import request
 
 VERSION = '2.61'
 """Nova's: the first that shows a flavor with its extra specs."""
@@ -41,12 +41,12 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
     :raises InvalidValue: if there is none.
     """
     answer: Any = cloud.ask('compute', f'/flavors/{name}', VERSION)
-    with answers.understanding(cloud, 'Nova', 'a flavor'):
+    with responses.understanding(cloud, 'Nova', 'a flavor'):
         if answer is not None:
             item = answer['flavor']
         else:
-            listed = answers.pages(cloud, '/flavors/detail', 'flavors',
-                                   VERSION, is_public='None')
+            listed = responses.pages(cloud, '/flavors/detail', 'flavors',
+                                     VERSION, is_public='None')
             item = next((found for found in listed
                          if found['name'] == name), None)
             if item is None:
@@ -74,7 +74,7 @@ def server(cloud: connection.Cloud, name: str
     answer: Any = cloud.ask('compute', f'/servers/{uuid}', VERSION)
     if answer is None:
         raise cloud.error(f'there is no server {uuid}')
-    with answers.understanding(cloud, 'Nova', 'a server'):
+    with responses.understanding(cloud, 'Nova', 'a server'):
         item = answer['server']
         return _server(item), _flavor(
             item['flavor'], item['flavor']['original_name'])
@@ -88,10 +88,10 @@ def known_servers(cloud: connection.Cloud, uuids: Iterable[str]
     """
     def ask(uuid):
         answer = cloud.ask('compute', f'/servers/{uuid}', VERSION)
-        with answers.understanding(cloud, 'Nova', 'a server'):
+        with responses.understanding(cloud, 'Nova', 'a server'):
             return uuid, answer and _server(answer['server'])
 
-    with futures.ThreadPoolExecutor(parts.AT_ONCE) as pool:
+    with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
         return {uuid: found for uuid, found in pool.map(ask, sorted(uuids))
                 if found is not None}
 
@@ -108,7 +108,7 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
     marker: dict[str, str] = {}
     while wanted - found:
         answer = cloud.ask('compute', '/os-migrations', VERSION, **marker)
-        with answers.understanding(cloud, 'Nova', 'a migration'):
+        with responses.understanding(cloud, 'Nova', 'a migration'):
             page = [item['uuid'] for item in answer['migrations']]
             found |= wanted & set(page)
             if not page or 'migrations_links' not in answer:
@@ -124,13 +124,13 @@ def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
     """
     answer: Any = cloud.ask('compute', '/os-services', VERSION,
                             binary='nova-compute')
-    with answers.understanding(cloud, 'Nova', 'the compute services'):
+    with responses.understanding(cloud, 'Nova', 'the compute services'):
         by_host = {item['host']: facts.Service(
             item['host'], item['zone'], item['status'] == 'enabled',
             item['state'] == 'up', item.get('disabled_reason') or '')
             for item in answer['services']}
         return {node['id']: by_host[node['service']['host']]
-                for node in answers.pages(
+                for node in responses.pages(
                     cloud, '/os-hypervisors/detail', 'hypervisors', VERSION)
                 if node['service']['host'] in by_host}
 
@@ -141,7 +141,7 @@ def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
     :raises CloudError: if Nova does not tell.
     """
     answer: Any = cloud.ask('compute', '/os-aggregates', VERSION)
-    with answers.understanding(cloud, 'Nova', 'the aggregates'):
+    with responses.understanding(cloud, 'Nova', 'the aggregates'):
         return tuple(facts.Aggregate(
             item['name'], frozenset(item['hosts']), dict(item['metadata']))
             for item in answer['aggregates'])
@@ -156,7 +156,7 @@ def project(cloud: connection.Cloud, name: str) -> str:
     answer: Any = cloud.ask('identity', f'/projects/{name}')
     if answer is not None:
         return name
-    with answers.understanding(cloud, 'Keystone', 'the projects'):
+    with responses.understanding(cloud, 'Keystone', 'the projects'):
         found = cloud.ask('identity', '/projects', name=name)['projects']
         if len(found) != 1:
             raise exception.InvalidValue(
@@ -173,7 +173,7 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
     """
     answer: Any = cloud.ask(
         'compute', f'/os-quota-sets/{owner}/detail', VERSION)
-    with answers.understanding(cloud, 'Nova', 'the quotas'):
+    with responses.understanding(cloud, 'Nova', 'the quotas'):
         return tuple(
             facts.Limit(name, item['limit'], item['in_use']
                         + item['reserved'],
@@ -192,7 +192,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 
     :raises CloudError: if Keystone or Placement does not tell.
     """
-    with answers.understanding(cloud, 'Keystone', 'the limits'):
+    with responses.understanding(cloud, 'Keystone', 'the limits'):
         ids = [item['id'] for item in cloud.ask(
             'identity', '/services', type='compute')['services']]
         limits = {}

@@ -29,8 +29,8 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def disabled(cloud: connection.Cloud, host: str
     """
     answer = cloud.ask(_ACCELERATOR, '/devices', STATUS_VERSION,
                        hostname=host)
-    with answers.understanding(cloud, 'Cyborg', 'a device'):
+    with responses.understanding(cloud, 'Cyborg', 'a device'):
         return frozenset(
             address for device in answer['devices']
             if device['status'] == DISABLED and device['hostname'] == host

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
 
 _ACCELERATORS = 'COMPUTE_ACCELERATORS'
 _DISABLED = 'COMPUTE_STATUS_DISABLED'
@@ -152,7 +152,7 @@ def _unless(ask, cloud, complain):
 def _services(cloud) -> Mapping[str, Service]:
     answer = cloud.ask('compute', '/os-services', state.COMPUTE,
                        binary='nova-compute')
-    with answers.understanding(cloud, 'Nova', 'the list of services'):
+    with responses.understanding(cloud, 'Nova', 'the list of services'):
         return {item['host']: Service(item['state'], item['status'],
                                       item['disabled_reason'])
                 for item in answer['services']}
@@ -161,7 +161,7 @@ def _services(cloud) -> Mapping[str, Service]:
 def _devices(cloud) -> Mapping[str, list[str]]:
     found: dict[str, list[str]] = {}
     listed: list[dict[str, Any]] = cloud.get('/devices', 'devices')
-    with answers.understanding(cloud, 'Cyborg', 'a device'):
+    with responses.understanding(cloud, 'Cyborg', 'a device'):
         for item in listed:
             found.setdefault(item['hostname'], []).append(
                 f'{item["uuid"]} {item["model"]}')

@@ -18,9 +18,9 @@ import dataclasses
 
 import os_traits
 
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import parts
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
+from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report import names
@@ -80,7 +80,7 @@ class Provider:
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
-         progress: parts.Progress = lambda done, total: None
+         progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[Provider, ...]:
     """The providers of every GPU that this driver reports, by name.
 
@@ -94,7 +94,7 @@ def read(cloud: connection.Cloud, host: str | None = None,
             if _is_ours(item, host)]
     return tuple(sorted(
         (_provider(cloud, item, told) for item, told
-         in parts.read(cloud, ours, _PARTS, VERSION, progress)),
+         in placement_api.read(cloud, ours, _PARTS, VERSION, progress)),
         key=lambda one: one.name))
 
 
@@ -106,9 +106,9 @@ def one(cloud: connection.Cloud, uuid: str) -> Provider | None:
     item = cloud.ask('placement', f'/resource_providers/{uuid}', VERSION)
     if item is None:
         return None
-    with answers.understanding(cloud, 'Placement', f'provider {uuid}'):
+    with responses.understanding(cloud, 'Placement', f'provider {uuid}'):
         item = _item(item)
-    told = _is_ours(item) and parts.one(cloud, item, _PARTS, VERSION)
+    told = _is_ours(item) and placement_api.one(cloud, item, _PARTS, VERSION)
     return _provider(cloud, item, told) if told else None
 
 
@@ -121,7 +121,7 @@ def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
     """
     answer = cloud.ask('placement', '/resource_providers', VERSION,
                        required=required)
-    with answers.understanding(cloud, 'Placement', 'the list of providers'):
+    with responses.understanding(cloud, 'Placement', 'the list of providers'):
         return [_item(item) for item in answer['resource_providers']]
 
 
@@ -136,8 +136,8 @@ def _item(item):
 
 
 def _provider(cloud, item, told):
-    with answers.understanding(cloud, 'Placement',
-                               f'provider {item["name"]}'):
+    with responses.understanding(cloud, 'Placement',
+                                 f'provider {item["name"]}'):
         return _from_parts(item, **told)
 
 

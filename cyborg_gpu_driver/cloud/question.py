@@ -19,13 +19,13 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import computes
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import explain
-from cyborg_gpu_driver.cloud import facts
-from cyborg_gpu_driver.cloud import parts
 from cyborg_gpu_driver.cloud import records
-from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import trees
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
+from cyborg_gpu_driver.cloud.explain import explain
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Question:
 
 
 def answer(cloud: connection.Cloud, asked: Question,
-           progress: parts.Progress = lambda done, total: None
+           progress: placement_api.Progress = lambda done, total: None
            ) -> explain.Verdict:
     """Read what it takes, and judge.
 

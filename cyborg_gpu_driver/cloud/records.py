@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import devices as cloud_devices
-from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.explain import facts
 
 
 def profiles(cloud: connection.Cloud
@@ -29,7 +29,7 @@ def profiles(cloud: connection.Cloud
     :raises CloudError: if Cyborg does not tell.
     """
     found = cloud.get('/device_profiles', 'device_profiles')
-    with answers.understanding(cloud, 'Cyborg', 'a device profile'):
+    with responses.understanding(cloud, 'Cyborg', 'a device profile'):
         return {item['name']: list(item['groups']) for item in found}
 
 
@@ -40,7 +40,7 @@ def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
     """
     answer: Any = cloud.ask('accelerator', '/devices',
                             cloud_devices.STATUS_VERSION)
-    with answers.understanding(cloud, 'Cyborg', 'a device'):
+    with responses.understanding(cloud, 'Cyborg', 'a device'):
         return tuple(facts.Device(
             item['uuid'], item['hostname'], item['model'],
             item.get('status') != cloud_devices.DISABLED)
@@ -53,7 +53,7 @@ def deployables(cloud: connection.Cloud) -> dict[str, int]:
     :raises CloudError: if Cyborg does not tell.
     """
     found = cloud.get('/deployables', 'deployables')
-    with answers.understanding(cloud, 'Cyborg', 'a deployable'):
+    with responses.understanding(cloud, 'Cyborg', 'a deployable'):
         return {item['rp_uuid']: int(item['num_accelerators'])
                 for item in found}
 
@@ -64,7 +64,7 @@ def arqs(cloud: connection.Cloud) -> tuple[facts.Arq, ...]:
     :raises CloudError: if Cyborg does not tell.
     """
     found = cloud.get('/accelerator_requests', 'arqs')
-    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
         return tuple(facts.Arq(
             item['uuid'], item['state'], item['instance_uuid'],
             item['device_rp_uuid'], item['hostname'],

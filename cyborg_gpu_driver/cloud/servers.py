@@ -21,10 +21,10 @@ from typing import Any
 
 from oslo_utils import uuidutils
 
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.host.snapshot import model
 
 _MDEV = 'MDEV'
@@ -64,9 +64,9 @@ def find(cloud: connection.Cloud, server: str) -> str:
     if uuidutils.is_uuid_like(server):
         return server
     # Nova takes the name for a regular expression.
-    listed = answers.pages(cloud, '/servers', 'servers', state.COMPUTE,
-                           all_tenants='true', name=server)
-    with answers.understanding(cloud, 'Nova', 'a server'):
+    listed = responses.pages(cloud, '/servers', 'servers', state.COMPUTE,
+                             all_tenants='true', name=server)
+    with responses.understanding(cloud, 'Nova', 'a server'):
         found = [item['id'] for item in listed if item['name'] == server]
     if len(found) == 1:
         return found[0]
@@ -85,7 +85,7 @@ def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
     if not requests:
         raise cloud.error('Cyborg has no accelerator request of a server '
                           + server)
-    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
         known = {uuid: providers.one(cloud, uuid) for uuid in {
             request['device_rp_uuid'] for request in requests} if uuid}
         return build(requests, known)

@@ -20,11 +20,11 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from urllib import parse
 
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import plan
-from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.record import codec
 
 COMPUTE = '2.61'
@@ -74,7 +74,7 @@ def projects(cloud: connection.Cloud, named: Collection[str]
 def profiles(cloud: connection.Cloud) -> list[resources.Existing]:
     """Cyborg's device profiles; who uses them is not asked."""
     listed = cloud.get('/device_profiles', 'device_profiles')
-    with answers.understanding(cloud, 'Cyborg', 'a device profile'):
+    with responses.understanding(cloud, 'Cyborg', 'a device profile'):
         return [_profile(item) for item in listed]
 
 
@@ -86,7 +86,7 @@ def profile_users(cloud: connection.Cloud) -> Users:
     """
     users: dict[str, list[str]] = collections.defaultdict(list)
     requests = cloud.get('/accelerator_requests', 'arqs')
-    with answers.understanding(cloud, 'Cyborg', 'an accelerator request'):
+    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
         for request in requests:
             server = request['instance_uuid']
             text = (f'server {server}' if server else
@@ -95,9 +95,9 @@ def profile_users(cloud: connection.Cloud) -> Users:
             known = users[request['device_profile_name']]
             if text not in known:
                 known.append(text)
-    shelved = answers.pages(cloud, '/servers/detail', 'servers', COMPUTE,
-                            all_tenants='true', status=_SHELVED)
-    with answers.understanding(cloud, 'Nova', 'a shelved server'):
+    shelved = responses.pages(cloud, '/servers/detail', 'servers', COMPUTE,
+                              all_tenants='true', status=_SHELVED)
+    with responses.understanding(cloud, 'Nova', 'a shelved server'):
         for server in shelved:
             name = server['flavor']['extra_specs'].get(resources.PROFILE_KEY)
             if name is not None:
@@ -114,9 +114,9 @@ def flavors(cloud: connection.Cloud,
 
     :param wanted: kinds and names.
     """
-    listed = answers.pages(cloud, '/flavors/detail', 'flavors', COMPUTE,
-                           is_public='None')
-    with answers.understanding(cloud, 'Nova', 'a flavor'):
+    listed = responses.pages(cloud, '/flavors/detail', 'flavors', COMPUTE,
+                             is_public='None')
+    with responses.understanding(cloud, 'Nova', 'a flavor'):
         return [_flavor(item, () if item['os-flavor-access:is_public']
                         else _access(cloud, item['id']))
                 for item in listed
@@ -143,7 +143,7 @@ def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
     """
     answer = cloud.ask('compute', '/servers', COMPUTE, all_tenants='true',
                        flavor=flavor, limit=str(_SHOWN))
-    with answers.understanding(cloud, 'Nova', 'the list of servers'):
+    with responses.understanding(cloud, 'Nova', 'the list of servers'):
         return tuple(f'server {server["id"]}'
                      for server in answer['servers'])
 
@@ -159,7 +159,7 @@ def limit_scope(cloud: connection.Cloud, region: str | None
     :raises CloudError: if it cannot be told.
     """
     listed = cloud.ask('identity', '/services', type='compute')
-    with answers.understanding(cloud, 'Keystone', 'the list of services'):
+    with responses.understanding(cloud, 'Keystone', 'the list of services'):
         services = [item['id'] for item in listed['services']]
         if len(services) != 1:
             raise cloud.error(f'Keystone has {len(services)} services of '
@@ -183,12 +183,12 @@ def limits(cloud: connection.Cloud, scope: Mapping[str, str]
     all is another limit.
     """
     answer = cloud.ask('identity', '/registered_limits', **scope)
-    with answers.understanding(cloud, 'Keystone', 'a registered limit'):
+    with responses.understanding(cloud, 'Keystone', 'a registered limit'):
         found = [_limit(item, resources.RegisteredLimit(
             item['resource_name'], item['default_limit']))
             for item in answer['registered_limits'] if _is_of(item, scope)]
     answer = cloud.ask('identity', '/limits', **scope)
-    with answers.understanding(cloud, 'Keystone', 'a limit'):
+    with responses.understanding(cloud, 'Keystone', 'a limit'):
         return found + [_limit(item, resources.Limit(
             item['resource_name'], item['project_id'],
             item['resource_limit']))
@@ -220,7 +220,7 @@ def _may_go(existing, wanted, prune):
 
 def _project(cloud, name):
     answer = cloud.ask('identity', f'/projects/{parse.quote(name, safe="")}')
-    with answers.understanding(cloud, 'Keystone', f'project {name}'):
+    with responses.understanding(cloud, 'Keystone', f'project {name}'):
         if answer is not None:
             return codec.decode(str, answer['project']['id'])
         found = [codec.decode(str, item['id']) for item in cloud.ask(

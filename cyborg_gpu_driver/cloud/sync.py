@@ -21,11 +21,11 @@ from urllib import parse
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal_state
-from cyborg_gpu_driver.cloud import bodies
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import plan
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.profiles import bodies
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
 
 
 def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],

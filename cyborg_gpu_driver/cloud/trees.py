@@ -23,12 +23,12 @@ import os_traits
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import answers
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import facts
-from cyborg_gpu_driver.cloud import parts
-from cyborg_gpu_driver.cloud import reasons
-from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.explain import request
 
 VERSION = '1.36'
 """The first with all that Nova puts into its question."""
@@ -38,7 +38,7 @@ _BAD_REQUEST = 400
 
 def read(cloud: connection.Cloud, host: str | None = None,
          more: Iterable[str] = (),
-         progress: parts.Progress = lambda done, total: None
+         progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[facts.Tree, ...]:
     """The compute nodes that have accelerators, by name.
 
@@ -50,15 +50,16 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :raises CloudError: if Placement does not tell.
     :raises InvalidValue: if there is no such compute node.
     """
-    with answers.understanding(cloud, 'Placement', 'a resource provider'):
+    with responses.understanding(cloud, 'Placement', 'a resource provider'):
         roots = _roots(cloud, host, more)
         listed = {root: _providers(cloud, in_tree=root) for root in roots}
         sharing = _providers(
             cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)
         wanted = {item['uuid']: item for items in
                   (*listed.values(), sharing) for item in items}
-        nodes = {item['uuid']: _node(item, told) for item, told in parts.read(
-            cloud, wanted.values(), _PARTS, VERSION, progress)}
+        read = placement_api.read(cloud, wanted.values(), _PARTS, VERSION,
+                                  progress)
+        nodes = {item['uuid']: _node(item, told) for item, told in read}
     shared = [nodes[item['uuid']] for item in sharing
               if item['uuid'] in nodes]
     found = [_tree(root, [nodes[item['uuid']] for item in items
@@ -87,7 +88,7 @@ def answer(cloud: connection.Cloud, wanted: request.Request,
                 and cause.status_code == _BAD_REQUEST):
             return facts.Answer(refusal=_refusal(cause))
         raise
-    with answers.understanding(cloud, 'Placement', 'the candidates'):
+    with responses.understanding(cloud, 'Placement', 'the candidates'):
         roots: dict[str, int] = {}
         for item in found['allocation_requests']:
             # One that takes of a sharing provider, too, has two roots.
@@ -111,7 +112,7 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
         return frozenset()
     found = cloud.ask('placement', '/traits', VERSION,
                       name='in:' + ','.join(sorted(asked)))
-    with answers.understanding(cloud, 'Placement', 'the traits'):
+    with responses.understanding(cloud, 'Placement', 'the traits'):
         return asked - set(found['traits'])
 
 
@@ -121,7 +122,7 @@ def classes(cloud: connection.Cloud) -> frozenset[str]:
     :raises CloudError: if Placement does not tell.
     """
     found = cloud.ask('placement', '/resource_classes', VERSION)
-    with answers.understanding(cloud, 'Placement', 'the resource classes'):
+    with responses.understanding(cloud, 'Placement', 'the resource classes'):
         return frozenset(item['name'] for item in found['resource_classes'])
 
 

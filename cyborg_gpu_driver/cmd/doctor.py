@@ -19,8 +19,8 @@ import functools
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table

@@ -20,7 +20,7 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cmd import cloud_options
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import gpu as cmd_gpu

@@ -18,13 +18,13 @@ import argparse
 import json
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import baremetal_nodes
-from cyborg_gpu_driver.cloud import baremetal_profile
 from cyborg_gpu_driver.cloud import baremetal_state
-from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import plan
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
+from cyborg_gpu_driver.cloud.profiles import baremetal_profile
+from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc import sync

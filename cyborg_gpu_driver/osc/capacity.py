@@ -14,10 +14,10 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.cloud import capacity
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.profiles import capacity
+from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.osc import base
 
 _DEVICE_PROFILE = 'device profile'

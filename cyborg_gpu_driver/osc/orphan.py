@@ -17,8 +17,8 @@ import argparse
 import time
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import orphans
-from cyborg_gpu_driver.cloud import orphans_clean
+from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
+from cyborg_gpu_driver.cloud.orphans import orphans
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base

@@ -15,10 +15,10 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import catalogue
-from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.profiles import catalogue
+from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.osc import base
 

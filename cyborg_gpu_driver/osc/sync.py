@@ -20,11 +20,11 @@ import sys
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud import sync
+from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.osc import base
 

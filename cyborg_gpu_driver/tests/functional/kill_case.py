@@ -32,7 +32,7 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import agent
-from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud.api import placement
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies

@@ -17,9 +17,9 @@ from cyborg import context
 from cyborg.objects import ext_arq
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import gone
-from cyborg_gpu_driver.cloud import orphans
-from cyborg_gpu_driver.cloud import orphans_clean
+from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
+from cyborg_gpu_driver.cloud.orphans import gone
+from cyborg_gpu_driver.cloud.orphans import orphans
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests.functional import explain_case

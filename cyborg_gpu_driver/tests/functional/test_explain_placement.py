@@ -22,10 +22,10 @@ import os_traits
 from hypothesis import strategies
 from oslotest import base as oslotest
 
-from cyborg_gpu_driver.cloud import explain
-from cyborg_gpu_driver.cloud import facts
-from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import trees
+from cyborg_gpu_driver.cloud.explain import explain
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import request
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.tests.functional import base

@@ -20,7 +20,7 @@ from oslo_config import cfg
 from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud.api import placement
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.report import provider_tree

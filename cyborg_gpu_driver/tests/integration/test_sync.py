@@ -20,8 +20,8 @@ import os
 
 import fixtures
 
-from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import capacity
 from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.osc import server as osc_server

@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections
 import json
 
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running

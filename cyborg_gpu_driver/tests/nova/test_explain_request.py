@@ -22,8 +22,8 @@ from nova.accelerator import cyborg
 from nova.scheduler import request_filter
 from nova.scheduler import utils
 
-from cyborg_gpu_driver.cloud import reasons
-from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.explain import request
 
 _ACCELERATORS = ('PGPU', 'CUSTOM_NVIDIA_1G_10GB', 'GPU')
 """Such as Cyborg takes in a device profile; Nova does not know GPU."""

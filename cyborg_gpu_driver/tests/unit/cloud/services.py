@@ -19,7 +19,7 @@ import requests
 from keystoneauth1 import fixture
 from openstack import connection as sdk
 
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 _PATHS = {'accelerator': '/v2', 'baremetal': '', 'compute': '/v2.1',

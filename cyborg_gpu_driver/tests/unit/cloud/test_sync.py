@@ -17,9 +17,9 @@ import json
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud import plan
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import sync
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _MARK = '[openstack gpu]'

@@ -17,8 +17,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import explain
-from cyborg_gpu_driver.tests.unit.cloud import explain_clouds as clouds
 from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 from cyborg_gpu_driver.tests.unit.osc import running
 
 _ROOT = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'

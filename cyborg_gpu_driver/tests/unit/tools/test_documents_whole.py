@@ -22,9 +22,9 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.check import run
-from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import orphans
-from cyborg_gpu_driver.cloud import reasons
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.orphans import orphans
+from cyborg_gpu_driver.cloud.profiles import definition
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import opts
 from cyborg_gpu_driver.conf import weigher

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Long answers of a cloud's services, and answers that are none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.api import connection
+
+_PAGE = 1000
+"""Nova's own ``[api] max_limit``, unless it is configured otherwise."""
+
+
+@contextlib.contextmanager
+def understanding(cloud: connection.Cloud, service: str, what: str
+                  ) -> Iterator[None]:
+    """Say so if an answer has not the shape that it should have.
+
+    :raises CloudError: in place of what Python says of such an answer.
+    """
+    try:
+        yield
+    except exception.GpuDriverError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError,
+            ValueError) as error:
+        raise cloud.error(
+            f'{what} in {service} cannot be understood, or what answers in '
+            f"{service}'s place is not {service}: {error!r}") from error
+
+
+def pages(cloud: connection.Cloud, path: str, key: str, version: str,
+          **query: str) -> list[dict[str, Any]]:
+    """A list of Nova's, all its pages.
+
+    :param path: such as ``/servers``.
+    :param key: what the answer's list is called.
+    :raises CloudError: if there is none.
+    """
+    found: list[dict[str, Any]] = []
+    while True:
+        if found:
+            query['marker'] = found[-1]['id']
+        answer = cloud.ask('compute', path, version,
+                           **{'limit': str(_PAGE), **query})
+        with understanding(cloud, 'Nova', path):
+            page = [{**item, 'id': item['id']} for item in answer[key]]
+            found += page
+            if not page or f'{key}_links' not in answer:
+                return found

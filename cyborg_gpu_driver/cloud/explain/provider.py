@@ -1,0 +1,180 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Why a provider does not meet a group: all that is missing. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.partition import health
+
+_KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
+"""How the driver's traits of one kind begin: model, NUMA node, memory."""
+_HEALTH = 'see "cyborg-gpu health show" and "cyborg-gpu doctor" on {host}'
+
+Finding = reasons.Finding
+Reason = reasons.Reason
+
+
+def missing(group: request.Group, node: facts.Node, tree: facts.Tree,
+            known: facts.Facts) -> Iterator[reasons.Finding]:
+    """All for which a provider does not meet a group, or fails at the bind.
+
+    :param node: a provider that has a resource class of the group.
+    :param tree: where it is.
+    """
+    yield from _traits(group, node)
+    for name, amount in sorted(group.resources.items()):
+        inventory = node.inventories.get(name)
+        if inventory is None:
+            yield Finding(
+                Reason.GROUP_MIXED, node.title,
+                f'{group.title} asks one provider for {group.wish}, and '
+                f'this one has no {name}',
+                'give each resource class a group of its own in the device '
+                'profile')
+        elif not inventory.fits(amount):
+            yield from _amount(name, amount, inventory, node)
+            yield from _full(name, amount, inventory, node, tree, known)
+    yield from _cyborg(group, node, tree, known)
+
+
+def _traits(group, node):
+    for trait in sorted(group.required - node.traits):
+        has = _instead(trait, node.traits)
+        yield Finding(
+            Reason.TRAIT_MISSING, trait,
+            f'{trait} is required' + (f', and it has {has}' if has else ''),
+            'take the trait out of the request, or ask for what there is')
+    for trait in sorted(group.forbidden & node.traits):
+        if trait.startswith(health.TRAIT):
+            remedy = _HEALTH.format(host=node.place.host if node.place
+                                    else 'the host')
+        else:
+            remedy = 'take the trait out of the request'
+        yield Finding(Reason.TRAIT_FORBIDDEN, trait,
+                      f'{trait} is forbidden, and it has it', remedy)
+
+
+def _instead(trait, present):
+    """What a provider has in a trait's place; empty if nothing is like it."""
+    kind = _KIND.match(trait)
+    alike = [other for other in sorted(present)
+             if kind and other.startswith(kind[0])]
+    return ', '.join(alike or difflib.get_close_matches(
+        trait, sorted(present), 1))
+
+
+def _amount(name, amount, inventory, node):
+    most = min(int(inventory.total * inventory.ratio), inventory.max_unit)
+    if amount > most:
+        yield Finding(
+            Reason.TOO_MANY, node.title,
+            f'{amount} {name} are wanted of one GPU, which has {most} at '
+            'most',
+            f'ask for {amount} groups of 1 in the device profile; they may '
+            'be on several GPUs')
+    elif not inventory.allows(amount):
+        yield Finding(
+            Reason.UNIT, node.title,
+            f'{amount} {name} cannot be asked for: from '
+            f'{inventory.min_unit}, in steps of {inventory.step_size}',
+            'ask for another amount, or see who changed the inventory: '
+            f'openstack resource provider inventory list {node.uuid}')
+
+
+def _full(name, amount, inventory, node, tree, known):
+    if (inventory.used + amount <= inventory.capacity
+            or amount > int(inventory.total * inventory.ratio)):
+        return
+    if inventory.used + amount > int(inventory.total * inventory.ratio):
+        yield Finding(
+            Reason.USED, node.title,
+            f'{inventory.used} of {inventory.total} {name} are used, by '
+            + known.people(node.holders),
+            'wait for a server to go, delete one, or add GPUs')
+    if inventory.reserved > 0:
+        yield from _reserved(name, inventory, node, tree, known)
+
+
+def _reserved(name, inventory, node, tree, known):
+    """Why the driver lets nobody have it; there may be two reasons."""
+    what = f'{inventory.reserved} of {inventory.total} {name} are reserved'
+    host = tree.name
+    if node.sick:
+        yield Finding(
+            Reason.RESERVED_SICK, node.title,
+            f'{what}: the GPU is sick ({", ".join(node.sick)})',
+            f'see "cyborg-gpu health show" on {host}')
+        return
+    siblings = [other for other in tree.neighbours(node) if other.holders]
+    if siblings:
+        yield Finding(
+            Reason.RESERVED_SIBLING, node.title, f'{what} for ' + '; '.join(
+                f'{known.people(other.holders)} (has {other.place.label})'
+                for other in siblings) + ' on the same GPU',
+            'wait for these servers to go, or ask for a profile that fits '
+            'beside theirs: openstack gpu capacity')
+    elif node.holders:
+        if inventory.used >= inventory.total:
+            # A whole GPU's next tenant waits until it has been cleaned.
+            return
+        yield Finding(
+            Reason.RESERVED_FRAGMENTED, node.title,
+            f'{what}: beside {known.people(node.holders)} the GPU has no '
+            'room for another',
+            'wait for a server to go; or something else has a part of the '
+            'GPU: ' + _HEALTH.format(host=host))
+    else:
+        yield Finding(
+            Reason.RESERVED_UNUSED, node.title,
+            f'{what}, and no server has anything of the GPU: it is being '
+            'cleaned or changed, in use by the host itself, or held by what '
+            "is nobody's", _HEALTH.format(host=host))
+
+
+def _cyborg(group, node, tree, known):
+    if not node.of_cyborg or known.deployables is None:
+        return
+    if node.uuid not in known.deployables:
+        yield Finding(
+            Reason.STALE_PROVIDER, node.title,
+            'Cyborg has no deployable of this provider: whoever is given it '
+            'cannot be bound',
+            f'see whether cyborg-agent runs on {tree.name} and reports; a '
+            'provider that stays so is left over: openstack gpu orphan list')
+        return
+    yield from _handles(group, node, known)
+
+
+def _handles(group, node, known):
+    """What requests hold beyond what Placement counts."""
+    handles = known.deployables[node.uuid]
+    holding = [arq for arq in known.arqs or ()
+               if arq.provider == node.uuid and arq.holds]
+    wanted = sum(group.resources.values())
+    free = min((node.inventories[name].free for name in group.resources
+                if name in node.inventories), default=0)
+    if free >= wanted > handles - len(holding):
+        stray = sorted(f'{arq.uuid} ({arq.state})' for arq in holding
+                       if arq.server not in node.holders)
+        yield Finding(
+            Reason.HANDLES_TAKEN, node.title,
+            f'{len(holding)} of {handles} attach handles are held, more '
+            'than Placement has allocated: '
+            + (', '.join(stray) or 'by servers that it does not count'),
+            'openstack gpu orphan list, then openstack gpu orphan clean')

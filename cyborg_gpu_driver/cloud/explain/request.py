@@ -1,0 +1,317 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What Nova asks of Placement for a flavor and its device profile. Pure.
+
+As Nova 34 does it: ``ResourceRequest`` of ``nova/scheduler/utils.py``, the
+filters of ``nova/scheduler/request_filter.py`` that apply in every cloud,
+and ``get_device_request_groups`` of ``nova/accelerator/cyborg.py``. What an
+image, a port or nova.conf adds is not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import os_resource_classes as orc
+import os_traits
+
+from cyborg_gpu_driver.cloud.explain import reasons
+
+PROFILE_KEY = 'accel:device_profile'
+_KEY = re.compile(r'(resources|trait)([a-zA-Z0-9_-]{1,64})?:(.*)')
+_TRANSLATED = (
+    'hw:mem_encryption', 'hw:pmem', 'hw:tpm', 'os:secure_boot',
+    'hw:maxphysaddr', 'hw:pci_numa_affinity_policy', 'hw:cpu_thread_policy',
+    'hw:ephemeral_encryption', 'hw:sound_model', 'hw:virtio_packed_ring',
+    'pci_passthrough:alias')
+"""Extra specs from which Nova makes more of a request than is made here."""
+_UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What one provider must have; or one tree, if the suffix is empty."""
+
+    suffix: str
+    resources: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+
+    @property
+    def title(self) -> str:
+        """For people: ``group 0``; ``host`` for the flavor's own part."""
+        number = self.suffix.removeprefix('device_profile_')
+        return f'group {number}' if number else 'host'
+
+    @property
+    def wish(self) -> str:
+        """Its resources for people: ``2 PGPU``."""
+        return ', '.join(f'{amount} {name}' for name, amount
+                         in sorted(self.resources.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flavor:
+    """A flavor of Nova's.
+
+    :ivar ram: MiB.
+    :ivar disk: GiB: root, ephemeral and swap.
+    """
+
+    name: str
+    vcpus: int = 0
+    ram: int = 0
+    disk: int = 0
+    extra_specs: Mapping[str, str] = dataclasses.field(
+        default_factory=dict)
+    public: bool = True
+    disabled: bool = False
+    projects: frozenset[str] = frozenset()
+    """Who may use one that is not public."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A request for one server."""
+
+    groups: tuple[Group, ...] = ()
+    policy: str | None = None
+    """``none`` or ``isolate``; None if Nova sends no group_policy."""
+    root_required: frozenset[str] = frozenset()
+    root_forbidden: frozenset[str] = frozenset()
+    profile: str | None = None
+    flavor: Flavor | None = None
+    findings: tuple[reasons.Finding, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Extra specs that are not considered here, and are by Nova."""
+
+    @property
+    def own(self) -> Group:
+        """What is asked of the host as a whole."""
+        return next((group for group in self.groups if not group.suffix),
+                    Group(''))
+
+    @property
+    def granular(self) -> tuple[Group, ...]:
+        """The groups that each take one provider."""
+        return tuple(group for group in self.groups if group.suffix)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How many of each resource class in all, as limits count them."""
+        found: dict[str, int] = {}
+        for group in self.groups:
+            for name, amount in group.resources.items():
+                found[name] = found.get(name, 0) + amount
+        return found
+
+    def query(self, root: str | None = None, limit: int = 1000
+              ) -> dict[str, str]:
+        """The parameters of ``GET /allocation_candidates``.
+
+        :param root: UUID of the compute node that is to be taken.
+        """
+        found = {'limit': str(limit)}
+        if self.policy:
+            found['group_policy'] = self.policy
+        traits = _traits(self.root_required, self.root_forbidden)
+        if traits:
+            found['root_required'] = traits
+        # Nova names the tree in the group without a number, which is enough;
+        # Placement takes no such parameter for a group that is not there.
+        for group in [self.own] if self.own.resources else self.groups:
+            if root:
+                found['in_tree' + group.suffix] = root
+        for group in self.groups:
+            found['resources' + group.suffix] = ','.join(
+                f'{name}:{amount}' for name, amount
+                in sorted(group.resources.items()))
+            traits = _traits(group.required, group.forbidden)
+            if traits:
+                found['required' + group.suffix] = traits
+        return found
+
+
+def make(flavor: Flavor | None, profile: str | None,
+         profile_groups: Sequence[Mapping[str, str]]) -> Request:
+    """The request for a server.
+
+    :param flavor: None if a device profile alone is asked about.
+    :param profile: its name, None if the flavor names none.
+    :param profile_groups: as Cyborg's API shows them.
+    """
+    specs = flavor.extra_specs if flavor else {}
+    findings: list[reasons.Finding] = []
+    groups = _flavor_groups(flavor) if flavor else []
+    policy = specs.get('group_policy')
+    if policy not in ('none', 'isolate'):
+        policy = None
+    suffixed = sum(bool(group.suffix) for group in groups)
+    groups.extend(_profile_groups(profile, profile_groups, findings))
+    # As Nova: a group of which nothing is left is not sent at all.
+    groups = [group for group in groups if group.resources or group.required
+              or group.forbidden]
+    if policy is None and sum(bool(group.suffix) for group in groups) > 1:
+        if suffixed > 1:
+            findings.append(_no_policy(flavor))
+        else:
+            policy = 'none'
+    required = {os_traits.COMPUTE_ACCELERATORS} if profile else set()
+    return Request(
+        tuple(groups), policy, frozenset(required),
+        frozenset({os_traits.COMPUTE_STATUS_DISABLED}), profile, flavor,
+        tuple(findings), tuple(sorted(
+            key for key in specs if key.startswith(_TRANSLATED)
+            or (key, specs[key]) == ('hw:cpu_policy', 'mixed'))))
+
+
+def profile_of(flavor: Flavor, known: Iterable[str]
+               ) -> tuple[str | None, tuple[reasons.Finding, ...]]:
+    """The device profile that a flavor names, and what is wrong with it.
+
+    :param known: names of the device profiles that there are.
+    """
+    known = tuple(known)
+    name = flavor.extra_specs.get(PROFILE_KEY)
+    if not name:
+        return None, (_no_profile(flavor),)
+    if name in known:
+        return name, ()
+    if _UUID.fullmatch(name):
+        return name, (reasons.Finding(
+            reasons.Reason.PROFILE_BY_UUID, flavor.name,
+            f'{PROFILE_KEY} of flavor {flavor.name} is a UUID; Nova asks for '
+            'a name and finds nothing',
+            f'set {PROFILE_KEY} to the name of the device profile'),)
+    return name, (unknown_profile(name, known),)
+
+
+def unknown_profile(name: str, known: Iterable[str]) -> reasons.Finding:
+    """That there is no device profile of that name."""
+    return reasons.Finding(
+        reasons.Reason.PROFILE_UNKNOWN, name,
+        f'there is no device profile {name}{reasons.similar(name, known)}',
+        'create it, or name one of "openstack accelerator device profile '
+        'list"')
+
+
+def _no_profile(flavor):
+    direct = sorted(key for key in flavor.extra_specs
+                    if key.startswith('resources'))
+    if direct:
+        return reasons.Finding(
+            reasons.Reason.NO_PROFILE, flavor.name,
+            f'flavor {flavor.name} asks Placement itself ({direct[0]}); '
+            'Cyborg is told of nothing, and a server gets no GPU',
+            f'put it into a device profile and name that in {PROFILE_KEY}')
+    meant = reasons.similar(PROFILE_KEY, flavor.extra_specs).replace(
+        'did you mean', 'was it meant by')
+    return reasons.Finding(
+        reasons.Reason.NO_PROFILE, flavor.name,
+        f'flavor {flavor.name} has no {PROFILE_KEY}, so that a server gets '
+        f'no GPU{meant}', f'openstack flavor set --property '
+        f'{PROFILE_KEY}=NAME {flavor.name}')
+
+
+def _no_policy(flavor):
+    return reasons.Finding(
+        reasons.Reason.GROUP_POLICY, flavor.name,
+        f'flavor {flavor.name} has several numbered groups and no '
+        'group_policy: Placement refuses that',
+        'openstack flavor set --property group_policy=none '
+        f'{flavor.name}, or isolate for one GPU each')
+
+
+def _flavor_groups(flavor):
+    found: dict[str, dict] = {}
+    for key, value in flavor.extra_specs.items():
+        match = _KEY.fullmatch(key)
+        if match:
+            suffix = match[2] or ''
+            _add(found.setdefault(suffix, _empty()), match[1], match[3],
+                 value)
+    own = found.setdefault('', _empty())
+    taken = {name for parts in found.values() for name in parts['resources']}
+    wanted = {orc.MEMORY_MB: flavor.ram, orc.DISK_GB: flavor.disk}
+    if flavor.extra_specs.get('hw:cpu_policy') == 'dedicated':
+        spare = (flavor.extra_specs.get('hw:emulator_threads_policy')
+                 == 'isolate')
+        wanted[orc.PCPU] = flavor.vcpus + spare
+    elif orc.PCPU not in taken:
+        wanted[orc.VCPU] = flavor.vcpus
+    for name, amount in wanted.items():
+        if name not in taken:
+            own['resources'][name] = amount
+    return [_group(suffix, parts) for suffix, parts in found.items()]
+
+
+def _profile_groups(profile, groups, findings):
+    for index, group in enumerate(groups):
+        parts = _empty()
+        ignored = []
+        for key, value in group.items():
+            match = _KEY.fullmatch(key)
+            if match and not _add(parts, match[1], match[3], value):
+                ignored.append(match[3])
+        made = _group(f'device_profile_{index}', parts)
+        findings.extend(_ignored(profile, made, name) for name in ignored)
+        if not made.resources:
+            findings.append(reasons.Finding(
+                reasons.Reason.GROUP_EMPTY, profile,
+                f'{made.title} of device profile {profile} asks for no '
+                'resource that Nova knows: it is refused, or forgotten, and '
+                'a server gets no GPU',
+                'make the profile again with resources:CLASS=1 in each '
+                'group'))
+        yield made
+
+
+def _ignored(profile, group, name):
+    return reasons.Finding(
+        reasons.Reason.CLASS_IGNORED, name,
+        f'{group.title} of device profile {profile}: Nova leaves {name} out, '
+        'for it is no resource class with a number of it',
+        'use PGPU, or a CUSTOM_ class that "openstack gpu profile list" '
+        'shows')
+
+
+def _empty():
+    return {'resources': {}, 'required': set(), 'forbidden': set()}
+
+
+def _add(parts, kind, name, value):
+    """Put an extra spec into a group; whether Nova takes it."""
+    if kind == 'trait':
+        if value in ('required', 'forbidden'):
+            parts[value].add(name)
+        return True
+    known = name.startswith(orc.CUSTOM_NAMESPACE) or name in orc.STANDARDS
+    if not known or not str(value).isdecimal():
+        return False
+    parts['resources'][name] = int(value)
+    return True
+
+
+def _group(suffix, parts):
+    return Group(
+        suffix, {name: amount for name, amount in parts['resources'].items()
+                 if amount},
+        frozenset(parts['required']), frozenset(parts['forbidden']))
+
+
+def _traits(required, forbidden):
+    return ','.join([*sorted(required),
+                     *(f'!{trait}' for trait in sorted(forbidden))])

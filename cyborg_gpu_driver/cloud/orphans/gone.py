@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Requests of servers that were deleted while their host's agent was down.
+
+cyborg-api asks the agent to unbind, gets no answer and leaves the request
+bound; Nova has deleted the server and its allocation by then. Nothing in the
+cloud ever repairs that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.cloud import computes
+from cyborg_gpu_driver.cloud import records
+from cyborg_gpu_driver.cloud import trees
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
+from cyborg_gpu_driver.cloud.orphans import orphans
+
+LOG = logging.getLogger(__name__)
+
+_BOUND = 'Bound'
+_RARELY = 60.0
+"""Seconds between two looks, where the grace is shorter."""
+
+
+class Finisher:
+    """Deletes bound requests of one host whose servers are gone.
+
+    A server is gone if Nova has no such server or migration and Placement
+    no allocation of it, in two looks that are ``grace`` apart. Where a
+    service does not answer, nothing is gone.
+
+    :param connect: makes the cloud; None if none is to be asked.
+    :param host: the compute node as Cyborg names it.
+    :param grace: seconds between the looks.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, connect: Callable[[], connection.Cloud] | None,
+                 host: str, grace: float,
+                 clock: Callable[[], float] = time.monotonic):
+        self._connect = connect
+        self._host = host
+        self._grace = max(grace, _RARELY)
+        self._clock = clock
+        self._cloud: connection.Cloud | None = None
+        self._looked: float | None = None
+        self._gone: tuple[orphans.Orphan, ...] = ()
+        self._said = log_once.LogOnce()
+
+    def look(self) -> None:
+        """Look, if it is time, and delete what was gone before; never raises.
+        """
+        if self._connect is None or (
+                self._looked is not None
+                and self._clock() - self._looked < self._grace):
+            return
+        before, self._gone = self._gone, ()
+        try:
+            if self._cloud is None:
+                self._cloud = self._connect()
+            self._gone = gone(self._cloud, self._host)
+        except Exception as error:
+            # What is reported of the GPUs must not depend on it.
+            self._say('Requests of servers that are gone are not known: '
+                      + exception.steady(error))
+        else:
+            for orphan in orphans.lasting(before, self._gone):
+                self._finish(self._cloud, orphan)
+        self._looked = self._clock()
+
+    def _finish(self, cloud, orphan):
+        try:
+            orphans_clean.remove(cloud, orphan)
+        except Exception as error:
+            self._say(f'Accelerator request {orphan.subject} of server '
+                      f'{orphan.server}, which is gone, is not deleted: '
+                      + exception.steady(error))
+        else:
+            LOG.info('Accelerator request %(arq)s of server %(server)s, '
+                     'which is gone, is deleted',
+                     {'arq': orphan.subject, 'server': orphan.server})
+
+    def _say(self, message):
+        if self._said.is_new(message, about=message):
+            LOG.warning('%s', message)
+
+
+def gone(cloud: connection.Cloud, host: str) -> tuple[orphans.Orphan, ...]:
+    """The bound requests of a host whose servers are gone now.
+
+    Of Nova only those servers are asked that have no allocation.
+
+    :param host: the compute node as Cyborg and Placement name it.
+    :raises CloudError: if a service does not tell, or Nova does not know
+        the host: it may be that of another region.
+    """
+    bound = {arq.uuid: arq for arq in records.arqs(cloud)
+             if arq.host == host and arq.state == _BOUND and arq.server}
+    servers = {arq.server for arq in bound.values() if arq.server}
+    left = {server for server in servers if not _has_allocation(cloud, server)}
+    if not left:
+        return ()
+    _check_nova(cloud, host)
+    left -= set(computes.known_servers(cloud, left))
+    left -= computes.migrations(cloud, left)
+    return tuple(orphans.Orphan(
+        orphans.Kind.REQUEST_OF_GONE, arq.uuid, host,
+        f'request for {arq.profile} is {arq.state} for server {arq.server}, '
+        'which is gone', '', arq.server, arq.profile, True)
+        for arq in bound.values() if arq.server in left)
+
+
+def _has_allocation(cloud, server):
+    answer = cloud.ask('placement', f'/allocations/{server}', trees.VERSION)
+    with responses.understanding(cloud, 'Placement', 'an allocation'):
+        return bool(answer['allocations'])
+
+
+def _check_nova(cloud, host):
+    found = cloud.ask('placement', '/resource_providers', trees.VERSION,
+                      name=host)
+    with responses.understanding(cloud, 'Placement', 'a resource provider'):
+        roots = {item['uuid'] for item in found['resource_providers']}
+    if not roots & computes.services(cloud).keys():
+        raise cloud.error(f'Nova does not know compute node {host}: is it '
+                          'that of another region?')

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What is left in a cloud of servers that are gone. Pure.
+
+Cyborg 17 has some ways to lose track: a bind that fails keeps its request
+and its attach handle, one whose server went away meanwhile keeps them for
+good, and a request pins its device profile. No API shows attach handles by
+themselves, nor how old a request is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.cloud.explain import facts
+
+_BOUND = 'Bound'
+_INITIAL = 'Initial'
+
+
+class Kind(enum.Enum):
+    """What is left, as programs read it."""
+
+    REQUEST_OF_GONE = 'request-of-gone-server'
+    """An accelerator request names a server that there is not."""
+    REQUEST_OF_NOBODY = 'request-of-nobody'
+    """An accelerator request names no server."""
+    REQUEST_FAILED = 'request-failed'
+    """A server's request is not bound, and may hold an attach handle."""
+    ALLOCATION_OF_GONE = 'allocation-of-gone-server'
+    """Placement has a GPU allocated to what is no server."""
+    ALLOCATION_OF_MIGRATION = 'allocation-of-migration'
+    """Placement has a GPU allocated to a migration."""
+    ALLOCATION_ELSEWHERE = 'allocation-elsewhere'
+    """A server has a GPU allocated on a host where it is not."""
+    ALLOCATION_WITHOUT_REQUEST = 'allocation-without-request'
+    """A server has a GPU allocated, and no accelerator request for it."""
+    STALE_PROVIDER = 'stale-provider'
+    """Placement has a provider of which Cyborg knows nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Orphan:
+    """One thing that is left.
+
+    :ivar subject: UUID of the request, the consumer or the provider.
+    :ivar where: host, or provider.
+    :ivar server: UUID, if one is named.
+    :ivar pins: the device profile that cannot be deleted for it.
+    :ivar safe: whether it can be removed without a risk for anybody.
+    """
+
+    kind: Kind
+    subject: str
+    where: str
+    text: str
+    remedy: str
+    server: str | None = None
+    pins: str = ''
+    safe: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounts:
+    """What the services have on record.
+
+    :ivar servers: those that there are, of all consumers and requests.
+    :ivar migrations: those of the other consumers that are migrations.
+    """
+
+    trees: tuple[facts.Tree, ...]
+    deployables: Mapping[str, int]
+    arqs: tuple[facts.Arq, ...]
+    servers: Mapping[str, facts.Server]
+    migrations: frozenset[str] = frozenset()
+
+
+def find(known: Accounts) -> tuple[Orphan, ...]:
+    """All that is left."""
+    return (*_requests(known), *_allocations(known), *_providers(known))
+
+
+def lasting(before: Iterable[Orphan], now: Iterable[Orphan]
+            ) -> tuple[Orphan, ...]:
+    """What was left before, and is now: no bind or delete under way."""
+    there = {(item.kind, item.subject, item.where) for item in before}
+    return tuple(item for item in now
+                 if (item.kind, item.subject, item.where) in there)
+
+
+def consumers(trees: Iterable[facts.Tree]) -> set[str]:
+    """Who has something of an accelerator."""
+    return {consumer for tree in trees for node in tree.below
+            if node.of_cyborg for consumer in node.holders}
+
+
+def _requests(known) -> Iterator[Orphan]:
+    for arq in known.arqs:
+        where = arq.host or '-'
+        if arq.server is None:
+            yield Orphan(
+                Kind.REQUEST_OF_NOBODY, arq.uuid, where,
+                f'request for {arq.profile} is {arq.state} and names no '
+                'server', 'openstack gpu orphan clean', None, arq.profile,
+                True)
+        elif arq.server not in known.servers:
+            yield Orphan(
+                Kind.REQUEST_OF_GONE, arq.uuid, where,
+                f'request for {arq.profile} is {arq.state} for server '
+                f'{arq.server}, which is gone', 'openstack gpu orphan clean',
+                arq.server, arq.profile, True)
+        elif arq.state not in (_BOUND, _INITIAL):
+            yield Orphan(
+                Kind.REQUEST_FAILED, arq.uuid, where,
+                f'request for {arq.profile} of server '
+                f'{known.servers[arq.server].name} is {arq.state}',
+                'delete or rebuild the server: Nova deletes its requests',
+                arq.server, arq.profile)
+
+
+def _allocations(known) -> Iterator[Orphan]:
+    bound = {(arq.server, arq.provider) for arq in known.arqs}
+    for tree in known.trees:
+        for node in tree.below:
+            for consumer in sorted(node.holders) if node.of_cyborg else ():
+                yield from _allocation(consumer, node, tree, bound, known)
+
+
+def _allocation(consumer, node, tree, bound, known):
+    where = f'{tree.name}: {node.title}'
+    server = known.servers.get(consumer)
+    if consumer in known.migrations:
+        yield Orphan(
+            Kind.ALLOCATION_OF_MIGRATION, consumer, where,
+            f'migration {consumer} has {node.title}: servers with '
+            'accelerators do not migrate',
+            'see "openstack server migration list"; confirm or revert it')
+    elif server is None:
+        yield Orphan(
+            Kind.ALLOCATION_OF_GONE, consumer, where,
+            f'{node.title} is allocated to {consumer}, which is neither a '
+            'server nor a migration', 'openstack gpu orphan clean',
+            consumer, safe=True)
+    elif server.host and server.host != tree.name:
+        yield Orphan(
+            Kind.ALLOCATION_ELSEWHERE, consumer, where,
+            f'server {server.name} is on {server.host}, and has '
+            f'{node.title} on {tree.name}',
+            'where the server was evacuated, start nova-compute on the old '
+            'host; where it is in REBUILD/rebuilding, start cyborg-agent and '
+            'nova-compute there and delete the server; else nova-manage '
+            'placement audit', consumer)
+    elif server.host and (consumer, node.uuid) not in bound:
+        yield Orphan(
+            Kind.ALLOCATION_WITHOUT_REQUEST, consumer, where,
+            f'server {server.name} has {node.title} allocated, and no '
+            'accelerator request for it: no GPU',
+            'delete or rebuild the server; a flavor that asks for '
+            'resources:... itself does that, too', consumer)
+
+
+def _providers(known):
+    for tree in known.trees:
+        for node in tree.below:
+            if node.place and node.of_cyborg and (
+                    node.uuid not in known.deployables):
+                used = (' and held by a server, whose allocation must go '
+                        'first' if node.holders else '')
+                yield Orphan(
+                    Kind.STALE_PROVIDER, node.uuid, tree.name,
+                    f'provider {node.name} is not known to Cyborg{used}',
+                    'if cyborg-agent on the host has reported: openstack '
+                    f'resource provider delete {node.uuid}, and restart '
+                    'nova-compute there, which remembers its providers')

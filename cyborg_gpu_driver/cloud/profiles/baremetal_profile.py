@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a device profile is on bare metal: a layout of a whole node.
+
+A server has all of a node's GPUs, so that its profile says what they are:
+whole, or cut alike. A deploy template makes it so, and a flavor asks for it.
+Pure.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import os_resource_classes as orc
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.partition import names as profile_names
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.report import names as report_names
+
+PRIORITY = 65
+"""Of the deploy step: Ironic does 79 to 61 when the image is written and
+the boot loader is not."""
+_ALL = layout_devices.Devices()
+_NOTHING_OF_SERVERS = (orc.VCPU, orc.MEMORY_MB, orc.DISK_GB)
+"""A node has none of them: its one resource is its class."""
+_CUSTOM_CLASS = re.compile(r'CUSTOM_[A-Z0-9_]*', re.ASCII)
+_SLICE = re.compile(r'CUSTOM_NVIDIA_(?:(?P<compute>\d{1,2})C_)?'
+                    r'(?P<slices>\d{1,2})G_(?P<memory>\d{1,4})GB(?:_.*)?',
+                    re.ASCII)
+_ATTRIBUTES = tuple(
+    frozenset(chosen) for count in range(len(profile_names.ATTRIBUTES))
+    for chosen in itertools.combinations(profile_names.ATTRIBUTES, count))
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeProfile:
+    """What a node is to be.
+
+    :ivar entry: the layout, by the device profile's name.
+    :ivar required: traits of the node; of so many whole GPUs one that says
+        how many it has.
+    :ivar forbidden: that it must not have.
+    """
+
+    entry: layout_file.Entry
+    required: frozenset[str]
+    forbidden: frozenset[str]
+
+    @property
+    def trait(self) -> str:
+        """That says that a node can become so; the deploy template's name."""
+        return names.layout_trait(self.entry.name)
+
+    @property
+    def template(self) -> resources.DeployTemplate:
+        """What makes a node so."""
+        return resources.DeployTemplate(self.trait, steps_text([{
+            'interface': 'deploy', 'step': names.APPLY_LAYOUT,
+            'args': {'layout': {self.entry.name: [
+                section.to_dict() for section in self.entry.sections]}},
+            'priority': PRIORITY}]))
+
+    def flavor(self, sizes: resources.Flavor, resource_class: str
+               ) -> resources.Flavor:
+        """A flavor whose servers have such a node.
+
+        It requires that the node's GPUs are healthy.
+
+        :param sizes: one that says everything but the extra specs.
+        :param resource_class: of the nodes, as Placement has it.
+        """
+        specs = {
+            f'resources:{resource_class}': '1',
+            **{f'resources:{name}': '0' for name in _NOTHING_OF_SERVERS},
+            **{f'trait:{trait}': 'forbidden' for trait in self.forbidden},
+            **{f'trait:{trait}': 'required'
+               for trait in {*self.required, self.trait, names.HEALTHY}}}
+        return dataclasses.replace(sizes,
+                                   extra_specs=tuple(sorted(specs.items())))
+
+
+def make(profile: resources.DeviceProfile, source: str,
+         devices: layout_devices.Devices = _ALL) -> NodeProfile:
+    """What a device profile is on bare metal.
+
+    :param source: the file that it is from, for complaints.
+    :param devices: the GPUs that are cut; all, of any board, unless given.
+    :raises DocumentError: if a node cannot be so.
+    """
+    place = _Place(source, profile.name)
+    wanted: collections.Counter[str] = collections.Counter()
+    required: set[str] = set()
+    forbidden: set[str] = set()
+    for group in profile.groups:
+        wanted.update(resources.classes(group))
+        required |= resources.traits(group, 'required')
+        forbidden |= resources.traits(group, 'forbidden')
+    whole = wanted.pop(orc.PGPU, 0)
+    if whole > 1 and not wanted and devices.indices is None:
+        required.add(names.count_trait(whole))
+    if names.HEALTHY in forbidden:
+        raise place.error(
+            f'{names.HEALTHY} is forbidden', 'the flavor requires it: leave '
+            'it out')
+    if required & forbidden:
+        raise place.error(
+            f'one group requires {min(required & forbidden)} and another '
+            'forbids it', 'all groups are of one node; leave it in one of '
+            'them')
+    slices = {_slice_name(place, resource_class): wanted[resource_class]
+              for resource_class in sorted(wanted)}
+    return NodeProfile(
+        layout_file.Entry(source, profile.name, _sections(
+            place, whole, slices, devices)),
+        frozenset(required), frozenset(forbidden))
+
+
+def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
+           source: str) -> resources.DeviceProfile:
+    """The device profile of that name; without one, the only there is.
+
+    :raises DocumentError: listing those that there are.
+    """
+    if not profiles:
+        raise exception.DocumentError(
+            source=source, where='profiles', problem='there is none',
+            expected='expected a device profile')
+    for profile in profiles:
+        if profile.name == name or (name is None and len(profiles) == 1):
+            return profile
+    raise exception.DocumentError(
+        source=source, where='profiles',
+        problem='one of several must be chosen' if name is None
+        else f'no profile {name!r}',
+        expected='there are ' + ', '.join(one.name for one in profiles))
+
+
+def class_in_placement(text: str) -> str:
+    """A node's resource class as Nova's Ironic driver reports it.
+
+    :param text: as Ironic has it (``baremetal.gpu``), or as Placement has
+        (``CUSTOM_BAREMETAL_GPU``).
+    :raises InvalidValue: if it is none.
+    """
+    if _CUSTOM_CLASS.fullmatch(text):
+        found = text
+    else:
+        found = orc.normalize_name(text)
+    if not re.search('[A-Z0-9]', found.removeprefix(orc.CUSTOM_NAMESPACE)) \
+            or len(found) > report_names.CUSTOM_NAME_MAX:
+        raise exception.InvalidValue(
+            what='resource class', value=text,
+            expected='expected that of the nodes, such as baremetal.gpu or '
+                     'CUSTOM_BAREMETAL_GPU')
+    return found
+
+
+def steps_text(steps: Any) -> str:
+    """Deploy steps as a template holds them."""
+    return json.dumps(steps, sort_keys=True)
+
+
+def checked(change: plan.Change, adopt: bool) -> plan.Change:
+    """The same, or a refusal to make one layout of another.
+
+    Two names of profiles can make the same trait (``a-b`` and ``a_b``).
+
+    :param adopt: whether that is wanted.
+    """
+    if change.action is not plan.Action.UPDATE or adopt \
+            or change.item.kind is not resources.Kind.TEMPLATE:
+        return change
+    there, wanted = (_layout(item.steps) for item in (
+        change.there.item, change.item)
+        if isinstance(item, resources.DeployTemplate))
+    if there == wanted:
+        return change
+    return dataclasses.replace(
+        change, action=plan.Action.REFUSE,
+        text=f'it is that of the layout {there}, and not {wanted}: both '
+             'names make the same trait; choose another, or --adopt it')
+
+
+def _layout(steps):
+    """The name of the layout that steps make; None if they make none."""
+    for step in json.loads(steps):
+        layout = step['args'].get('layout')
+        if step['step'] == names.APPLY_LAYOUT and isinstance(layout, dict):
+            return next(iter(layout), None)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    source: str
+    profile: str
+
+    def error(self, problem, expected):
+        return exception.DocumentError(
+            source=self.source, where=f'profile {self.profile}',
+            problem=problem, expected=f'on bare metal {expected}')
+
+
+def _sections(place, whole, slices, devices):
+    """What the GPUs are to be."""
+    if whole and slices and devices.indices is None:
+        raise place.error(
+            'whole GPUs and slices', 'all GPUs of a node are alike, unless '
+            '--devices says which are cut')
+    if slices:
+        sections = [layout_file.Section(devices, True, slices)]
+        if whole:
+            others = itertools.islice(
+                (index for index in itertools.count()
+                 if index not in devices.indices), whole)
+            sections.append(layout_file.Section(dataclasses.replace(
+                devices, indices=tuple(others)), False))
+    else:
+        if devices.indices is not None and whole > len(devices.indices):
+            raise place.error(
+                f'{whole} whole GPUs', '--devices must name as many; it '
+                f'names {len(devices.indices)}')
+        sections = [layout_file.Section(devices, False)]
+    return tuple(sections)
+
+
+def _slice_name(place, resource_class):
+    """The GPU instance profile whose resource class it is."""
+    found = _SLICE.fullmatch(resource_class)
+    if found is not None:
+        compute = int(found['compute']) if found['compute'] else None
+        for attributes in _ATTRIBUTES:
+            try:
+                name = str(profile_names.ProfileName(
+                    compute, int(found['slices']), int(found['memory']),
+                    attributes))
+            except exception.InvalidValue:
+                continue
+            if report_names.custom(
+                    report_names.VENDOR, name) == resource_class:
+                return name
+    raise place.error(
+        f'{resource_class} is neither a whole GPU nor a GPU instance',
+        'expected gpu: passthrough or a GPU instance profile such as '
+        '1g.10gb; a vGPU is for servers of a hypervisor')

@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is sent to Cyborg, Ironic, Nova and Keystone to make something. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver.cloud.profiles import resources
+
+_MADE_BY = 'made_by'
+"""What a deploy template's ``extra`` has in a description's place, which it
+got only with Ironic's microversion 1.112."""
+
+
+def profile(item: resources.DeviceProfile) -> list[dict[str, Any]]:
+    """To make a device profile."""
+    return [{'name': item.name, 'groups': [dict(group) for group
+                                           in item.groups],
+             'description': resources.marked(item.description)}]
+
+
+def flavor(item: resources.Flavor) -> dict[str, Any]:
+    """To make a flavor, still without extra specs and projects."""
+    return {'flavor': {
+        'name': item.name, 'vcpus': item.vcpus, 'ram': item.ram,
+        'disk': item.disk, 'os-flavor-access:is_public': item.public,
+        **flavor_description(item)['flavor']}}
+
+
+def flavor_description(item: resources.Flavor) -> dict[str, Any]:
+    """To change the description of a flavor, and mark it."""
+    return {'flavor': {'description': resources.marked(item.description)}}
+
+
+def extra_specs(specs: Mapping[str, str]) -> dict[str, Any]:
+    """To set extra specs of a flavor; others stay."""
+    return {'extra_specs': dict(specs)}
+
+
+def access(action: str, project: str) -> dict[str, Any]:
+    """To let a project use a flavor or not.
+
+    :param action: ``addTenantAccess`` or ``removeTenantAccess``.
+    """
+    return {action: {'tenant': project}}
+
+
+def registered_limits(item: resources.RegisteredLimit,
+                      scope: Mapping[str, str]) -> dict[str, Any]:
+    """To make a registered limit.
+
+    :param scope: ``service_id``, and ``region_id`` if there is one.
+    """
+    return {'registered_limits': [{
+        **scope, 'resource_name': item.name,
+        **registered_limit(item)['registered_limit']}]}
+
+
+def registered_limit(item: resources.RegisteredLimit) -> dict[str, Any]:
+    """To change a registered limit, and mark it."""
+    return {'registered_limit': {'default_limit': item.default,
+                                 'description': resources.marked('')}}
+
+
+def limits(item: resources.Limit, scope: Mapping[str, str]
+           ) -> dict[str, Any]:
+    """To make a project's limit; ``scope`` as for a registered one."""
+    return {'limits': [{
+        **scope, 'project_id': item.project, 'resource_name': item.resource,
+        **limit(item)['limit']}]}
+
+
+def limit(item: resources.Limit) -> dict[str, Any]:
+    """To change a project's limit, and mark it."""
+    return {'limit': {'resource_limit': item.value,
+                      'description': resources.marked('')}}
+
+
+def template(item: resources.DeployTemplate) -> dict[str, Any]:
+    """To make a deploy template."""
+    return {'name': item.name, 'steps': json.loads(item.steps),
+            'extra': {_MADE_BY: resources.MARK}}
+
+
+def template_patch(item: resources.DeployTemplate) -> list[dict[str, Any]]:
+    """To change the steps of a deploy template, and mark it."""
+    return [{'op': 'replace', 'path': '/steps',
+             'value': json.loads(item.steps)},
+            {'op': 'add', 'path': f'/extra/{_MADE_BY}',
+             'value': resources.MARK}]
+
+
+def is_marked(extra: Mapping[str, Any] | None) -> bool:
+    """Whether a deploy template's ``extra`` has the mark."""
+    return (extra or {}).get(_MADE_BY) == resources.MARK

@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The file that says what a cloud is to have for its GPUs.
+
+::
+
+    version: v1
+    profiles:
+    - name: slice-10gb
+      groups:
+      - gpu: 1g.10gb
+    flavors:
+    - {name: gpu.slice, profile: slice-10gb, vcpus: 4, ram: 8192, disk: 20}
+    limits:
+    - {gpu: 1g.10gb, default: 0, projects: {research: 8}}
+
+What is not understood is an error that names its place in the file. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import os_resource_classes as orc
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
+from cyborg_gpu_driver.partition import names as profile_names
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+from cyborg_gpu_driver.report import names
+
+VERSION = definition_schema.VERSION
+_WHOLE = policy.Mode.PASSTHROUGH.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What a file asks for.
+
+    :ivar items: what there is to be; projects are named as the file does.
+    """
+
+    items: tuple[resources.Item, ...]
+
+    @property
+    def projects(self) -> frozenset[str]:
+        """Every project that is named."""
+        found: set[str] = set()
+        for item in self.items:
+            if isinstance(item, resources.Flavor):
+                found |= item.projects
+            elif isinstance(item, resources.Limit):
+                found.add(item.project)
+        return frozenset(found)
+
+    def resolved(self, projects: Mapping[str, str]) -> Definition:
+        """The same with the UUIDs of its projects.
+
+        :param projects: UUIDs by what the file calls each.
+        :raises InvalidValue: if it has two limits for one project then.
+        """
+        items = tuple(_resolved(item, projects) for item in self.items)
+        keys = [item.key for item in items]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise exception.InvalidValue(
+                    what=key[0].value, value=key[1],
+                    expected='the file has two of it, by name and by UUID; '
+                             'leave one')
+        return Definition(items)
+
+
+def parse(text: str, source: str) -> Definition:
+    """Read a file's text; JSON is YAML too.
+
+    :param source: the file's name, for complaints.
+    :raises DocumentError: naming the place in the file.
+    """
+    place = schema.Place(source)
+    content = layout_yaml.plain(text, place)
+    schema.check(content, definition_schema.DEFINITION, place,
+                 {definition_schema.GPU_PROFILE: profile_class})
+    items: list[resources.Item] = []
+    for key, read in (('profiles', _profile), ('flavors', _flavor),
+                      ('limits', _limit)):
+        for number, value in enumerate(content.get(key, ())):
+            where = place.below(key, number)
+            for item in read(where, value):
+                _check_new(where, item, items)
+                items.append(item)
+    return Definition(tuple(items))
+
+
+def profile_class(text: str) -> str:
+    """The resource class of a profile by its name.
+
+    :param text: ``passthrough``, a GPU instance profile (``1g.10gb+me``, or
+        ``1g.10gb.me`` as in a provider's name) or a vGPU type (``T4-2B``).
+    :raises InvalidValue: saying what is expected.
+    """
+    if text == _WHOLE:
+        return orc.PGPU
+    for parse_name in (profile_names.ProfileName.parse,
+                       profile_names.VgpuTypeName.parse):
+        try:
+            return names.custom(names.VENDOR, str(parse_name(
+                re.sub(r'(?<=gb)\.', '+', text))))
+        except exception.InvalidValue:
+            continue
+    raise exception.InvalidValue(
+        what='profile of a GPU', value=text,
+        expected=f'expected {_WHOLE}, a GPU instance profile such as '
+                 '1g.10gb or a vGPU type such as T4-2B')
+
+
+def _resolved(item, projects):
+    if isinstance(item, resources.Flavor):
+        return dataclasses.replace(item, projects=frozenset(
+            projects[name] for name in item.projects))
+    if isinstance(item, resources.Limit):
+        return dataclasses.replace(item, project=projects[item.project])
+    return item
+
+
+def _check_new(where, item, items):
+    if any(item.key == other.key for other in items):
+        raise where.error(f'{item.kind.value} {item.name} is there twice',
+                          'leave one')
+
+
+def _profile(place, value):
+    yield resources.DeviceProfile(
+        value['name'],
+        tuple(group for number, item in enumerate(value['groups'])
+              for group in _groups(place.below('groups', number), item)),
+        _description(place, value))
+
+
+def _groups(place, value):
+    resource_class = _class(value)
+    count = value.get('count', 1)
+    together = value.get('together', False)
+    if together and resource_class == orc.PGPU and count > 1:
+        raise place.below('together').error(
+            f'{count} whole GPUs are not on one GPU', 'leave it out')
+    required = frozenset(value.get('required', ()))
+    forbidden = frozenset(value.get('forbidden', ()))
+    if required & forbidden:
+        raise place.below('forbidden').error(
+            f'{min(required & forbidden)} is required as well',
+            'leave it in one of them')
+    if together:
+        return [resources.group(resource_class, count, required, forbidden)]
+    return [resources.group(resource_class, 1, required, forbidden)] * count
+
+
+def _class(value):
+    """The resource class of what has ``gpu``, or names its class."""
+    return (profile_class(value['gpu']) if 'gpu' in value
+            else value['resources'])
+
+
+def _flavor(place, value):
+    projects = frozenset(value.get('projects', ()))
+    public = value.get('public', 'projects' not in value)
+    if public and projects:
+        raise place.below('projects').error(
+            'a public flavor is for all projects', 'leave out one of public '
+            'and projects')
+    specs = value.get('extra_specs', {})
+    if resources.PROFILE_KEY in specs:
+        raise place.below('extra_specs').error(
+            f'the key {resources.PROFILE_KEY} is that of the device profile',
+            'give profile: NAME instead')
+    yield resources.Flavor(
+        value['name'], value['vcpus'], value['ram'], value['disk'], public,
+        tuple(sorted({**specs,
+                      resources.PROFILE_KEY: value['profile']}.items())),
+        projects, _description(place, value))
+
+
+def _limit(place, value):
+    name = f'class:{_class(value)}'
+    yield resources.RegisteredLimit(name, value['default'])
+    for project, limit in value.get('projects', {}).items():
+        yield resources.Limit(name, project, limit)
+
+
+def _description(place, value):
+    text = value.get('description', '')
+    if resources.unmarked(text)[1]:
+        raise place.below('description').error(
+            f'ends in {resources.MARK}',
+            'leave that out; it is added to what is made')
+    return text

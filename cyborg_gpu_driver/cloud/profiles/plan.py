@@ -1,0 +1,264 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is to be done so that a cloud has what a file asks for. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud.profiles import resources
+
+Present = Mapping[resources.Key, resources.Existing]
+
+_FOREIGN = ('this command has not made it, and it is otherwise; --adopt makes '
+            'it so')
+_ORDER = tuple(resources.Kind)
+_NAMED = 3
+"""Users that a text names."""
+
+
+class Action(enum.Enum):
+    """What becomes of one thing."""
+
+    CREATE = 'create'
+    UPDATE = 'update'
+    REPLACE = 'replace'
+    """Deleted and made anew, because it cannot be changed."""
+    DELETE = 'delete'
+    KEEP = 'keep'
+    """What would be done is not, because something uses it."""
+    REFUSE = 'refuse'
+    """What the file asks for cannot be; nothing at all is done then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One thing, and what becomes of it.
+
+    :ivar text: for people: what changes, or why it cannot.
+    :ivar wanted: None if it goes.
+    :ivar existing: None if there is none yet.
+    """
+
+    action: Action
+    text: str
+    wanted: resources.Item | None
+    existing: resources.Existing | None = None
+
+    @property
+    def item(self) -> resources.Item:
+        """What there is to be, or what goes."""
+        if self.wanted is not None:
+            return self.wanted
+        return self.there.item
+
+    @property
+    def there(self) -> resources.Existing:
+        """What exists, of a change of something that does."""
+        if self.existing is None:
+            raise ValueError(f'{self.action.value}: there is nothing yet')
+        return self.existing
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is done."""
+        return self.action not in (Action.KEEP, Action.REFUSE)
+
+
+def make(wanted: Iterable[resources.Item], present: Present,
+         adopt: bool = False, prune: bool = False) -> tuple[Change, ...]:
+    """The changes, in the order in which they can be carried out.
+
+    What is in use is never replaced or deleted, and what this library has
+    not made is not touched, unless it is adopted.
+
+    :param adopt: whether to take over what somebody else has made.
+    :param prune: whether to delete what was made by this library and is not
+        wanted any more.
+    """
+    items = sorted(wanted, key=lambda item: _ORDER.index(item.kind))
+    keys = {item.key for item in items}
+    changes = [change for item in items
+               for change in _towards(item, keys, present, adopt)]
+    if prune:
+        changes += _pruned(items, keys, present)
+    return tuple(changes)
+
+
+def left_over(wanted: Iterable[resources.Item], present: Present
+              ) -> tuple[resources.Item, ...]:
+    """What this library has made and is not wanted any more."""
+    keys = {item.key for item in wanted}
+    return tuple(existing.item for existing in present.values()
+                 if existing.ours and existing.item.key not in keys)
+
+
+def differences(wanted: resources.Item, there: resources.Item
+                ) -> dict[str, str]:
+    """What differs, by field, for people."""
+    return {
+        name: f'{_shown(name, getattr(there, name))} -> {_shown(name, after)}'
+        for name, after in vars(wanted).items()
+        if getattr(there, name) != after}
+
+
+def unoffered(wanted: Iterable[resources.Item],
+              found: Iterable[providers.Provider]) -> tuple[str, ...]:
+    """What no GPU offers: a sentence for each group of a device profile."""
+    found = [one for one in found if one.resource_class is not None]
+    offered = {one.resource_class for one in found}
+    texts = []
+    for item in wanted:
+        if not isinstance(item, resources.DeviceProfile):
+            continue
+        for group in item.groups:
+            missing = _missing(group, found, offered)
+            text = f'device profile {item.name}: {missing}'
+            if missing and text not in texts:
+                texts.append(text)
+    return tuple(texts)
+
+
+def _missing(group, found, offered):
+    """Why no GPU of the cloud can give what a group asks for; '' if one can.
+
+    What is not free now does count: it may be tomorrow.
+    """
+    required = resources.traits(group, 'required')
+    forbidden = resources.traits(group, 'forbidden')
+    for resource_class, count in resources.classes(group).items():
+        if resource_class not in offered:
+            return (f'no GPU offers {resource_class}; there are '
+                    + (', '.join(sorted(offered)) or 'none'))
+        if not any(one.resource_class == resource_class
+                   and one.total >= count and required <= one.traits
+                   and not forbidden & one.traits for one in found):
+            return (f'no GPU that offers {resource_class} is as asked for: '
+                    + resources.describe(group))
+    return ''
+
+
+def _towards(item, keys, present, adopt):
+    existing = present.get(item.key)
+    for need in item.needs:
+        if need not in keys and need not in present:
+            yield Change(Action.REFUSE, f'there is no {need[0].value} '
+                         f'{need[1]}, here or in the cloud', item, existing)
+            return
+    if existing is None:
+        yield Change(Action.CREATE, _created(item), item)
+        return
+    found = differences(item, existing.item)
+    text = '; '.join(f'{name}: {value}' for name, value in found.items())
+    if not existing.ours:
+        if not adopt:
+            if found:
+                yield Change(Action.REFUSE, f'{_FOREIGN} ({text})', item,
+                             existing)
+            return
+        found.setdefault('description', 'adopted')
+        text = text or 'adopted'
+    if found:
+        yield (_held(item, existing, keys, present, adopt)
+               or _change(item, existing, found, text))
+
+
+def _held(item, existing, keys, present, adopt):
+    """A refusal because of the limits that a registered limit has.
+
+    Keystone 30 changes a registered limit only while no project has a limit
+    of its own, so that those have to be made anew.
+    """
+    if item.kind is not resources.Kind.REGISTERED:
+        return None
+    theirs = [other.item.name for other in present.values()
+              if item.key in other.item.needs and not other.ours
+              and not (adopt and other.item.key in keys)]
+    return theirs and Change(
+        Action.REFUSE, 'Keystone changes it only without limits of projects, '
+        f'and this command has not made {_some(theirs)}', item, existing)
+
+
+def _change(item, existing, found, text):
+    if not item.fixed & found.keys():
+        return Change(Action.UPDATE, text, item, existing)
+    if not existing.users:
+        return Change(Action.REPLACE, text, item, existing)
+    used = _used(existing.users)
+    if text == 'adopted':
+        return Change(Action.KEEP, f'not marked: {used}', item, existing)
+    return Change(Action.REFUSE, f'{used}, and it cannot be changed in place '
+                  f'({text})', item, existing)
+
+
+def _pruned(items, keys, present):
+    """Deletions, what refers to another first."""
+    staying = [*items, *(
+        existing.item for existing in present.values()
+        if not existing.ours and existing.item.key not in keys)]
+    ours = [existing for existing in present.values()
+            if existing.ours and existing.item.key not in keys]
+    ours.sort(key=lambda one: _ORDER.index(one.item.kind), reverse=True)
+    for existing in ours:
+        needing = [f'{item.kind.value} {item.name}' for item in staying
+                   if existing.item.key in item.needs]
+        if existing.users or needing:
+            staying.append(existing.item)
+            text = (_used(existing.users) if existing.users
+                    else 'needed by ' + _some(needing))
+            yield Change(Action.KEEP, text, None, existing)
+        else:
+            yield Change(Action.DELETE, 'not in the file', None, existing)
+
+
+def _used(users):
+    return 'in use by ' + _some(users)
+
+
+def _some(names):
+    """A few names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ', '.join(names[:_NAMED]) + (f' and {more} more' if more > 0
+                                        else '')
+
+
+def _created(item):
+    """What something new is, for people."""
+    if isinstance(item, resources.DeviceProfile):
+        return _shown('groups', item.groups)
+    if isinstance(item, resources.DeployTemplate):
+        return _shown('steps', item.steps)
+    if isinstance(item, resources.Flavor):
+        return (f'{item.vcpus} vCPU, {item.ram} MiB, {item.disk} GiB, '
+                + (_shown('extra_specs', item.extra_specs)
+                   if item.profile is None
+                   else f'device profile {item.profile}'))
+    if isinstance(item, resources.RegisteredLimit):
+        return f'default: {item.default}'
+    return f'value: {item.value}'
+
+
+def _shown(name, value):
+    if name == 'groups':
+        return ' + '.join(resources.describe(group) for group in value)
+    if name == 'steps':
+        return resources.describe_steps(value)
+    if name == 'extra_specs':
+        return ' '.join(f'{key}={text}' for key, text in value) or 'none'
+    if isinstance(value, frozenset):
+        return ', '.join(sorted(value)) or 'none'
+    return repr(value) if name == 'description' else str(value)

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is taken for an answer of a cloud's Cyborg, and what is not."""
+
+import socket
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+
+
+class NamedTest(base.BaseTestCase):
+
+    def test_the_environment_names_a_cloud(self):
+        for environment, named in (
+                ({}, False), ({'OS_USERNAME': 'x'}, False),
+                ({'OS_CLOUD': ''}, False), ({'OS_CLOUD': 'here'}, True),
+                ({'OS_AUTH_URL': 'http://here/v3'}, True)):
+            self.assertEqual(named, connection.is_named(environment))
+
+
+class ConnectionTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.status, self.body, self.asked = '200 OK', b'', []
+
+    def application(self, environ, start_response):
+        """A service that is not Cyborg, and says what the test wants."""
+        self.asked.append((environ['PATH_INFO'], environ['QUERY_STRING']))
+        start_response(self.status, [('Content-Type', 'application/json')])
+        return [self.body]
+
+    def keystone(self, **options):
+        return self.useFixture(keystone.KeystoneFixture(
+            self.application, **options))
+
+    def refusal(self, name=None):
+        """What a cloud that cannot be asked is said to be."""
+        return str(self.assertRaises(
+            exception.CloudError,
+            lambda: connection.Cloud.named(name).get('/things', 'things')))
+
+    def test_a_list(self):
+        self.keystone()
+        self.body = b'{"things": [{"a": 1}]}'
+        self.assertEqual([{'a': 1}], connection.Cloud.named().get(
+            '/things', 'things', hostname='one'))
+        self.assertEqual([('/v2/things', 'hostname=one')], self.asked)
+
+    def test_something_else_than_a_list(self):
+        url = self.keystone().auth_url
+        for self.body in (b'', b'<html>', b'[]', b'{}', b'{"things": null}',
+                          b'{"things": {}}', b'{"things": ["a"]}'):
+            self.assertIn(f'cloud {url}: ', self.refusal())
+
+    def test_an_error_of_the_service(self):
+        self.keystone()
+        self.body = b'{"things": []}'
+        for self.status in ('401 Unauthorized', '403 Forbidden',
+                            '404 Not Found', '503 Service Unavailable'):
+            self.assertIn(self.status[:3], self.refusal())
+
+    def test_who_is_no_administrator_is_not_answered_in_part(self):
+        self.body = b'{"things": []}'
+        for roles in ((), ('member', 'reader'), ('manager',)):
+            self.keystone(roles=roles)
+            self.assertIn('role admin', self.refusal())
+        self.assertEqual([], self.asked)
+
+    def test_a_cloud_that_does_not_answer_is_named(self):
+        with socket.socket() as unused:
+            unused.bind(('127.0.0.1', 0))
+            nowhere = f'http://127.0.0.1:{unused.getsockname()[1]}/v3'
+        cloud = self.keystone()
+        cloud.name('OS_AUTH_URL', nowhere)
+        self.assertIn(f'cloud {nowhere}: ', self.refusal())
+        cloud.write_clouds(far=nowhere)
+        self.assertIn('cloud far: ', self.refusal('far'))
+        cloud.name('OS_CLOUD', 'far')
+        self.assertIn('cloud far: ', self.refusal())
+
+    def test_a_cloud_that_there_is_not_is_named(self):
+        self.keystone()
+        self.assertIn('cloud elsewhere: ', self.refusal('elsewhere'))
+
+    def test_credentials_that_are_not_whole(self):
+        cloud = self.keystone()
+        for variable in ('OS_PASSWORD', 'OS_USERNAME'):
+            with fixtures.EnvironmentVariable(variable):
+                self.assertIn(f'cloud {cloud.auth_url}: ', self.refusal())
+        cloud.write_clouds(here=5)
+        cloud.name('OS_CLOUD', 'here')
+        self.assertIn('cloud here: ', self.refusal())
+
+    def test_the_cloud_that_is_named_is_asked(self):
+        cloud = self.keystone()
+        cloud.write_clouds(here=cloud.auth_url)
+        cloud.name('OS_CLOUD', 'elsewhere')
+        self.body = b'{"things": []}'
+        self.assertEqual([], connection.Cloud.named('here').get(
+            '/things', 'things'))

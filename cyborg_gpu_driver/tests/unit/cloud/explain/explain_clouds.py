@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Small clouds and requests, as plain values."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import request
+
+SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+THIRD = 'CUSTOM_NVIDIA_3G_40GB'
+A100, H100 = 'CUSTOM_GPU_MODEL_A100', 'CUSTOM_GPU_MODEL_H100'
+GPU, OTHER_GPU = '0000:07:00.0', '0000:0f:00.0'
+LABELS = {'PGPU': 'passthrough', SLICE: '1g.10gb', THIRD: '3g.40gb'}
+
+
+def inventory(total=4, **changes):
+    return facts.Inventory(total, **changes)
+
+
+def node(name=SLICE, has=None, gpu=GPU, host='compute1', traits=(A100,),
+         holders=None):
+    """A provider of a GPU; ``has`` of the class ``name``."""
+    title = f'{host}_gpu_{gpu}_{LABELS.get(name, "x")}'
+    return facts.Node(
+        f'uuid of {title}', title, {name: has or inventory()},
+        frozenset({'OWNER_CYBORG', *traits}), frozenset(),
+        {consumer: {name: 1} for consumer in holders or ()})
+
+
+def tree(*below, name='compute1', traits=('COMPUTE_ACCELERATORS',), **has):
+    """A compute node with so much of VCPU and others."""
+    has = {'VCPU': inventory(8), 'MEMORY_MB': inventory(8192), **has}
+    return facts.Tree(facts.Node(f'uuid of {name}', name, has,
+                                 frozenset(traits)), below)
+
+
+def known(*trees, **changes):
+    """All is well but for the changes, and all providers are Cyborg's."""
+    trees = trees or (tree(node()),)
+    nodes = [one for item in trees for one in item.below]
+    usual = {
+        'trees': trees,
+        'services': {item.root.uuid: facts.Service(item.name, 'nova')
+                     for item in trees},
+        'aggregates': (),
+        'devices': tuple(facts.Device(f'device of {item.name}', item.name)
+                         for item in trees),
+        'deployables': {one.uuid: 7 for one in nodes}, 'arqs': (),
+        'servers': {'s1': 'trainer', 's2': 'desktop'},
+        'classes': frozenset(name for one in nodes
+                             for name in one.inventories)}
+    return facts.Facts(**{**usual, **changes})
+
+
+def profile(*groups):
+    """A request for a device profile alone."""
+    return request.make(None, 'gpus', groups or [{f'resources:{SLICE}': '1'}])
+
+
+def flavor(groups=({f'resources:{SLICE}': '1'},), extra_specs=None,
+           **changes):
+    """A request for a small flavor with a device profile."""
+    return request.make(request.Flavor(
+        'small', **{'vcpus': 1, 'ram': 512, **changes},
+        extra_specs=extra_specs or {}), 'gpus', groups)
+
+
+def wish(name=SLICE, count=1, required=(), forbidden=()):
+    """A group of a device profile."""
+    return {f'resources:{name}': str(count),
+            **{f'trait:{trait}': 'required' for trait in required},
+            **{f'trait:{trait}': 'forbidden' for trait in forbidden}}

@@ -1,0 +1,336 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Each reason for which a request does not schedule, and what is said."""
+
+import dataclasses
+import os
+
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver.cloud.explain import explain
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import reasons
+from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
+
+_GUIDE = os.path.join(os.path.dirname(__file__), *['..'] * 5, 'doc',
+                      'source', 'admin', 'explain.rst')
+_UUID = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
+_HOLD = ('s1',)
+
+
+def _named(name, known_names=('gpus',)):
+    """A request for a flavor that names a device profile so."""
+    specs = {request.PROFILE_KEY: name} if name else {}
+    flavor = request.Flavor('small', 1, 512, extra_specs=specs)
+    named, findings = request.profile_of(flavor, known_names)
+    return dataclasses.replace(request.make(flavor, named, ()),
+                               findings=findings)
+
+
+def _server(fault='', **changes):
+    return facts.Server('s1', 'trainer', 'ERROR', 'p1', fault=fault,
+                        **changes)
+
+
+def _service(**changes):
+    return {'uuid of compute1': facts.Service('compute1', **{
+        'zone': 'nova', **changes})}
+
+
+def _aggregate(**metadata):
+    return (facts.Aggregate('a', frozenset({'compute1'}), metadata),)
+
+
+_PLAIN = clouds.profile()
+_TWO = clouds.profile(clouds.wish(), clouds.wish())
+_NONE_FREE = clouds.inventory(4, reserved=4)
+_BOTH = (clouds.node(clouds.SLICE, _NONE_FREE),
+         clouds.node(clouds.THIRD, clouds.inventory(2, used=1),
+                     holders=_HOLD))
+
+# For each reason: a request, what is known, and words that it is told in.
+_REFUSED = {
+    'PROFILE_UNKNOWN': (_named('gpuss'), clouds.known(), 'mean gpus?'),
+    'PROFILE_BY_UUID': (_named(_UUID), clouds.known(), 'UUID'),
+    'NO_PROFILE': (_named(None), clouds.known(), 'gets no GPU'),
+    'GROUP_EMPTY': (clouds.profile({'trait:CUSTOM_A': 'required'}),
+                    clouds.known(), 'group 0'),
+    'CLASS_IGNORED': (clouds.profile({'resources:GPU': '1'}),
+                      clouds.known(), 'leaves GPU out'),
+    'GROUP_POLICY': (clouds.flavor(extra_specs={
+        'resources1:PGPU': '1', 'resources2:PGPU': '1'}), clouds.known(),
+        'group_policy'),
+    'CLASS_NOWHERE': (clouds.profile(clouds.wish('CUSTOM_NVIDIA_1G_1OGB')),
+                      clouds.known(), f'mean {clouds.SLICE}?'),
+    'TRAIT_UNKNOWN': (clouds.profile(clouds.wish(required=['CUSTOM_X'])),
+                      clouds.known(unknown_traits=frozenset({'CUSTOM_X'})),
+                      'never heard of trait CUSTOM_X'),
+    'TRAIT_NOWHERE': (clouds.profile(clouds.wish(required=[clouds.H100])),
+                      clouds.known(), f'mean {clouds.A100}?'),
+    'FLAVOR_DISABLED': (clouds.flavor(disabled=True), clouds.known(),
+                        'small is disabled'),
+    'FLAVOR_ACCESS': (clouds.flavor(public=False), clouds.known(
+        project='p1'), 'project p1'),
+    'QUOTA': (_PLAIN, clouds.known(limits=(
+        facts.Limit('class:PGPU', 4, 3, 2),)), '3 used, 2 more'),
+    'REFUSED': (_PLAIN, clouds.known(answer=facts.Answer(
+        refusal='No such thing')), 'No such thing'),
+    'HOST_DISABLED': (_PLAIN, clouds.known(services=_service(
+        enabled=False, reason='repairs')), 'repairs'),
+    'SERVICE_DOWN': (_PLAIN, clouds.known(services=_service(up=False)),
+                     'compute1 is down'),
+    'NO_COMPUTE': (_PLAIN, clouds.known(services={}),
+                   'no compute node of provider compute1'),
+    'NO_ACCELERATORS_TRAIT': (_PLAIN, clouds.known(clouds.tree(
+        clouds.node(), traits=())), 'virt driver'),
+    'ROOT_TRAIT': (dataclasses.replace(
+        _PLAIN, root_required=frozenset({'HW_X'})), clouds.known(),
+        'no trait HW_X'),
+    'HOST_RESOURCES': (clouds.flavor(vcpus=9), clouds.known(),
+                       'VCPU: 9 wanted, 8 free'),
+    'HOST_TRAIT': (clouds.flavor(extra_specs={
+        f'trait:{clouds.A100}': 'required'}), clouds.known(),
+        f'does not have the traits {clouds.A100}'),
+    'ZONE': (_PLAIN, clouds.known(server=_server(zone='west')), 'west'),
+    'CLASS_ELSEWHERE': (clouds.profile(clouds.wish('PGPU')), clouds.known(
+        clouds.tree(clouds.node()), clouds.tree(
+            clouds.node('PGPU', clouds.inventory(1, used=1), host='c2'),
+            name='c2')), f'has no PGPU, only {clouds.SLICE}'),
+    'NOT_REPORTED': (_PLAIN, clouds.known(clouds.tree(), devices=()),
+                     'neither Cyborg nor Placement'),
+    'GROUPS_TOGETHER': (_TWO, clouds.known(clouds.tree(clouds.node(
+        has=clouds.inventory(1)))), f'group 0 (1 {clouds.SLICE}), group 1'),
+    'COUNT_SPLIT': (clouds.profile(clouds.wish(count=2)), clouds.known(
+        clouds.tree(clouds.node(has=clouds.inventory(2, used=1)),
+                    clouds.node(has=clouds.inventory(2, used=1),
+                                gpu=clouds.OTHER_GPU))),
+        f'has 2 {clouds.SLICE} free'),
+    'GROUP_MIXED': (clouds.profile({
+        f'resources:{clouds.SLICE}': '1', f'resources:{clouds.THIRD}': '1'}),
+        clouds.known(clouds.tree(clouds.node(), clouds.node(clouds.THIRD))),
+        'this one has no'),
+    'TRAIT_MISSING': (clouds.profile(clouds.wish(required=[clouds.H100])),
+                      clouds.known(), f'it has {clouds.A100}'),
+    'TRAIT_FORBIDDEN': (clouds.profile(clouds.wish(
+        forbidden=[clouds.A100])), clouds.known(), clouds.A100),
+    'TOO_MANY': (clouds.profile(clouds.wish(count=5)), clouds.known(),
+                 'has 4 at most'),
+    'UNIT': (clouds.profile(clouds.wish(count=3)), clouds.known(clouds.tree(
+        clouds.node(has=clouds.inventory(4, step_size=2)))), 'steps of 2'),
+    'USED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=clouds.inventory(2, used=2), holders=('s1', 's2')))),
+        'by desktop, trainer'),
+    'RESERVED_SIBLING': (_PLAIN, clouds.known(clouds.tree(*_BOTH)),
+                         'trainer (has 3g.40gb)'),
+    'RESERVED_FRAGMENTED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=clouds.inventory(4, used=1, reserved=3), holders=_HOLD))),
+        'beside trainer'),
+    'RESERVED_SICK': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=_NONE_FREE, traits=['CUSTOM_GPU_SICK_XID_79']))), 'XID_79'),
+    'RESERVED_UNUSED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=_NONE_FREE))), 'no server has anything'),
+    'STALE_PROVIDER': (_PLAIN, clouds.known(deployables={}),
+                       'no deployable'),
+    'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
+        facts.Device('d', 'compute1.example.org'),)), 'no device of a host'),
+    'HANDLES_TAKEN': (_PLAIN, clouds.known(
+        deployables={clouds.node().uuid: 1}, arqs=(facts.Arq(
+            'a1', 'Bound', 'gone', clouds.node().uuid),)), 'a1 (Bound)'),
+}
+# Hints do not keep a request from anything.
+_HINTS = {
+    'PROJECT_ISOLATED': (_PLAIN, clouds.known(
+        project='p1', aggregates=_aggregate(filter_tenant_id='p2')), 'p2'),
+    'AGGREGATE_SPECS': (clouds.flavor(extra_specs={
+        'aggregate_instance_extra_specs:gpu': 'yes'}),
+        clouds.known(aggregates=_aggregate(gpu='no')), 'gpu=yes'),
+    'DEVICE_DISABLED': (_PLAIN, clouds.known(devices=(
+        facts.Device('d1', 'compute1', enabled=False),)), 'd1'),
+    'SAME_GPU': (clouds.profile(clouds.wish(), clouds.wish(clouds.THIRD)),
+                 clouds.known(clouds.tree(
+                     clouds.node(), clouds.node(clouds.THIRD))), 'one GPU'),
+    'BIND_FAILED': (_PLAIN, clouds.known(server=_server(
+        'Failed to bind accelerator requests: x')), 'trainer'),
+    'SERVICE_TOKEN': (_PLAIN, clouds.known(server=_server(
+        'Failed to bind accelerator requests: 403 Forbidden')), '403'),
+    'HOST_MISMATCH': (_PLAIN, clouds.known(server=_server(
+        'x', host='compute1.example.org')), 'knows compute1 only'),
+    'NO_NETWORK': (_PLAIN, clouds.known(server=_server(
+        'Build of instance aborted: Failure getting accelerator requests.')),
+        'no network at all'),
+    'NO_VALID_HOST': (_PLAIN, clouds.known(server=_server(
+        'No valid host was found. ')), 'trainer'),
+    'SERVER_FAULT': (_PLAIN, clouds.known(server=_server('disk on fire')),
+                     'disk on fire'),
+    'DISAGREES': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=_NONE_FREE)), answer=facts.Answer({'uuid of compute1': 2})),
+        'Placement has 2 candidates'),
+}
+
+
+def _all(verdict):
+    yield from verdict.findings
+    for host in verdict.hosts:
+        yield from host.findings
+        for candidate in host.candidates:
+            yield from candidate.findings
+
+
+class ReasonTest(testscenarios.TestWithScenarios, base.BaseTestCase):
+
+    scenarios = [(name, {'name': name, 'case': case, 'refused': refused})
+                 for cases, refused in ((_REFUSED, True), (_HINTS, False))
+                 for name, case in cases.items()]
+
+    def test_it_is_said(self):
+        wanted, known, words = self.case
+        verdict = explain.verdict(wanted, known)
+        found = {item.reason.name: item for item in _all(verdict)}
+        self.assertIn(self.name, found)
+        self.assertIn(words, found[self.name].text)
+        self.assertTrue(found[self.name].remedy)
+        self.assertEqual(not self.refused, verdict.schedulable)
+        self.assertEqual(not self.refused,
+                         verdict.sentence.startswith('Schedulable'))
+
+
+class CompletenessTest(base.BaseTestCase):
+
+    def test_every_reason_has_a_case_and_a_place_in_the_guide(self):
+        self.assertEqual({reason.name for reason in reasons.Reason},
+                         {*_REFUSED, *_HINTS})
+        with open(_GUIDE, encoding='utf-8') as stream:
+            text = stream.read()
+        self.assertEqual([], [
+            reason.name for reason in reasons.Reason
+            if f'``{reason.name}``' not in text])
+
+
+class VerdictTest(base.BaseTestCase):
+
+    def verdict(self, wanted, *trees, **changes):
+        return explain.verdict(wanted, clouds.known(*trees, **changes))
+
+    def test_nothing_is_said_where_all_is_well(self):
+        verdict = self.verdict(clouds.flavor())
+        self.assertEqual([], list(_all(verdict)))
+        self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
+                         verdict.sentence)
+
+    def test_a_cloud_without_accelerators(self):
+        verdict = explain.verdict(clouds.profile(), facts.Facts())
+        self.assertFalse(verdict.schedulable)
+        self.assertIn('no provider', verdict.sentence)
+
+    def test_the_nearest_comes_first(self):
+        busy = clouds.tree(clouds.node(
+            has=clouds.inventory(1, used=1), host='c', holders=_HOLD),
+            name='c')
+        other = clouds.tree(clouds.node(host='b', traits=[clouds.H100]),
+                            name='b')
+        without = clouds.tree(clouds.node('PGPU', host='a'), name='a')
+        wanted = clouds.profile(clouds.wish(required=[clouds.A100]))
+        verdict = self.verdict(wanted, without, other, busy)
+        self.assertEqual(['c', 'b', 'a'],
+                         [host.name for host in verdict.hosts])
+        self.assertIn('nearest is c: 1 of 1', verdict.sentence)
+        free = clouds.tree(clouds.node(host='d'), name='d')
+        self.assertEqual('d', self.verdict(
+            wanted, busy, free).hosts[0].name)
+
+    def test_all_that_is_missing_is_said(self):
+        verdict = self.verdict(
+            clouds.profile(clouds.wish(required=[clouds.H100])),
+            clouds.tree(clouds.node(has=clouds.inventory(
+                4, used=4, reserved=1), holders=_HOLD)))
+        (candidate,) = verdict.hosts[0].candidates
+        self.assertEqual(
+            ['TRAIT_MISSING', 'USED'],
+            [item.reason.name for item in candidate.findings])
+
+    def test_one_good_provider_is_enough(self):
+        verdict = self.verdict(clouds.profile(), clouds.tree(
+            clouds.node(has=_NONE_FREE),
+            clouds.node(gpu=clouds.OTHER_GPU)))
+        self.assertTrue(verdict.schedulable)
+        self.assertEqual([clouds.OTHER_GPU, clouds.GPU], [
+            item.provider.gpu for item in verdict.hosts[0].candidates])
+
+    def test_placement_has_the_last_word(self):
+        full = clouds.tree(clouds.node(has=_NONE_FREE))
+        yes = facts.Answer({'uuid of compute1': 1})
+        self.assertTrue(self.verdict(
+            clouds.profile(), full, answer=yes).schedulable)
+        self.assertFalse(self.verdict(
+            clouds.profile(), answer=facts.Answer()).schedulable)
+        self.assertTrue(self.verdict(clouds.profile(), answer=facts.Answer(
+            partial=True)).schedulable)
+
+    def test_what_placement_does_not_know_counts_beside_it(self):
+        verdict = self.verdict(
+            clouds.profile(), services=_service(up=False),
+            answer=facts.Answer({'uuid of compute1': 1}))
+        (host,) = verdict.hosts
+        self.assertEqual((True, False), (host.scheduled, host.accepted))
+
+    def test_a_host_that_would_be_chosen_and_fail_is_counted(self):
+        bad = clouds.tree(clouds.node(host='bad'), name='bad')
+        good = clouds.tree(clouds.node(host='good'), name='good')
+        verdict = self.verdict(
+            clouds.profile(), bad, good,
+            deployables={good.below[0].uuid: 7})
+        self.assertEqual('Schedulable: 1 of 2 hosts can take it now; 1 more '
+                         'would be chosen and fail.', verdict.sentence)
+
+    def test_a_host_that_is_disabled_in_placement_already(self):
+        verdict = self.verdict(clouds.flavor(), clouds.tree(
+            clouds.node(), traits=['COMPUTE_ACCELERATORS',
+                                   'COMPUTE_STATUS_DISABLED']),
+            services=_service(enabled=False, reason='repairs'))
+        self.assertEqual(
+            [('HOST_DISABLED', 'compute1 is disabled '
+              '(COMPUTE_STATUS_DISABLED): repairs')],
+            [(item.reason.name, item.text) for item in _all(verdict)])
+
+    def test_a_host_without_such_an_inventory(self):
+        (finding,) = _all(self.verdict(clouds.flavor(disk=1)))
+        self.assertEqual(('HOST_RESOURCES', 'compute1 has no DISK_GB'),
+                         (finding.reason.name, finding.text))
+
+    def test_a_flavor_that_asks_placement_itself(self):
+        flavor = request.Flavor('small', extra_specs={
+            f'resources:{clouds.SLICE}': '1'})
+        name, (finding,) = request.profile_of(flavor, ['gpus'])
+        self.assertIsNone(name)
+        self.assertEqual('NO_PROFILE', finding.reason.name)
+        self.assertIn('asks Placement itself', finding.text)
+
+    def test_one_host_alone_says_nothing_of_the_cloud(self):
+        verdict = self.verdict(
+            clouds.profile(clouds.wish('PGPU')), whole=False,
+            classes=frozenset({'PGPU'}))
+        self.assertEqual(['CLASS_ELSEWHERE'],
+                         [item.reason.name for item in _all(verdict)])
+
+    def test_the_document_holds_all(self):
+        document = self.verdict(clouds.profile(), clouds.tree(
+            *_BOTH)).document()
+        (host,) = document['hosts']
+        self.assertEqual(
+            {'group': 'group 0', 'gpu': clouds.GPU, 'profile': '1g.10gb',
+             'accepted': False},
+            {key: host['candidates'][0][key] for key in (
+                'group', 'gpu', 'profile', 'accepted')})
+        self.assertEqual(
+            'RESERVED_SIBLING', host['candidates'][0]['missing'][0]['code'])

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What is left in a cloud, and what is not."""
+
+from oslotest import base
+
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.orphans import orphans
+from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
+
+_PROVIDER = clouds.node().uuid
+
+
+def _server(host='compute1'):
+    return facts.Server('s1', 'trainer', 'ACTIVE', host=host)
+
+
+def _accounts(holders=('s1',), arqs=(), server=None, migrations=(),
+              deployables=None):
+    tree = clouds.tree(clouds.node(holders=holders))
+    return orphans.Accounts(
+        (tree,), {_PROVIDER: 7} if deployables is None else deployables,
+        arqs, {'s1': server} if server else {}, frozenset(migrations))
+
+
+def _arq(state='Bound', server='s1', provider=_PROVIDER):
+    return facts.Arq('a1', state, server, provider, 'compute1', 'gpus')
+
+
+class FindTest(base.BaseTestCase):
+
+    def found(self, **changes):
+        return {(item.kind.name, item.subject, item.safe)
+                for item in orphans.find(_accounts(**changes))}
+
+    def test_a_server_with_all_that_it_should_have(self):
+        self.assertEqual(set(), self.found(arqs=(_arq(),), server=_server()))
+
+    def test_a_server_that_is_being_made(self):
+        for arqs in ((), (_arq('Initial'),)):
+            self.assertEqual(set(), self.found(
+                arqs=arqs, server=_server(None)))
+
+    def test_a_server_that_is_gone(self):
+        for state in ('Bound', 'BindFailed', 'Deleting', 'UnbindFailed'):
+            self.assertEqual({('REQUEST_OF_GONE', 'a1', True),
+                              ('ALLOCATION_OF_GONE', 's1', True)},
+                             self.found(arqs=(_arq(state),)))
+
+    def test_a_request_that_names_no_server(self):
+        for state in ('Initial', 'Unbound', 'BindFailed'):
+            self.assertEqual({('REQUEST_OF_NOBODY', 'a1', True)}, self.found(
+                holders=(), arqs=(_arq(state, None, None),)))
+
+    def test_nothing_of_a_live_server_is_safe(self):
+        self.assertEqual({('REQUEST_FAILED', 'a1', False)}, self.found(
+            arqs=(_arq('BindFailed'),), server=_server()))
+        self.assertEqual({('ALLOCATION_ELSEWHERE', 's1', False)}, self.found(
+            arqs=(_arq(),), server=_server('compute2')))
+        self.assertEqual({('ALLOCATION_WITHOUT_REQUEST', 's1', False)},
+                         self.found(server=_server()))
+        self.assertEqual({('ALLOCATION_WITHOUT_REQUEST', 's1', False)},
+                         self.found(arqs=(_arq(provider='other'),),
+                                    server=_server()))
+
+    def test_a_migration(self):
+        self.assertEqual({('ALLOCATION_OF_MIGRATION', 's1', False)},
+                         self.found(migrations=['s1']))
+
+    def test_a_provider_that_cyborg_does_not_know(self):
+        self.assertEqual({('STALE_PROVIDER', _PROVIDER, False)}, self.found(
+            holders=(), deployables={}))
+
+    def test_what_is_not_cyborgs_is_none_of_ours(self):
+        node = facts.Node('u', 'compute1_0000:07:00.0', {
+            'CUSTOM_PCI': clouds.inventory()}, holders={
+                'x': {'CUSTOM_PCI': 1}})
+        accounts = orphans.Accounts((clouds.tree(node),), {}, (), {})
+        self.assertEqual((), orphans.find(accounts))
+        self.assertEqual(set(), orphans.consumers(accounts.trees))
+
+    def test_only_what_lasts(self):
+        before = orphans.find(_accounts(arqs=(_arq(),)))
+        now = orphans.find(_accounts(holders=(), arqs=(_arq('Deleting'),)))
+        self.assertEqual(['REQUEST_OF_GONE'], [
+            item.kind.name for item in orphans.lasting(before, now)])
+        self.assertEqual((), orphans.lasting((), now))

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which simulated machines can be what a profile says, as nodes."""
+
+import dataclasses
+import functools
+
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+from cyborg_gpu_driver.tests.unit.cloud.profiles import test_baremetal_profile
+
+_TRAIT = 'CUSTOM_GPU_LAYOUT_SLICE_10GB'
+_HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
+_HEALTHY = 'CUSTOM_GPU_HEALTHY'
+_CLASS = 'CUSTOM_BAREMETAL_GPU'
+_PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
+        'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
+
+
+@functools.cache
+def _host(name):
+    """A simulated machine, which takes a second to read."""
+    machine = simulator.Machine.load(name)
+    opened = platform.open_platform(machine)
+    try:
+        return reader.HostReader(opened).snapshot()
+    finally:
+        machine.uninstall()
+
+
+class JudgeTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.slices = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb', 'count': 7})
+        self.whole = test_baremetal_profile.node_profile(
+            {'gpu': 'passthrough'})
+
+    def node(self, machine='hgx-h100', traits=(_TRAIT,), sick=None,
+             **kwargs):
+        return baremetal_nodes.Node(
+            'uuid', 'node', _CLASS, frozenset({*traits, _HEALTHY}),
+            found=machine and inventory.parse(inspected.sent(
+                _host(machine), sick or {})), **kwargs)
+
+    def verdict(self, node, profile=None, resource_class=_CLASS):
+        return str(baremetal_nodes.judge(node, profile or self.slices,
+                                         resource_class))
+
+    def test_it_can(self):
+        for machine in ('hgx-h100', 'dgx-a100-80'):
+            self.assertEqual('can take it', self.verdict(self.node(machine)))
+        for machine in ('t4x4', 'mixed', 'hgx-h100'):
+            self.assertEqual('can take it', self.verdict(
+                self.node(machine), self.whole, None))
+
+    def test_not_now(self):
+        node = self.node(hindrances=('it is in maintenance',
+                                     'it is active'))
+        verdict = baremetal_nodes.judge(node, self.slices, _CLASS)
+        self.assertEqual('can take it; not now: it is in maintenance, it is '
+                         'active', str(verdict))
+        self.assertTrue(verdict.can)
+
+    def test_the_trait_is_given(self):
+        verdict = baremetal_nodes.judge(self.node(traits=['CUSTOM_X']),
+                                        self.slices)
+        self.assertEqual(f'can take it; it lacks the trait {_TRAIT}',
+                         str(verdict))
+        change = verdict.change
+        there = {'CUSTOM_X', _HEALTHY}
+        self.assertEqual((there, there | {_TRAIT}, 'uuid'), (
+            change.existing.item.traits, change.wanted.traits,
+            change.existing.identity))
+
+    def test_the_board_has_no_such_profile(self):
+        for machine, text in (
+                ('hgx-h200', "'1g.10gb'.*H200.* has 1g.18gb"),
+                ('t4x4', 'none of its GPUs .* has MIG: Tesla T4'),
+                ('mixed', 'what its GPUs can be cut into is not known')):
+            self.assertRegex(self.verdict(self.node(machine)),
+                             f'^cannot take it: .*{text}.*; it has the '
+                             f'trait {_TRAIT} all the same')
+
+    def test_they_do_not_fit(self):
+        profile = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb', 'count': 9})
+        self.assertRegex(self.verdict(self.node(traits=()), profile),
+                         '^cannot take it: 9 x 1g.10gb do not fit on one '
+                         'NVIDIA H100.*: at most .*of them would$')
+
+    def test_gpus_that_are_not_there(self):
+        profile = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb'}, devices=(0, 8))
+        self.assertEqual(
+            'cannot take it: it has no GPU 8, only 0 to 7',
+            self.verdict(self.node(traits=()), profile))
+        profile = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
+        self.assertEqual(
+            'cannot take it: it has no GPU of such a board',
+            self.verdict(self.node(traits=()), profile))
+        for profile in (self.slices, self.whole):
+            node = dataclasses.replace(self.node(traits=()),
+                                       found=inventory.Inventory())
+            self.assertEqual('cannot take it: it has no GPU',
+                             self.verdict(node, profile))
+
+    def test_a_sick_gpu(self):
+        node = self.node(traits=(), sick={3: ['XID_79']})
+        self.assertRegex(self.verdict(node),
+                         '^cannot take it: GPU 0000:.* is sick: .*79')
+
+    def test_health_that_is_not_known(self):
+        node = self.node()
+        node = dataclasses.replace(node, traits=node.traits - {_HEALTHY})
+        self.assertEqual(f'can take it; it lacks the trait {_HEALTHY}',
+                         self.verdict(node))
+
+    def test_the_class_and_the_traits(self):
+        profile = test_baremetal_profile.node_profile(
+            {'gpu': 'passthrough', 'count': 8, 'required': [_HOPPER],
+             'forbidden': ['CUSTOM_OLD']})
+        for traits, text in (
+                ([_HOPPER], 'it lacks the trait CUSTOM_GPU_COUNT_8'),
+                (['CUSTOM_GPU_COUNT_8'], f'it lacks the trait {_HOPPER}'),
+                ([_HOPPER, 'CUSTOM_GPU_COUNT_8', 'CUSTOM_OLD'],
+                 'it has the trait CUSTOM_OLD')):
+            self.assertEqual(f'cannot take it: {text}', self.verdict(
+                self.node(traits=traits), profile))
+        for resource_class, text in ((_CLASS, _CLASS), (None, 'not set')):
+            node = dataclasses.replace(self.node(traits=()),
+                                       resource_class=resource_class)
+            self.assertEqual(
+                f'cannot take it: its resource class is {text}, not '
+                'CUSTOM_OTHER',
+                self.verdict(node, resource_class='CUSTOM_OTHER'))
+
+    def test_what_is_not_known(self):
+        node = self.node(None, (), unknown='it has not been inspected')
+        self.assertEqual('cannot take it: it has not been inspected',
+                         self.verdict(node))
+
+    def test_a_ramdisk_without_driver(self):
+        node = dataclasses.replace(
+            self.node(traits=()), found=inventory.from_pci([_PCI]))
+        self.assertRegex(self.verdict(node), '^cannot take it: what its GPUs '
+                         r'can be cut into is not known \(.*--board BOARD')
+        named = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb'}, boards=('0x233010DE',))
+        for profile in (self.whole, named):
+            self.assertIn('can take it;', self.verdict(node, profile))
+        other = test_baremetal_profile.node_profile(
+            {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
+        self.assertEqual('cannot take it: it has no GPU of such a board',
+                         self.verdict(node, other))
+
+
+class ConcernedTest(base.BaseTestCase):
+
+    def test_which_nodes_are_looked_at(self):
+        nodes = [baremetal_nodes.Node(str(number), str(number), name,
+                                      frozenset(traits))
+                 for number, (name, traits) in enumerate((
+                     (_CLASS, ()), ('CUSTOM_OTHER', ()), (None, ()),
+                     ('CUSTOM_OTHER', ['CUSTOM_RAID', _HOPPER]),
+                     (None, ['CUSTOM_NVIDIA_2330'])))]
+        self.assertEqual(nodes, baremetal_nodes.concerned(nodes, None))
+        self.assertEqual([nodes[0], *nodes[3:]],
+                         baremetal_nodes.concerned(nodes, _CLASS))

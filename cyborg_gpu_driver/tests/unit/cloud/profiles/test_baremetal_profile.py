@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What profiles are on bare metal, and what they cannot be."""
+
+import json
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import layouts
+from cyborg_gpu_driver.cloud.profiles import baremetal_profile
+from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+
+_FILE = 'gpus.yaml'
+_HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
+_SICK = 'CUSTOM_GPU_SICK_XID_79'
+
+
+def profile(*groups, name='slice-10gb'):
+    """A device profile, as the file has it."""
+    return definition.parse(json.dumps({
+        'version': 'v1', 'profiles': [
+            {'name': name, 'groups': list(groups)}]}), _FILE).items[0]
+
+
+def node_profile(*groups, devices=None, boards=(), name='slice-10gb'):
+    """What it is on bare metal."""
+    return baremetal_profile.make(profile(*groups, name=name), _FILE,
+                                  layout_devices.Devices(devices, boards))
+
+
+def items(found):
+    """What a node profile wants of GPUs, as a layout file has it."""
+    return [section.to_dict() for section in found.entry.sections]
+
+
+class MakeTest(base.BaseTestCase):
+
+    def test_every_gpu_is_cut_alike(self):
+        found = node_profile({'gpu': '3g.40gb'},
+                             {'gpu': '1g.10gb', 'count': 2},
+                             {'gpu': '1g.10gb', 'count': 2,
+                              'together': True})
+        self.assertEqual([{
+            'devices': 'all', 'mig-enabled': True,
+            'mig-devices': {'3g.40gb': 1, '1g.10gb': 4}}], items(found))
+        self.assertEqual((frozenset(), frozenset()),
+                         (found.required, found.forbidden))
+
+    def test_names_of_slices(self):
+        for name in ('1g.10gb', '1g.10gb+me', '1g.10gb-me', '1g.24gb+me.all',
+                     '2g.48gb+gfx', '1g.12gb+gfx,me', '1c.3g.40gb',
+                     '7g.141gb'):
+            (item,) = items(node_profile({'gpu': name}))
+            self.assertEqual({name: 1}, item['mig-devices'])
+
+    def test_a_resource_class_is_as_good(self):
+        self.assertEqual(
+            items(node_profile({'gpu': '1g.10gb+me', 'count': 3})),
+            items(node_profile({'resources': 'CUSTOM_NVIDIA_1G_10GB_ME',
+                                'count': 3})))
+        self.assertEqual(items(node_profile({'gpu': 'passthrough'})),
+                         items(node_profile({'resources': 'PGPU'})))
+
+    def test_whole_gpus(self):
+        whole = [{'devices': 'all', 'mig-enabled': False}]
+        found = node_profile({'gpu': 'passthrough'})
+        self.assertEqual(whole, items(found))
+        self.assertEqual(frozenset(), found.required)
+        found = node_profile({'gpu': 'passthrough', 'count': 8})
+        self.assertEqual(whole, items(found))
+        self.assertEqual({'CUSTOM_GPU_COUNT_8'}, found.required)
+        found = node_profile({'gpu': 'passthrough', 'count': 2},
+                             devices=(1, 3))
+        self.assertEqual([{'devices': [1, 3], 'mig-enabled': False}],
+                         items(found))
+        self.assertEqual(frozenset(), found.required)
+
+    def test_certain_gpus(self):
+        cut = {'mig-enabled': True, 'mig-devices': {'1g.10gb': 1}}
+        self.assertEqual(
+            [{'devices': [0, 2], **cut}],
+            items(node_profile({'gpu': '1g.10gb'}, devices=(0, 2))))
+        self.assertEqual(
+            [{'devices': 'all', 'device-filter': '0x233010DE', **cut}],
+            items(node_profile({'gpu': '1g.10gb'}, boards=('0x233010DE',))))
+        found = node_profile({'gpu': '1g.10gb'},
+                             {'gpu': 'passthrough', 'count': 2},
+                             devices=(0, 2))
+        self.assertEqual(
+            [{'devices': [0, 2], **cut},
+             {'devices': [1, 3], 'mig-enabled': False}], items(found))
+        self.assertEqual(frozenset(), found.required)
+
+    def test_traits_are_those_of_the_node(self):
+        found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER]},
+                             {'gpu': '3g.40gb', 'forbidden': [_SICK]})
+        self.assertEqual(({_HOPPER}, {_SICK}),
+                         (found.required, found.forbidden))
+
+    def test_what_cannot_be(self):
+        for groups, text in (
+                ([{'gpu': 'T4-2B'}],
+                 'CUSTOM_NVIDIA_T4_2B is neither.*hypervisor'),
+                ([{'gpu': 'A100-1-5C'}], 'neither a whole GPU'),
+                ([{'resources': 'VGPU'}], 'VGPU is neither'),
+                ([{'resources': 'CUSTOM_FPGA_1G_10GB'}], 'FPGA.*neither'),
+                ([{'resources': 'CUSTOM_NVIDIA_1G_10GB_X'}], 'neither'),
+                ([{'resources': 'CUSTOM_NVIDIA_7C_3G_40GB'}], 'neither'),
+                ([{'gpu': 'passthrough'}, {'gpu': '1g.10gb'}],
+                 'whole GPUs and slices; .*--devices'),
+                ([{'gpu': '1g.10gb', 'required': [_HOPPER]},
+                  {'gpu': '1g.10gb', 'forbidden': [_HOPPER]}],
+                 f'one group requires {_HOPPER} and another forbids it'),
+                ([{'gpu': '1g.10gb', 'forbidden': ['CUSTOM_GPU_HEALTHY']}],
+                 'CUSTOM_GPU_HEALTHY is forbidden; .*leave it out')):
+            error = self.assertRaises(exception.DocumentError,
+                                      node_profile, *groups)
+            self.assertRegex(str(error), '^gpus.yaml: profile slice-10gb: ')
+            self.assertRegex(str(error), text)
+
+    def test_too_few_devices(self):
+        error = self.assertRaises(
+            exception.DocumentError, node_profile,
+            {'gpu': 'passthrough', 'count': 3}, devices=(0, 1))
+        self.assertIn('3 whole GPUs; on bare metal --devices must name as '
+                      'many; it names 2', str(error))
+
+
+class TemplateTest(base.BaseTestCase):
+
+    def test_it_is_named_as_the_trait(self):
+        for name, trait in (('slice-10gb', 'CUSTOM_GPU_LAYOUT_SLICE_10GB'),
+                            ('a_b', 'CUSTOM_GPU_LAYOUT_A_B')):
+            found = node_profile({'gpu': '1g.10gb'}, name=name)
+            self.assertEqual((trait, trait),
+                             (found.trait, found.template.name))
+        # Ironic takes no name of more than 255 characters, nor others.
+        self.assertRegex(
+            node_profile({'gpu': '1g.10gb'}, name='x' * 255).template.name,
+            r'^CUSTOM_[A-Z0-9_]{1,248}\Z')
+
+    def test_its_step(self):
+        found = node_profile({'gpu': '1g.10gb', 'count': 7})
+        (step,) = json.loads(found.template.steps)
+        layout = step['args'].pop('layout')
+        self.assertEqual({'interface': 'deploy', 'step': 'apply_gpu_layout',
+                          'args': {}, 'priority': 65}, step)
+        self.assertEqual(['slice-10gb'], list(layout))
+        # The step reads what the profile means.
+        self.assertEqual(found.entry.sections,
+                         layouts.entry_of(layout).sections)
+
+    def change(self, name, groups, adopt=False):
+        """What becomes of the template of slice-10gb."""
+        there = node_profile({'gpu': '1g.10gb'}).template
+        wanted = node_profile(*groups, name=name).template
+        (change,) = plan.make(
+            [wanted], {there.key: resources.Existing(there, 'x')}, adopt)
+        return baremetal_profile.checked(change, adopt)
+
+    def test_another_layout_of_its_name_replaces_it(self):
+        change = self.change('slice-10gb', [{'gpu': '2g.20gb'}])
+        self.assertIs(plan.Action.UPDATE, change.action)
+        self.assertIn('"1g.10gb": 1', change.text)
+        self.assertIn('"2g.20gb": 1', change.text)
+
+    def test_the_same_in_another_order(self):
+        wanted = node_profile({'gpu': '1g.10gb'},
+                              {'gpu': '3g.40gb'}).template
+        (step,) = json.loads(wanted.steps)
+        (item,) = step['args']['layout']['slice-10gb']
+        item['mig-devices'] = dict(reversed(item['mig-devices'].items()))
+        there = resources.DeployTemplate(
+            wanted.name, baremetal_profile.steps_text(
+                [dict(reversed(step.items()))]))
+        self.assertEqual((), plan.make(
+            [wanted], {wanted.key: resources.Existing(there, 'x')}))
+
+    def test_names_that_make_the_same_trait(self):
+        groups = [{'gpu': '2g.20gb'}]
+        change = self.change('slice_10gb', groups)
+        self.assertIs(plan.Action.REFUSE, change.action)
+        self.assertIn('of the layout slice-10gb, and not slice_10gb',
+                      change.text)
+        self.assertIs(plan.Action.UPDATE,
+                      self.change('slice_10gb', groups, True).action)
+
+    def test_a_template_of_other_steps(self):
+        there = resources.DeployTemplate(
+            'CUSTOM_GPU_LAYOUT_SLICE_10GB', baremetal_profile.steps_text([{
+                'interface': 'bios', 'step': 'apply_configuration',
+                'args': {'settings': []}, 'priority': 150}]))
+        wanted = node_profile({'gpu': '1g.10gb'}).template
+        (change,) = plan.make([wanted], {there.key: resources.Existing(
+            there, 'x')})
+        change = baremetal_profile.checked(change, False)
+        self.assertIs(plan.Action.REFUSE, change.action)
+        self.assertIn('of the layout None', change.text)
+
+
+class FlavorTest(base.BaseTestCase):
+
+    def test_it_asks_for_a_node(self):
+        sizes = resources.Flavor('gpu.metal', 96, 1 << 20, 1000, False, (
+            ('accel:device_profile', 'x'),), frozenset({'research'}))
+        found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER],
+                              'forbidden': [_SICK]}).flavor(
+                                  sizes, 'CUSTOM_BAREMETAL_GPU')
+        self.assertEqual({
+            'resources:CUSTOM_BAREMETAL_GPU': '1', 'resources:VCPU': '0',
+            'resources:MEMORY_MB': '0', 'resources:DISK_GB': '0',
+            'trait:CUSTOM_GPU_LAYOUT_SLICE_10GB': 'required',
+            'trait:CUSTOM_GPU_HEALTHY': 'required',
+            f'trait:{_HOPPER}': 'required', f'trait:{_SICK}': 'forbidden'},
+            dict(found.extra_specs))
+        self.assertEqual(sorted(found.extra_specs), list(found.extra_specs))
+        self.assertEqual(('gpu.metal', 96, {'research'}, ()), (
+            found.name, found.vcpus, found.projects, found.needs))
+
+
+class ArgumentsTest(base.BaseTestCase):
+
+    def test_resource_classes(self):
+        for text, expected in (
+                ('baremetal.gpu', 'CUSTOM_BAREMETAL_GPU'),
+                ('CUSTOM_BAREMETAL_GPU', 'CUSTOM_BAREMETAL_GPU'),
+                ('baremetal-gpu-h100-x8', 'CUSTOM_BAREMETAL_GPU_H100_X8')):
+            self.assertEqual(expected,
+                             baremetal_profile.class_in_placement(text))
+        for text in ('', '-', 'CUSTOM_', 'x' * 256):
+            error = self.assertRaises(
+                exception.InvalidValue,
+                baremetal_profile.class_in_placement, text)
+            self.assertIn('such as baremetal.gpu', str(error))
+
+    def test_a_profile_is_chosen(self):
+        one, two = (profile({'gpu': '1g.10gb'}, name=name)
+                    for name in ('one', 'two'))
+
+        def choose(profiles, name):
+            return baremetal_profile.choose(profiles, name, _FILE)
+
+        self.assertEqual(one, choose([one], None))
+        self.assertEqual(two, choose([one, two], 'two'))
+        for profiles, name, text in (
+                ([one, two], None, 'one of several must be chosen; there '
+                                   'are one, two'),
+                ([one], 'x', "no profile 'x'; there are one"),
+                ([], None, 'expected a device profile')):
+            error = self.assertRaises(exception.DocumentError, choose,
+                                      profiles, name)
+            self.assertIn(text, str(error))

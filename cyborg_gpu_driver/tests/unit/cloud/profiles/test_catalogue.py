@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the GPUs of a cloud offer together."""
+
+from oslotest import base
+
+from cyborg_gpu_driver.cloud.profiles import catalogue
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.tests.unit.cloud import samples
+
+_MIG = 'CUSTOM_GPU_KIND_MIG'
+_HOPPER = 'CUSTOM_GPU_MODEL_H100_PCIE'
+_FOUND = (
+    samples.provider(used=2, reserved=1, traits=(
+        _MIG, samples.MODEL, 'CUSTOM_GPU_NUMA_3', 'CUSTOM_NVIDIA_20B2')),
+    samples.provider(gpu='0000:0f:00.0', traits=(
+        _MIG, samples.MODEL, 'CUSTOM_GPU_NUMA_3')),
+    samples.provider(host='compute2', traits=(
+        _MIG, _HOPPER, 'CUSTOM_GPU_NUMA_3')),
+    samples.provider('2g.20gb', total=3, reserved=1),
+    samples.provider('passthrough', '0000:47:00.0', total=1, traits=(
+        'CUSTOM_GPU_KIND_PASSTHROUGH', 'CUSTOM_GPU_MEMORY_80GB')),
+    samples.provider('4g.40gb', resource_class='', total=0))
+
+
+class EntriesTest(base.BaseTestCase):
+
+    def entries(self, **filters):
+        return {entry.label: entry for entry in catalogue.entries(
+            [one for one in _FOUND if one.resource_class], **filters)}
+
+    def test_an_entry(self):
+        self.assertEqual(catalogue.Entry(
+            '1g.10gb', 'CUSTOM_NVIDIA_1G_10GB', (_MIG,),
+            ('compute1', 'compute2'),
+            gpus=3, total=21, used=2, reserved=1, free=18),
+            self.entries()['1g.10gb'])
+        self.assertEqual(['1g.10gb', '2g.20gb', 'passthrough'],
+                         [*self.entries()])
+
+    def test_filters(self):
+        self.assertEqual(14, self.entries(host='compute1')['1g.10gb'].total)
+        for model in ('h100', 'H100-PCIE', 'H100_PCIE'):
+            self.assertEqual(
+                [7], [entry.total for entry
+                      in self.entries(model=model).values()])
+        self.assertEqual(['passthrough'],
+                         [*self.entries(kind='passthrough')])
+        self.assertEqual({}, self.entries(model='B200'))
+
+    def test_what_a_device_profile_would_choose_by(self):
+        self.assertEqual(
+            ('CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MODEL_A100_SXM4_80GB',
+             'CUSTOM_GPU_NUMA_3'),
+            self.entries(host='compute1', numa=True)['1g.10gb'].traits)
+
+    def test_one_without_an_inventory_offers_nothing(self):
+        gone = samples.provider()
+        gone = type(gone)(**{**vars(gone), 'resource_class': None})
+        self.assertEqual((), catalogue.entries([gone]))
+
+
+class ReachTest(base.BaseTestCase):
+
+    def test_who_asks_for_a_class(self):
+        one = resources.group('PGPU')
+        two = resources.group('CUSTOM_NVIDIA_1G_10GB')
+        profiles = [resources.DeviceProfile('both', (one, two)),
+                    resources.DeviceProfile('a', (one,)),
+                    resources.DeviceProfile('b', (two,))]
+        self.assertEqual(('a', 'both'), catalogue.asking(profiles, 'PGPU'))
+        flavors = [resources.Flavor(
+            name, 1, 1, 1, True, ((resources.PROFILE_KEY, profile),))
+            for name, profile in (('x', 'a'), ('y', 'b'), ('v', 'both'))]
+        flavors.append(resources.Flavor('plain', 1, 1, 1, True, ()))
+        self.assertEqual(('v', 'x'),
+                         catalogue.naming(flavors, ('a', 'both')))

@@ -1,0 +1,284 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The file of what a cloud is to have: what is taken, and what is not."""
+
+import copy
+import json
+import pathlib
+
+import hypothesis
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
+
+_ROOT = pathlib.Path(__file__).resolve().parents[5]
+_DOCUMENT = {
+    'version': 'v1',
+    'profiles': [
+        {'name': 'slice', 'groups': [{'gpu': '1g.10gb'}]},
+        {'name': 'mixed', 'description': 'a desktop and two slices',
+         'groups': [
+             {'gpu': 'T4-2B'},
+             {'resources': 'CUSTOM_NVIDIA_1G_10GB', 'count': 2,
+              'together': True, 'required': ['CUSTOM_GPU_ARCH_HOPPER'],
+              'forbidden': ['CUSTOM_GPU_NUMA_0']}]},
+        {'name': 'four', 'groups': [{'gpu': 'passthrough', 'count': 4}]}],
+    'flavors': [
+        {'name': 'gpu.slice', 'profile': 'slice', 'vcpus': 4, 'ram': 8192,
+         'disk': 0, 'description': 'one slice',
+         'extra_specs': {'hw:cpu_policy': 'dedicated'},
+         'projects': ['research', 'lab']},
+        {'name': 'gpu.four', 'profile': 'four', 'vcpus': 64, 'ram': 262144,
+         'disk': 100}],
+    'limits': [
+        {'gpu': '1g.10gb', 'default': 0,
+         'projects': {'research': 8, 'lab': -1}},
+        {'resources': 'PGPU', 'default': -1}]}
+
+
+def _parse(document):
+    return definition.parse(json.dumps(document), 'gpus.yaml')
+
+
+class DefinitionTest(base.BaseTestCase):
+
+    def test_what_a_file_asks_for(self):
+        slice_ = resources.group('CUSTOM_NVIDIA_1G_10GB')
+        limit = 'class:CUSTOM_NVIDIA_1G_10GB'
+        self.assertEqual((
+            resources.DeviceProfile('slice', (slice_,)),
+            resources.DeviceProfile(
+                'mixed', (resources.group('CUSTOM_NVIDIA_T4_2B'), (
+                    ('resources:CUSTOM_NVIDIA_1G_10GB', '2'),
+                    ('trait:CUSTOM_GPU_ARCH_HOPPER', 'required'),
+                    ('trait:CUSTOM_GPU_NUMA_0', 'forbidden'))),
+                'a desktop and two slices'),
+            resources.DeviceProfile('four', 4 * (resources.group('PGPU'),)),
+            resources.Flavor(
+                'gpu.slice', 4, 8192, 0, False,
+                (('accel:device_profile', 'slice'),
+                 ('hw:cpu_policy', 'dedicated')),
+                frozenset({'research', 'lab'}), 'one slice'),
+            resources.Flavor(
+                'gpu.four', 64, 262144, 100, True,
+                (('accel:device_profile', 'four'),)),
+            resources.RegisteredLimit(limit, 0),
+            resources.Limit(limit, 'research', 8),
+            resources.Limit(limit, 'lab', -1),
+            resources.RegisteredLimit('class:PGPU', -1)),
+            _parse(_DOCUMENT).items)
+
+    def test_yaml(self):
+        self.assertEqual(_parse(_DOCUMENT), definition.parse(
+            yaml.safe_dump(_DOCUMENT, sort_keys=False), 'gpus.yaml'))
+        self.assertEqual((), _parse({'version': 'v1'}).items)
+
+    def test_the_sample(self):
+        path = _ROOT / 'etc' / 'cyborg_gpu_driver' / 'gpus.yaml.sample'
+        found = definition.parse(path.read_text(encoding='utf-8'), path.name)
+        self.assertEqual(
+            {'slice-10gb', 'half-hopper', 'two-gpus', 'gpu.slice', 'gpu.two',
+             'class:CUSTOM_NVIDIA_1G_10GB', 'class:PGPU'},
+            {item.name.partition(' ')[0] for item in found.items})
+
+    def test_projects(self):
+        found = _parse(_DOCUMENT)
+        self.assertEqual({'research', 'lab'}, found.projects)
+        resolved = found.resolved({'research': 'r', 'lab': 'l'})
+        self.assertEqual({'r', 'l'}, resolved.projects)
+        self.assertIn('leave one', str(self.assertRaises(
+            exception.InvalidValue, found.resolved,
+            {'research': 'r', 'lab': 'r'})))
+
+    def refusal(self, place, value):
+        """What is said of the document with another value at a place."""
+        document = {'document': copy.deepcopy(_DOCUMENT)}
+        container, key = document, 'document'
+        for part in place:
+            container, key = container[key], part
+        container[key] = value
+        return str(self.assertRaises(exception.DocumentError, _parse,
+                                     document['document']))
+
+    def test_the_place_of_what_is_not_understood(self):
+        group = ('profiles', 1, 'groups', 1)
+        flavor = ('flavors', 0)
+        for place, value, said, right in (
+                ((), [],
+                 'top level: found an empty list',
+                 'expected a mapping with keys version, profiles, flavors,'),
+                (('version',), 'v2',
+                 "version: found 'v2'",
+                 'expected v1'),
+                (('profile',), [],
+                 "top level: unknown key 'profile' (did you mean "
+                 'profiles?)',
+                 'known keys: version, profiles, flavors, limits'),
+                (('profiles',), {'a': 1},
+                 'profiles: found a mapping',
+                 'expected a list, each a mapping with keys name, groups,'),
+                (('profiles', 0), 5,
+                 'profiles[0]: found 5',
+                 'expected a mapping with keys name, groups, description'),
+                (('profiles', 0, 'name'), 'a b',
+                 "profiles[0].name: found 'a b'",
+                 'expected up to 255 letters, digits, - and _, such as'),
+                (('profiles', 0, 'name'), 5,
+                 'profiles[0].name: found 5',
+                 'expected up to 255 letters, digits, - and _, such as'),
+                (('profiles', 2, 'name'), 'slice',
+                 'profiles[2]: device profile slice is there twice',
+                 'leave one'),
+                (('profiles', 0, 'groups'), [],
+                 'profiles[0].groups: found an empty list',
+                 'expected a list of at least one item, each a mapping '
+                 'with'),
+                ((*group, 'gpu'), '1g.10gb',
+                 'profiles[1].groups[1]: both gpu and resources',
+                 'give one of gpu and resources'),
+                (group, {'count': 1},
+                 'profiles[1].groups[1]: neither gpu nor resources',
+                 'give one of gpu and resources'),
+                ((*group, 'resources'), 'CUSTOM_nvidia',
+                 "profiles[1].groups[1].resources: found 'CUSTOM_nvidia'",
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
+                ((*group, 'resources'), 'MEMORY_MB',
+                 "profiles[1].groups[1].resources: found 'MEMORY_MB'",
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
+                ((*group, 'resources'), {'PGPU': 1},
+                 'profiles[1].groups[1].resources: found a mapping',
+                 'expected a resource class of Cyborg: FPGA, GPU, PGPU, '
+                 'VGPU,'),
+                ((*group, 'required'), 'CUSTOM_X',
+                 "profiles[1].groups[1].required: found 'CUSTOM_X'",
+                 'expected a list, each a trait that Cyborg takes: CUSTOM_'),
+                ((*group, 'required', 0), 'HW_GPU_X',
+                 "profiles[1].groups[1].required[0]: found 'HW_GPU_X'",
+                 'expected a trait that Cyborg takes: CUSTOM_ with '
+                 'capitals,'),
+                ((*group, 'forbidden', 0), 'CUSTOM_GPU_ARCH_HOPPER',
+                 'profiles[1].groups[1].forbidden: CUSTOM_GPU_ARCH_HOPPER '
+                 'is required as well',
+                 'leave it in one of them'),
+                ((*group, 'count'), 0,
+                 'profiles[1].groups[1].count: found 0',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*group, 'count'), True,
+                 'profiles[1].groups[1].count: found true',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*group, 'together'), 1,
+                 'profiles[1].groups[1].together: found 1',
+                 'expected true or false'),
+                ((*group, 'resources'), 'PGPU',
+                 'profiles[1].groups[1].together: 2 whole GPUs are not on '
+                 'one GPU',
+                 'leave it out'),
+                (('profiles', 0, 'groups', 0, 'gpu'), '1g10gb',
+                 "profiles[0].groups[0].gpu: found '1g10gb'",
+                 'expected passthrough, a GPU instance profile such as'),
+                (('profiles', 0, 'groups', 0, 'gpu'), 5,
+                 'profiles[0].groups[0].gpu: found 5',
+                 "expected a GPU's profile, such as 1g.10gb, in quotes"),
+                (('profiles', 1, 'description'), 'x [openstack gpu]',
+                 'profiles[1].description: ends in [openstack gpu]',
+                 'leave that out; it is added to what is made'),
+                (flavor, {'name': 'x'},
+                 "flavors[0]: key 'profile' is missing",
+                 "expected a device profile's name, such as slice-10gb"),
+                ((*flavor, 'name'), ' x',
+                 "flavors[0].name: found ' x'",
+                 'expected text of up to 255 printable characters without'),
+                ((*flavor, 'name'), 'gpu.four',
+                 'flavors[1]: flavor gpu.four is there twice',
+                 'leave one'),
+                ((*flavor, 'vcpus'), 0,
+                 'flavors[0].vcpus: found 0',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'ram'), '8192',
+                 "flavors[0].ram: found '8192'",
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'disk'), -1,
+                 'flavors[0].disk: found -1',
+                 'expected a whole number from 0 to 2147483647'),
+                ((*flavor, 'ram'), 1 << 31,
+                 'flavors[0].ram: found 2147483648 (0x80000000)',
+                 'expected a whole number from 1 to 2147483647'),
+                ((*flavor, 'public'), True,
+                 'flavors[0].projects: a public flavor is for all projects',
+                 'leave out one of public and projects'),
+                ((*flavor, 'projects', 1), '',
+                 "flavors[0].projects[1]: found ''",
+                 'expected the name or UUID of a project'),
+                ((*flavor, 'extra_specs'), ['a'],
+                 'flavors[0].extra_specs: found a list',
+                 'expected a mapping'),
+                ((*flavor, 'extra_specs', 'a'), 5,
+                 'flavors[0].extra_specs.a: found 5',
+                 'expected text of at most 255 characters, in quotes'),
+                ((*flavor, 'extra_specs', 'a/b'), 'x',
+                 "flavors[0].extra_specs: found key 'a/b'",
+                 'expected letters, digits, blanks, - _ : and .'),
+                ((*flavor, 'extra_specs', 'accel:device_profile'), 'x',
+                 'flavors[0].extra_specs: the key accel:device_profile is '
+                 'that of the device profile',
+                 'give profile: NAME instead'),
+                (('limits', 0, 'default'), -2,
+                 'limits[0].default: found -2',
+                 'expected a whole number from -1 to 2147483647'),
+                (('limits', 0, 'projects', 'lab'), 'x',
+                 "limits[0].projects.lab: found 'x'",
+                 'expected a whole number from -1 to 2147483647'),
+                (('limits', 0, 'projects'), ['lab'],
+                 'limits[0].projects: found a list',
+                 'expected a mapping'),
+                (('limits', 1, 'resources'), 'CUSTOM_NVIDIA_1G_10GB',
+                 'limits[1]: registered limit class:CUSTOM_NVIDIA_1G_10GB '
+                 'is there twice',
+                 'leave one')):
+            self.assertIn(f'gpus.yaml: {said}; {right}',
+                          self.refusal(place, value))
+
+    def test_what_is_not_yaml(self):
+        for text in ('{', 'a: b: c', 'version: v1\nversion: v1', '\x00'):
+            self.assertIn('gpus.yaml: top level: not YAML', str(
+                self.assertRaises(exception.DocumentError,
+                                  definition.parse, text, 'gpus.yaml')))
+
+    def test_classes_of_profiles(self):
+        for name, resource_class in (
+                ('passthrough', 'PGPU'), ('1g.10gb', 'CUSTOM_NVIDIA_1G_10GB'),
+                ('1g.10gb+me', 'CUSTOM_NVIDIA_1G_10GB_ME'),
+                ('1g.10gb.me', 'CUSTOM_NVIDIA_1G_10GB_ME'),
+                ('1g.24gb-me', 'CUSTOM_NVIDIA_1G_24GB_NOME'),
+                ('A100D-1-10C', 'CUSTOM_NVIDIA_A100D_1_10C')):
+            self.assertEqual(resource_class, definition.profile_class(name))
+
+    @fuzz.examples(300)
+    @hypothesis.given(fuzz.mutated(_DOCUMENT))
+    def test_whatever_stands_there(self, document):
+        try:
+            text = json.dumps(document)
+        except ValueError:
+            return
+        try:
+            found = definition.parse(text, 'gpus.yaml')
+        except exception.DocumentError:
+            return
+        self.assertEqual(len(found.items),
+                         len({item.key for item in found.items}))
