@@ -102,7 +102,7 @@ class GPUDriver(base.GPUDriver):
         try:
             return objects.driver_devices(self._running().held())
         except Exception:
-            LOG.exception('Nor is it known what was reported before.')
+            LOG.exception('The last report is not known either.')
             return []
 
     def stop(self) -> None:
@@ -121,8 +121,8 @@ class GPUDriver(base.GPUDriver):
         reason = exception.steady(error)
         if reason != self._failure:
             self._failure = reason
-            LOG.error('Nothing can be reported: %s. Cyborg keeps what it '
-                      'knows of the GPUs.', reason, exc_info=not isinstance(
+            LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the last '
+                      'report.', reason, exc_info=not isinstance(
                           error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:

@@ -105,8 +105,8 @@ class NvmlNotAnswering(NvmlError):
 class NvmlClosed(NvmlError):
     """NVML may not be opened now; the ``call`` is nvmlInit."""
 
-    template = ('NVML is kept closed by {who}, for a reset or a change of a '
-                "GPU's mode or driver")
+    template = ("{who} keeps NVML closed, for a reset or a change of a GPU's "
+                'mode or driver')
 
 
 class NvmlHeld(GpuDriverError):
@@ -264,7 +264,7 @@ class UsageUnknown(GpuDriverError):
     To be taken for "in use": what is not known to be free is not free.
     """
 
-    template = 'who uses {what} cannot be found out: {reason}'
+    template = 'cannot find out who uses {what}: {reason}'
 
 
 class HandleRefused(GpuDriverError):
@@ -308,13 +308,13 @@ class VgpuInUse(GpuDriverError):
 class RestoreIncomplete(GpuDriverError):
     """A GPU does not have all that it had; the rest of it is there."""
 
-    template = 'GPU {gpu}: not all of it is back: {reason}'
+    template = 'GPU {gpu}: not everything was restored: {reason}'
 
 
 class FixedVgpusRefused(GpuDriverError):
     """The fixed vGPUs of a policy cannot all be on a GPU."""
 
-    template = ('GPU {gpu}: fixed_vgpus of policy {policy} cannot be made: '
+    template = ('GPU {gpu}: fixed_vgpus of policy {policy} cannot be created: '
                 '{reason}')
 
 
@@ -327,7 +327,7 @@ class CloudError(GpuDriverError):
 class VgpuKept(GpuDriverError):
     """A vGPU was not removed."""
 
-    template = 'vGPU {name} stays: {reason}'
+    template = 'vGPU {name} was not removed: {reason}'
 
 
 class GpuInUse(GpuDriverError):
@@ -361,7 +361,7 @@ def steady(error: BaseException) -> str:
 class OrphanKept(GpuDriverError):
     """Something that is left in the cloud was not removed."""
 
-    template = '{kind} {subject} stays: {reason}'
+    template = '{kind} {subject} was not removed: {reason}'
 
 
 class InventoryError(DocumentError):

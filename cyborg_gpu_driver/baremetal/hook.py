@@ -59,9 +59,9 @@ class NvidiaGpusHook(base.InspectionHook):
         """
         found = _read(task.node, plugin_data)
         if found is None:
-            LOG.warning('Node %s: nothing is known of its GPUs, as the '
-                        'ramdisk has neither the collector nvidia-gpus nor '
-                        'pci-devices; it is left as it is', task.node.uuid)
+            LOG.warning('Node %s: its GPUs are unknown, because the ramdisk '
+                        'has neither the collector nvidia-gpus nor '
+                        'pci-devices; the node is not changed', task.node.uuid)
             return
         for address, reasons in found.sick.items():
             LOG.warning('Node %s: GPU %s is sick: %s', task.node.uuid,

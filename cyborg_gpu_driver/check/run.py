@@ -58,7 +58,7 @@ CHECKS: dict[str, Check] = {
     'NVML': Check(gpus.nvml),
     'IOMMU': Check(gpus.iommu),
     'MIG mode and SR-IOV': Check(gpus.ready),
-    'way of vGPUs': Check(vgpus.way),
+    'vGPU framework': Check(vgpus.way),
     'kernel': Check(vgpus.kernel, (Needs.MACHINE,)),
     'sriov-manage': Check(vgpus.sriov_manage, (Needs.MACHINE,)),
     'mdevctl': Check(vgpus.mdevctl, (Needs.MACHINE,)),
@@ -89,7 +89,7 @@ def run(facts: facts_module.Facts
     for name, check in CHECKS.items():
         findings = _missing(facts, check) or list(check.find(facts))
         for finding in findings or [
-                result.success(result.HOST, 'nothing to complain of')]:
+                result.success(result.HOST, 'no problem found')]:
             yield name, finding
 
 

@@ -84,7 +84,7 @@ class Watch:
             # What is reported of the GPUs must not depend on it.
             reason = exception.steady(error)
             if self._said.is_new(reason):
-                LOG.warning('The accelerator requests are not known: %s',
+                LOG.warning('The accelerator requests cannot be read: %s',
                             reason)
             return None
         self._said.over()

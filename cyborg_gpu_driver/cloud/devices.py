@@ -70,10 +70,10 @@ class Watch:
             reason = exception.steady(error)
             if self._said.is_new(reason):
                 LOG.warning(
-                    'Cyborg does not tell which devices are disabled: %s. '
-                    'What was known of them stays so. The user of [gpu] '
-                    'os_cloud, or of [placement] without it, needs the role '
-                    'admin.', reason)
+                    'Cannot read from Cyborg which devices are disabled: %s. '
+                    'The last answer stays in force. The user of [gpu] '
+                    'os_cloud, or of [placement] if os_cloud is unset, needs '
+                    'the role admin.', reason)
             return None
         self._said.over()
         return found

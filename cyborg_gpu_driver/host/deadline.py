@@ -212,8 +212,7 @@ class _Worker:
             raise self._error(name, seconds)
         self._late = (call, seconds)
         error = self._error(name, seconds)
-        LOG.error('%s. Nothing else is asked of it before that call '
-                  'returns.', error)
+        LOG.error('%s. No other call is made before that one returns.', error)
         raise error
 
     def is_here(self) -> bool:

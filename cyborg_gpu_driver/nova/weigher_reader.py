@@ -93,14 +93,14 @@ class Reader:
         except Exception as error:
             # Whatever it is: a weigher must not fail a request.
             if not self._failed:
-                LOG.warning('Hosts are not weighed by what their GPUs have '
-                            'left: %s', error)
+                LOG.warning('Hosts are not weighed by the free capacity of '
+                            'their GPUs: %s', error)
             self._failed = True
             pause = max(self._keep, _RETRY)
         else:
             if self._failed:
-                LOG.info('Hosts are weighed by what their GPUs have left '
-                         'again')
+                LOG.info('Hosts are weighed by the free capacity of their '
+                         'GPUs again')
             self._failed = False
             pause = self._keep
         self._next[resource_class] = time.monotonic() + pause

@@ -46,28 +46,28 @@ class CreateBaremetalProfile(sync.Changing):
         sync.add_definition(parser)
         parser.add_argument(
             'name', metavar='NAME', nargs='?',
-            help='of the profile (default: the only one in the file)')
+            help='name of the profile (default: the only one in the file)')
         parser.add_argument(
             '--devices', metavar='INDEX,...', type=_indices,
-            help='GPUs that are cut, by their position in PCI address order '
-                 'from 0 (default: all)')
+            help='GPUs to partition, by their position in the order of PCI '
+                 'addresses, from 0 (default: all)')
         parser.add_argument(
             '--board', metavar='BOARD', action='append',
-            help='cut GPUs of this board alone, device id and vendor id such '
-                 'as 0x233010DE, and believe that they have such profiles '
-                 'where inspection did not see any (repeatable)')
+            help='partition only GPUs of this board, given as device id and '
+                 'vendor id such as 0x233010DE, and assume that they have '
+                 'these profiles if inspection found none (repeatable)')
         parser.add_argument(
             '--set-traits', action='store_true',
-            help="add the layout's trait to the nodes that can take it")
+            help="add the layout's trait to the nodes that support the layout")
         parser.add_argument(
             '--adopt', action='store_true',
-            help='take over a deploy template or flavor that this command '
-                 'has not made')
+            help='take over a deploy template or flavor that this command did '
+                 'not create')
         flavor = sync.add_flavor(parser, 'a flavor for it')
         flavor.add_argument(
             '--resource-class', metavar='CLASS',
-            help='of the nodes, as Ironic or Placement has it; nodes of '
-                 'another are not taken')
+            help='resource class of the nodes, as Ironic or Placement writes '
+                 'it; other nodes are left out')
         return parser
 
     def take_action(self, parsed_args):
@@ -111,7 +111,7 @@ class CreateBaremetalProfile(sync.Changing):
             baremetal_nodes.judge(node, profile, resource_class) for node
             in baremetal_state.with_gpus(self.cloud, concerned)]
         if not any(verdict.can for verdict in verdicts):
-            base.say(f'Warning: no node can take {profile.entry.name}.')
+            base.say(f'Warning: no node supports {profile.entry.name}.')
         return verdicts
 
 
@@ -150,6 +150,7 @@ def _wanted(parsed_args, profile, resource_class):
     if sizes and resource_class is None:
         raise exception.InvalidValue(
             what='--flavor', value=parsed_args.flavor,
-            expected='give --resource-class, that of the nodes, as well')
+            expected='give --resource-class with the resource class of the '
+                     'nodes as well')
     return definition.Definition((profile.template, *(
         profile.flavor(flavor, resource_class) for flavor in sizes)))

@@ -25,22 +25,22 @@ _GPU_PROFILE = 'gpu profile'
 
 
 class ShowCapacity(base.Lister):
-    """List for how many more servers the cloud's GPUs have room now.
+    """List how many more servers the cloud's GPUs have room for now.
 
-    Each number is for servers that all ask for the same, made one after the
-    other; numbers of different profiles cannot be added, because they share
-    GPUs. Hosts on which Nova starts no such server do not count. vCPUs,
-    memory and disks are not looked at. Where a device profile asks for
-    several kinds of GPU slices, there may be room for more ("at least").
+    Each number is for servers with the same request, created one after the
+    other. Numbers of different profiles cannot be added, because profiles
+    share GPUs. Hosts on which Nova starts no such server do not count. vCPUs,
+    memory and disks are not considered. If a device profile asks for several
+    kinds of GPU slices, there may be room for more ("at least").
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--profile', metavar='PROFILE',
-            help='of this device profile, or profile of GPUs, alone')
+            help='show only this device profile or GPU profile')
         parser.add_argument('--by-host', action='store_true',
-                            help='a row for each host')
+                            help='show a row for each host')
         return parser
 
     def take_action(self, parsed_args):
@@ -54,8 +54,8 @@ class ShowCapacity(base.Lister):
             asked = [item for item in asked if item[0] == parsed_args.profile]
             if not asked:
                 raise self.cloud.error(
-                    'there is no device profile, and no profile of GPUs, '
-                    f'called {parsed_args.profile}')
+                    'there is neither a device profile nor a GPU profile '
+                    f'named {parsed_args.profile}')
         columns: tuple[str, ...] = (
             'Profile', 'Kind', 'Host', 'Servers', 'Count')
         rows = []

@@ -28,13 +28,13 @@ _YES, _NO, _HINT = 'yes', 'no', 'look'
 
 
 class ExplainRequest(base.ShowOne):
-    """Say whether a server would be had now, and why not.
+    """Show whether a server with GPUs can be scheduled now, and why not.
 
-    Names all that is missing, host by host and GPU by GPU, the nearest
-    first. The exit code is 0 if the request schedules, 1 if it does not, or
-    if the question could not be answered; "schedulable" in the JSON answer
-    tells which. With --server the question is about one more server of that
-    flavor, and the failure of that server is explained, too.
+    Names everything that is missing, for each host and GPU, and lists the host
+    that lacks least first. The exit code is 0 if the request can be scheduled,
+    and 1 if it cannot or if the command could not find out; "schedulable" in
+    the JSON output tells which. With --server, the command checks one more
+    server of that flavor, and also explains the failure of that server.
     """
 
     def get_parser(self, prog_name):
@@ -44,21 +44,22 @@ class ExplainRequest(base.ShowOne):
             '--flavor', metavar='<flavor>', help='name or id of a flavor')
         which.add_argument(
             '--profile', metavar='<device-profile>',
-            help='name of a device profile; processors, memory and disk are '
-                 'left out')
+            help='name of a device profile; vCPUs, memory and disk are not '
+                 'considered')
         which.add_argument(
             '--server', metavar='<server>',
             help='name or UUID of a server, of any project')
         parser.add_argument(
             '--host', metavar='<host>',
-            help='hypervisor_hostname of the one compute node that counts')
+            help='hypervisor_hostname of the only compute node to consider')
         parser.add_argument(
             '--project', metavar='<project>',
-            help='name or id of the project whose limits and rights count '
-                 "(default: the server's, or none)")
+            help='name or id of the project whose limits and permissions '
+                 "apply (default: the server's, or none)")
         parser.add_argument(
             '--all', action='store_true',
-            help=f'show all hosts in the table, not the {_NEAREST} nearest')
+            help=f'show all hosts in the table, not only the {_NEAREST} that '
+                 'lack least')
         parser.add_argument(
             '--long', action='store_true',
             help='show all columns in the table, however wide it gets')

@@ -52,8 +52,9 @@ class Gpus(cliff_columns.FormattableColumn):
 class ListHost(base.Lister):
     """List the compute nodes that have GPUs.
 
-    A host is usable if Nova starts servers with accelerators on it: it has
-    the trait COMPUTE_ACCELERATORS, and its nova-compute is enabled and up.
+    A host is usable if Nova can start servers with accelerators on it: the
+    host has the trait COMPUTE_ACCELERATORS, and its nova-compute is enabled
+    and up.
     """
 
     brief = ('Host', 'Usable', 'GPUs', 'Models', 'Free', 'Sick')
@@ -67,12 +68,13 @@ class ListHost(base.Lister):
 
 
 class ShowHost(base.ShowOne):
-    """Show the GPUs of a compute node and what is free of them."""
+    """Show the GPUs of a compute node and their free capacity."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('host', metavar='HOST',
-                            help='as "gpu host list" shows it')
+                            help='name of the host, as "gpu host list" shows '
+                                 'it')
         return parser
 
     def take_action(self, parsed_args):
@@ -80,7 +82,7 @@ class ShowHost(base.ShowOne):
                            base.show_progress)
         if not found:
             raise self.cloud.error(
-                f'no GPU of a host {parsed_args.host} is in Placement; '
+                f'Placement has no GPU of a host {parsed_args.host}; '
                 '"openstack gpu host list" shows the hosts')
         host = found[0]
         service = host.service

@@ -29,10 +29,10 @@ at once, and oslo.messaging gives each part of it a minute."""
 
 
 class ListOrphan(base.Lister):
-    """List what is left in the cloud of servers that are gone.
+    """List leftovers of deleted servers in the cloud.
 
-    Accelerator requests, allocations of GPUs and providers. Needs the role
-    admin. The exit code is 1 if something is left.
+    Leftovers are accelerator requests, allocations of GPUs and resource
+    providers. Needs the role admin. The exit code is 1 if there is a leftover.
     """
 
     brief = ('Subject', 'What')
@@ -56,18 +56,21 @@ class ListOrphan(base.Lister):
 
 
 class CleanOrphan(base.CloudCommand):
-    """Remove what is left in the cloud and harms nobody when it goes.
+    """Remove leftovers in the cloud that are safe to remove.
 
-    Requests that name no server, or one that is gone, and allocations of
-    what is neither a server nor a migration. Each is looked at once more
-    before it goes. Shows first, and asks unless --yes is given. The exit
-    code is 1 if something stays.
+    These are accelerator requests without a server or of a deleted server, and
+    allocations whose consumer is neither a server nor a migration. Each is
+    checked again before it is removed. The command lists them first, and asks
+    for confirmation unless --yes is given. The exit code is 1 if something
+    could not be removed.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         _add_age(parser, _SETTLES)
-        parser.add_argument('--yes', action='store_true', help='do not ask')
+        parser.add_argument('--yes', action='store_true', help='do not ask '
+                                                               'for '
+                                                               'confirmation')
         return parser
 
     def take_action(self, parsed_args):
@@ -100,9 +103,9 @@ class CleanOrphan(base.CloudCommand):
 def _add_age(parser, default):
     parser.add_argument(
         '--older-than', metavar='<seconds>', type=_seconds, default=default,
-        help='look again after so long, and take what is there both times; '
-             'Cyborg does not tell how old a request is (default: '
-             '%(default)s)')
+        help='check again after this time, and take only what is there both '
+             'times, because Cyborg does not record how old a request is '
+             '(default: %(default)s)')
 
 
 def _seconds(text):

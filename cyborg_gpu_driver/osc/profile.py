@@ -28,10 +28,9 @@ _KINDS = ('passthrough', 'vgpu', 'mig')
 class ListProfile(base.Lister):
     """List what the cloud's GPUs offer, and how servers get it.
 
-    A row is a profile of GPUs: where it is, how much of it there is, and
-    which device profiles and flavors ask for it. Profiles of one GPU exclude
-    each other: what is free of one is free as long as nothing else is made
-    there.
+    Each row is a GPU profile: its hosts, its capacity, and the device profiles
+    and flavors that ask for it. Profiles of one GPU exclude each other: what
+    is free of one profile is free as long as nothing else is created there.
     """
 
     brief = ('Profile', 'GPUs', 'Total', 'Used', 'Free', 'Device Profiles',
@@ -40,12 +39,14 @@ class ListProfile(base.Lister):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('--host', metavar='HOST',
-                            help='of this compute node alone')
+                            help='show only this compute node')
         parser.add_argument(
             '--model', metavar='MODEL',
-            help='of GPUs with this in the name of their model alone, such '
-                 'as A100')
-        parser.add_argument('--kind', choices=_KINDS, help='of this kind')
+            help='show only GPUs with this text in their model name, such as '
+                 'A100')
+        parser.add_argument('--kind', choices=_KINDS, help='show only '
+                                                           'profiles of this '
+                                                           'kind')
         parser.add_argument('--numa', action='store_true',
                             help='show NUMA nodes among the traits')
         return parser

@@ -20,18 +20,19 @@ from cyborg_gpu_driver.osc import base
 
 
 class ShowServer(base.Lister):
-    """Show the accelerators of a server and where each is.
+    """Show the accelerators of a server and their location.
 
     The attach handle is the UUID of the mdev or the address of the PCI
-    function that the server has. The function is the GPU or the virtual
-    function that carries it. Health is what the GPU's traits say.
+    function of the server. The function is the GPU or the virtual function
+    that carries it. Health is taken from the GPU's traits.
     """
 
     brief = ('State', 'Device Profile', 'Host', 'GPU', 'Profile', 'Health')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('server', metavar='SERVER', help='name or UUID')
+        parser.add_argument('server', metavar='SERVER', help='name or UUID of '
+                                                             'the server')
         return parser
 
     def take_action(self, parsed_args):

@@ -117,14 +117,15 @@ class SyncProfile(Changing):
         add_definition(parser)
         parser.add_argument(
             '--prune', action='store_true',
-            help='delete what this command has made and is not in the file')
+            help='delete objects that this command created and the file does '
+                 'not have')
         parser.add_argument(
             '--adopt', action='store_true',
-            help='take over what is in the file and this command has not '
-                 'made')
+            help='take over objects that the file has and this command did '
+                 'not create')
         parser.add_argument(
             '--strict', action='store_true',
-            help='refuse a device profile that no GPU of the cloud offers '
+            help='refuse a device profile that no GPU of the cloud can serve '
                  'now')
         return parser
 
@@ -150,16 +151,17 @@ class CreateProfile(Changing):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('name', metavar='NAME',
-                            help='of the device profile')
+                            help='name of the device profile')
         parser.add_argument(
             '--gpu', metavar='PROFILE', required=True,
             help='what a server gets: passthrough, a GPU instance profile '
                  'such as 1g.10gb or a vGPU type such as T4-2B')
         parser.add_argument(
             '--count', type=int, default=1, metavar='N',
-            help='how many, on any GPUs of one host (default: 1)')
+            help='number of them, on any GPUs of one host (default: 1)')
         parser.add_argument(
-            '--together', action='store_true', help='all from one GPU')
+            '--together', action='store_true', help='take all of them from '
+                                                    'one GPU')
         parser.add_argument(
             '--trait', action='append', default=[], metavar='TRAIT',
             help='trait that the GPU must have (repeatable)')
@@ -185,10 +187,11 @@ class CreateProfile(Changing):
 def add_definition(parser: argparse.ArgumentParser) -> None:
     """Add the file, and what :meth:`Changing.settle` asks for."""
     parser.add_argument('file', metavar='FILE',
-                        help='definition; - is standard input')
+                        help='definition file; - is standard input')
     parser.add_argument('--dry-run', action='store_true',
-                        help='show what would be done')
-    parser.add_argument('--yes', action='store_true', help='do not ask')
+                        help='show what would be done, and do nothing')
+    parser.add_argument('--yes', action='store_true', help='do not ask for '
+                                                           'confirmation')
 
 
 def add_flavor(parser: argparse.ArgumentParser, title: str
@@ -204,7 +207,8 @@ def add_flavor(parser: argparse.ArgumentParser, title: str
     group.add_argument('--disk', type=int, metavar='GIB')
     group.add_argument(
         '--project', action='append', metavar='PROJECT',
-        help='project that may use it; public if none is named (repeatable)')
+        help='project that may use the flavor; public if none is given '
+             '(repeatable)')
     return group
 
 
@@ -225,7 +229,7 @@ def flavors(parsed_args: argparse.Namespace, profile: str
     for key, value in sizes.items():
         raise exception.InvalidValue(
             what=f'--{key}', value=value,
-            expected='it is for the flavor that --flavor names')
+            expected='it has an effect only together with --flavor')
     return []
 
 

@@ -104,8 +104,8 @@ class Audit:
 
     def _say(self, problem: str) -> None:
         if problem and problem != self._problem:
-            LOG.error('The audit record cannot be written: %s. What happens '
-                      'to GPUs is not recorded meanwhile.', problem)
+            LOG.error('The audit record cannot be written: %s. Changes of '
+                      'GPUs are not recorded until it can.', problem)
         self._problem = problem
 
 

@@ -234,7 +234,7 @@ class Cleaner:
                 or self._resetter.can_reset(address)):
             return
         self._said[address, 'reset'] = 'said'
-        LOG.warning('GPU %s cannot be reset: after its next tenant it will '
+        LOG.warning('GPU %s cannot be reset: after its next server it will '
                     'not be offered again, unless [gpu] clean_whole_gpus is '
                     'false', address)
 
@@ -248,14 +248,15 @@ class Cleaner:
         self._said[address] = reason
         self._audit.record(address, 'not-cleaned', _who(known),
                            {'reason': reason})
-        LOG.warning('GPU %(gpu)s was given back and is not offered before '
-                    'it is reset: %(reason)s',
+        LOG.warning('GPU %(gpu)s was released by its server and is not '
+                    'offered before it is reset: %(reason)s',
                     {'gpu': address, 'reason': reason})
 
     def _say_away(self, reason: str) -> None:
         if reason != self._said.get('Placement', '') and reason:
-            LOG.warning('Placement does not tell who has the whole GPUs of '
-                        'this host: %s. Each report asks again.', reason)
+            LOG.warning('Cannot read from Placement which servers have the '
+                        'whole GPUs of this host: %s. Each report tries '
+                        'again.', reason)
         self._said['Placement'] = reason
 
     def _known(self, address: model.PciAddress) -> cleaning.Known | None:

@@ -296,8 +296,8 @@ def _tell(address: model.PciAddress, before: tuple[health.Ailment, ...],
         if now.sick:
             LOG.warning(
                 '%(name)s is sick (%(state)s): %(reasons)s. Nothing new is '
-                'put there.', {'name': name, 'state': now.state.value,
+                'created on it.', {'name': name, 'state': now.state.value,
                                'reasons': '; '.join(now.reasons)})
         else:
-            LOG.info('%(name)s is well again; it had: %(reasons)s.',
+            LOG.info('%(name)s is healthy again; it had: %(reasons)s.',
                      {'name': name, 'reasons': '; '.join(was.reasons)})

@@ -247,9 +247,9 @@ class Store:
                     **{'claims_lost': True, **pending}))
                 self._forget(address, pending)
                 LOG.error(
-                    '%(error)s. It was moved to %(kept)s. What GPU %(gpu)s '
-                    'had is looked for on the hardware and in Cyborg; '
-                    'compare the GPU with the layout that it is to have.',
+                    '%(error)s. The record was moved to %(kept)s. The binds '
+                    'of GPU %(gpu)s are rebuilt from the hardware and Cyborg; '
+                    'compare the GPU with its intended layout.',
                     {'error': error, 'kept': kept, 'gpu': address})
 
     def is_lost(self, address: model.PciAddress) -> bool:

@@ -55,8 +55,8 @@ class Disabled:
             return
         before = self.known
         for address in sorted(now - before):
-            LOG.info('GPU %s is disabled in Cyborg: nothing more of it is '
-                     'promised until it is enabled', address)
+            LOG.info('GPU %s is disabled in Cyborg: no further server gets it '
+                     'until it is enabled', address)
         for address in sorted(before - now):
             LOG.info('GPU %s is enabled in Cyborg again', address)
         self._known = now

@@ -84,8 +84,8 @@ class Drift:
         except Exception as error:
             reason = exception.steady(error)
             if self._said.is_new(reason):
-                LOG.warning('Placement cannot be compared with what is '
-                            'bound: %s', reason)
+                LOG.warning('Placement cannot be compared with the binds of '
+                            'this host: %s', reason)
             return None
         self._said.over()
         found = {address: tuple(

@@ -103,8 +103,8 @@ class Publisher:
         """
         if self._unwritten is not type(error):
             self._unwritten = type(error)
-            LOG.warning('What is left on the GPUs cannot be written to '
-                        'Placement, which each report tries again: %s',
+            LOG.warning('The free capacity of the GPUs cannot be written to '
+                        'Placement: %s. Each report tries again.',
                         exception.steady(error))
 
     def recovered(self) -> None:

@@ -95,8 +95,8 @@ class Finisher:
                       f'{orphan.server}, which is gone, is not deleted: '
                       + exception.steady(error))
         else:
-            LOG.info('Accelerator request %(arq)s of server %(server)s, '
-                     'which is gone, is deleted',
+            LOG.info('Deleted accelerator request %(arq)s of server '
+                     '%(server)s, which no longer exists',
                      {'arq': orphan.subject, 'server': orphan.server})
 
     def _say(self, message):

@@ -146,8 +146,8 @@ class Watcher:
             return
         text = f'{type(error).__name__}: {exception.steady(error)}'
         if self._said.is_new(text, about=text):
-            LOG.error('Errors of the GPUs are not heard of as they happen; '
-                      'trying again: %s', text, exc_info=error)
+            LOG.error('Cannot wait for error events of the GPUs; trying '
+                      'again: %s', text, exc_info=error)
 
     def _close(self) -> None:
         try:
@@ -323,9 +323,8 @@ class EventSet:
              ) -> None:
         """Log once why a GPU is not waited on."""
         if self._said.is_new(error.symbol, about=(address, error.symbol)):
-            LOG.info('GPU %(gpu)s does not tell of its errors as they '
-                     'happen (%(error)s); what it says of its health is '
-                     'read with each report.',
+            LOG.info('GPU %(gpu)s sends no error events (%(error)s); each '
+                     'report reads its health instead.',
                      {'gpu': address, 'error': error})
 
     def _address(self, device: Any) -> model.PciAddress:

@@ -97,7 +97,7 @@ class GpuReader:
         read = deadline.each(lambda gpu: self._attempt(gpu, detail), gpus)
         hopeful = [item for item in read if self._may_heal(item)]
         if hopeful and self._nvml.reset():
-            LOG.info('Opening NVML anew because of %s', '; '.join(
+            LOG.info('Opening NVML again because of %s', '; '.join(
                 f'GPU {item.gpu.address}: {item.error}' for item in hopeful))
         if self._nvml.problem() is None and self._nvml.generation != session:
             # The end of a session ends what others were doing in it. One

@@ -178,7 +178,7 @@ class Binder:
             try:
                 if reason is None:
                     self._return(entry, locks.REPORT_SECONDS)
-                    LOG.info('Removed what handle %s had left on GPU %s',
+                    LOG.info('Removed the leftovers of handle %s on GPU %s',
                              entry.handle, entry.gpu)
             except exception.LockTimeout as error:
                 # For its other entries it would be waited for in vain too.
@@ -329,8 +329,7 @@ class Binder:
         So is a vGPU of vendor VFIO, which does not tell whose it is.
         """
         if self._parts.vgpu_type(asked.mdev) != asked.mdev_type:
-            LOG.info('Handle %s has nothing on this machine that is known '
-                     'to be its own', asked.handle)
+            LOG.info('Handle %s has nothing on this machine', asked.handle)
             return
         address = self._host.owner(asked.function)
         with locks.gpu(self._state_path, address, seconds):
@@ -340,9 +339,9 @@ class Binder:
             self._maker.remove_unrecorded(address, asked)
         self._cloud.publish(address)
         self._parts.undefine_mdev(asked.handle)
-        LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, of which the '
-                    'journal knows nothing; a GPU instance that it may have '
-                    'been on stays.',
+        LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, which is not '
+                    'in the journal of binds; the GPU instance that it may '
+                    'have used is kept.',
                     {'handle': asked.handle, 'gpu': address})
 
     def _tell_kept(self, entry: journal.Entry, reason: str) -> None:
@@ -350,8 +349,8 @@ class Binder:
         if self._kept.get(entry.handle) == reason:
             return
         self._kept[entry.handle] = reason
-        LOG.warning('Handle %(handle)s still has a part of GPU %(gpu)s: '
-                    '%(error)s. Each report tries again.',
+        LOG.warning('Could not remove everything that handle %(handle)s has '
+                    'on GPU %(gpu)s: %(error)s. Each report tries again.',
                     {'handle': entry.handle, 'gpu': entry.gpu,
                      'error': reason})
 

@@ -128,7 +128,7 @@ class Maker:
                     LOG.info('NVML was closed meanwhile')
                     failure = error
                 elif error.symbol == 'INSUFFICIENT_RESOURCES':
-                    LOG.info('GPU %s was changed by somebody else', address)
+                    LOG.info('GPU %s was changed by another program', address)
                     failure = plan.refusal(
                         turn.asked,
                         'the place chosen was taken by somebody else')

@@ -238,7 +238,7 @@ def _not_recorded(facts: Facts) -> Iterator[reconcile.Difference]:
         yield _difference(
             reconcile.Kind.NOT_RECORDED, facts.gpu.address, claim.handle,
             f'accelerator request {claim.arq} (server {claim.server}) has '
-            f'handle {claim.handle}, of which the journal knows nothing'
+            f'handle {claim.handle}, which is not in the journal of binds'
             + ('' if there else ', and there is no such vGPU'),
             _REPAIR if there else _PASSING, there)
 

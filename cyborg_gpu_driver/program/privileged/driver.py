@@ -229,7 +229,7 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
     if driver is None:
         return
     machine = privileged.machine()
-    LOG.info('%(function)s is taken from driver %(driver)s',
+    LOG.info('Unbinding %(function)s from driver %(driver)s',
              {'function': function, 'driver': driver})
     try:
         machine.sysfs.write_apart(machine.driver_timeout, str(function),

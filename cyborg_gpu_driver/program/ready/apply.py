@@ -218,7 +218,8 @@ class Applier:
         try:
             self._records.put(now.address, **self._remembered(now, anew))
         except exception.JournalError as error:
-            LOG.warning('GPU %(gpu)s will not be like this after a reboot: '
+            LOG.warning('The layout of GPU %(gpu)s will not be restored after '
+                        'a reboot: '
                         '%(error)s', {'gpu': now.address, 'error': error})
 
 

@@ -106,7 +106,8 @@ class Reconciler:
             # What is reported of the GPUs must not depend on it.
             if self._failure != str(error):
                 self._failure = str(error)
-                LOG.warning('What is bound could not be compared: %s', error,
+                LOG.warning('The binds of this host could not be compared: '
+                            '%s', error,
                             exc_info=not isinstance(
                                 error, exception.GpuDriverError))
             return
@@ -192,7 +193,7 @@ class Reconciler:
         try:
             return blockers.in_use(self._machine, facts.gpu, facts.entries)
         except exception.GpuDriverError as error:
-            LOG.debug('Who uses GPU %(gpu)s is not known: %(error)s',
+            LOG.debug('Cannot find out who uses GPU %(gpu)s: %(error)s',
                       {'gpu': facts.gpu.address, 'error': error})
             return None
 
@@ -246,4 +247,4 @@ class Reconciler:
             LOG.warning('%d differences on this host; "cyborg-gpu doctor" '
                         'shows them', count)
         else:
-            LOG.info('No difference is left on this host')
+            LOG.info('There is no difference on this host any more')

@@ -224,7 +224,7 @@ class Transactions:
                     return None
             except exception.GpuDriverError as error:
                 problem = str(error)
-        LOG.error('GPU %(gpu)s: cannot be brought back to what it was: '
+        LOG.error('GPU %(gpu)s: the rollback failed: '
                   '%(problem)s', {'gpu': gpu.address, 'problem': problem})
         try:
             self.records.put(gpu.address, change=dataclasses.replace(

@@ -122,7 +122,7 @@ class DisableTest(DisableCase):
             self.cloud.report()
             self.assert_disabled()
         self.assertEqual(1, self.log.output.count(
-            'Cyborg does not tell which devices are disabled'))
+            'Cannot read from Cyborg which devices are disabled'))
 
     def test_the_doctor_knows(self):
         self.disable()

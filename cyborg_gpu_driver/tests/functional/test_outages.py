@@ -39,7 +39,7 @@ class NvmlTest(outages.OutageCase):
         self.cloud.unbind(self.going)
         self.assertEqual([*self.mdevs()],
                          [self.staying.arqs[0]['attach_handle_uuid']])
-        self.assert_said_once('still has a part of GPU')
+        self.assert_said_once('Could not remove everything that handle')
         world.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.assert_said_once()
         machine = pynvml.nvmlLib.machine
@@ -66,7 +66,7 @@ class LostGpuTest(outages.OutageCase):
                               if reserved < total])
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
         self.cloud.unbind(self.going)
-        self.assert_said_once('still has a part of GPU')
+        self.assert_said_once('Could not remove everything that handle')
         world.find_gpu(self.gpu)
         self.cloud.report()
         self.assert_all_right()
@@ -175,7 +175,7 @@ class UnreadableTest(outages.OutageCase):
 
     def test_the_journal(self):
         with self.unreadable(f'gpus/{self.gpu}.json'):
-            self.assert_said_once('Nothing can be reported')
+            self.assert_said_once('The GPUs cannot be reported')
             self.assertRaises(nova_part.BindFailed, self.cloud.bind,
                               self.goes)
             self.cloud.unbind(self.going)
@@ -186,7 +186,7 @@ class UnreadableTest(outages.OutageCase):
     def test_what_was_reported(self):
         self.end_agent()
         with self.unreadable(f'gpus/{self.gpu}.json'):
-            self.assert_said_once('Nothing can be reported')
+            self.assert_said_once('The GPUs cannot be reported')
         self.assertEqual(self.both, self.everything())
         self.cloud.unbind(self.going)
         self.assert_all_right()

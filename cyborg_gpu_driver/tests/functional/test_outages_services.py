@@ -71,7 +71,7 @@ class PlacementTest(PlacementCase):
         with self.door.shut():
             self.world().set_health(self.gpu, uncorrected=1)
             self.assert_said_once('is sick', 'cannot be written to')
-            self.assertNotIn('Nothing can be reported', self.log.output)
+            self.assertNotIn('The GPUs cannot be reported', self.log.output)
         self.cloud.report()
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
 
@@ -98,7 +98,7 @@ class WholeGpuTest(PlacementCase):
         server = self.cloud.bind(self.profile('PGPU'))
         self.report()
         with self.door.shut():
-            self.assert_said_once('who has the whole GPUs',
+            self.assert_said_once('which servers have the whole GPUs',
                                   'cannot be written to')
             self.cloud.unbind(server)
             self.cloud.report()
@@ -244,7 +244,7 @@ class CloudTest(outages.OutageCase):
         self.assertEqual([], self.lines())
 
     def check(self):
-        self.assert_said_once('accelerator requests are not known')
+        self.assert_said_once('accelerator requests cannot be read')
         self.cloud.unbind(self.going)
         self.going = self.cloud.bind(self.goes)
         self.cloud.report()

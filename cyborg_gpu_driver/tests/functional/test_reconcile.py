@@ -204,7 +204,7 @@ class HandleTest(ReconcileCase):
         self.assertEqual(2, len(lines))
         self.assertEqual([self.handle], [*self.mdevs()])
         self.assertEqual(1, self.log.output.count(
-            'accelerator requests are not known'))
+            'accelerator requests cannot be read'))
 
     def test_what_cyborg_forgot_stays_while_a_bind_is_under_way(self):
         self.lose_request(self.server)
@@ -225,7 +225,7 @@ class HandleTest(ReconcileCase):
         rows, _ = self.doctor(code=1)
         self.assertEqual({'not-recorded'}, set(rows))
         self.assert_named_once(self.reports(), self.handle,
-                               'the journal knows nothing')
+                               'is not in the journal of binds')
         self.assertEqual(self.bound['placement'],
                          self.cloud.placement.snapshot())
         self.cloud.unbind(self.server)

@@ -282,4 +282,4 @@ class PciDevicesTest(HookCase):
         before = (self.traits, self.node.properties)
         self.process({})
         self.assertEqual(before, (self.traits, self.node.properties))
-        self.assertIn('nothing is known of its GPUs', self.log.output)
+        self.assertIn('its GPUs are unknown', self.log.output)

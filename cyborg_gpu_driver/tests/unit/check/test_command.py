@@ -99,16 +99,16 @@ class SimulatedTest(CheckCase):
         machine = simulator.Machine.load('l40sx4', state)
         simulate = ('--simulate', 'l40sx4', '--state', state)
         rows = self.check(0, *self.nova(self.lines()), simulate=simulate)
-        well = self.of(rows, 'way of vGPUs')
+        well = self.of(rows, 'vGPU framework')
         machine.lose_gpu('0000:16:00.0')
         rows = self.check(2, *self.nova(self.lines()), simulate=simulate)
         lost = ('skipped', 'not checked: lost')
-        self.assertEqual([lost, *well[1:]], self.of(rows, 'way of vGPUs'))
+        self.assertEqual([lost, *well[1:]], self.of(rows, 'vGPU framework'))
         self.assertEqual([lost], self.of(rows, 'MIG mode and SR-IOV'))
         machine.unload_library()
         rows = self.check(2, *self.nova(self.lines()), simulate=simulate)
         unseen = ('skipped', 'not checked: not seen by NVML')
-        self.assertEqual([unseen] * 4, self.of(rows, 'way of vGPUs'))
+        self.assertEqual([unseen] * 4, self.of(rows, 'vGPU framework'))
         self.assertEqual([unseen] * 4, self.of(rows, 'MIG mode and SR-IOV'))
         self.assertIn('failure', [code for code, _ in self.of(rows, 'NVML')])
 
@@ -229,7 +229,7 @@ class RunTest(base.CommandCase):
             cyborg_problem='x', nova_problem='y'))
         self.assertIn('not checked: x', found['host name'].details)
         self.assertIn('not checked: y', found['Nova mdev types'].details)
-        self.assertEqual('nothing to complain of', found['kernel'].details)
+        self.assertEqual('no problem found', found['kernel'].details)
         self.assertIn('simulated',
                       self.findings(self.none)['host name'].details)
         self.assertEqual(result.Code.SKIPPED,

@@ -116,7 +116,7 @@ class WatchTest(base.BaseTestCase):
             self.assertIsNone(watch.read())
             self.assertIsNone(watch.read())
             (line,) = [text for text in self.log.output.splitlines()
-                       if 'Cyborg does not tell' in text]
+                       if 'Cannot read from Cyborg' in text]
             self.assertIn(said, line)
             self.log.reset_output()
         self.cyborg.status = '200 OK'

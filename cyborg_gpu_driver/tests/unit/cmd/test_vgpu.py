@@ -141,8 +141,10 @@ class MdevTest(VgpuCase):
     def test_what_is_refused_does_not_keep_the_others(self):
         self.machine.start_guest(_UUIDS[1])
         _, errors = self.vgpu('clean', *_UUIDS, 'other', '--yes', code=1)
-        self.assertIn(f'vGPU {_UUIDS[0]} stays: its owner is', errors)
-        self.assertIn(f'vGPU {_UUIDS[1]} stays: a virtual machine', errors)
+        self.assertIn(f'vGPU {_UUIDS[0]} was not removed: its owner is',
+                      errors)
+        self.assertIn(f'vGPU {_UUIDS[1]} was not removed: a virtual machine',
+                      errors)
         self.assertIn('There is no vGPU other', errors)
         self.assertEqual(_UUIDS[:2], self.names())
 
@@ -159,7 +161,7 @@ class MdevTest(VgpuCase):
             self.machine.gpu(self.gpu).state.lost = True
         _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
                               '--yes', code=1)
-        self.assertIn(f'{_UUIDS[1]} stays: ', errors)
+        self.assertIn(f'{_UUIDS[1]} was not removed: ', errors)
         self.assertEqual(_UUIDS, self.names())
 
     def test_it_asks(self):
@@ -227,7 +229,7 @@ class VendorVfioTest(VgpuCase):
             [(row['name'], row['owner'], row['orphan'])
              for row in self.listed()])
         _, errors = self.vgpu('clean', functions[0], '--yes', code=1)
-        self.assertIn('stays: its owner is fixed', errors)
+        self.assertIn('was not removed: its owner is fixed', errors)
         self.assertIn('There is nothing to remove', errors)
         self.vgpu('clean', '0000' + functions[1].upper(), '--yes')
         self.assertEqual(functions[:1], tuple(self.names()))

@@ -70,7 +70,7 @@ class HungGpuTest(base.SimulatedTestCase):
                 (f'NVML: GPU {self.first} does not answer: '
                  'nvmlDeviceGetMigMode has not returned within 0.5 s',),
                 gpu.problems)
-        self.assertEqual(1, len(self.log.about('Nothing else is asked')))
+        self.assertEqual(1, len(self.log.about('No other call is made')))
         self.answer_again()
         self.assertEqual(before, self.reader.snapshot())
         self.assertEqual(1, len(self.log.about('answers again')))

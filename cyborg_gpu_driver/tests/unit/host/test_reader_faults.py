@@ -131,7 +131,7 @@ class FaultTest(base.SimulatedTestCase):
                          {(gpu.problems, gpu.visible_to_nvml, gpu.mig,
                            gpu.driver) for gpu in host.gpus})
         self.assertIsNone(host.driver_version)
-        self.assertEqual([], self.log.about('Opening NVML anew'))
+        self.assertEqual([], self.log.about('Opening NVML again'))
         self.machine.load_library()
         host = self.reader.snapshot()
         self.assertIsNone(host.nvml_problem)

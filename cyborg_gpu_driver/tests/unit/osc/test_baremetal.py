@@ -108,7 +108,7 @@ class CreateTest(base.BaseTestCase):
                 'ramdisk: inventory.version: found 2; expected 1: '),
                 strict=True):
             self.assertIn(f'cannot take it: {text}', row['Change'])
-        self.assertIn('Warning: no node can take slice', errors)
+        self.assertIn('Warning: no node supports slice', errors)
 
     def test_what_hinders_them(self):
         self.write([{'name': 'whole', 'groups': [{'gpu': 'passthrough'}]}])
@@ -166,7 +166,7 @@ class CreateTest(base.BaseTestCase):
                  ['slice', '--devices', '1,1']),
                 (exception.LayoutError, "found 'A100'; expected PCI device id",
                  ['slice', '--board', 'A100']),
-                (exception.InvalidValue, 'the flavor that --flavor names',
+                (exception.InvalidValue, 'only together with --flavor',
                  ['slice', *sizes]),
                 (exception.InvalidValue, 'give --resource-class',
                  ['slice', '--flavor', 'x', *sizes]),

@@ -73,7 +73,7 @@ class KeeperCase(base.SimulatedTestCase):
 
     def said(self, text=''):
         return self.log.about(text or 'sick') + (
-            [] if text else self.log.about('well again'))
+            [] if text else self.log.about('healthy again'))
 
 
 class EventsTest(KeeperCase):
@@ -180,7 +180,7 @@ class ChecksTest(KeeperCase):
         self.keeper.reset_done(self.second)
         self.keeper.reset_done(self.first)
         self.assertIsNone(self.trait())
-        self.assertTrue(self.said('well again'))
+        self.assertTrue(self.said('healthy again'))
 
     def test_a_restart_of_the_machine_cures(self):
         self.event(79)
@@ -189,7 +189,7 @@ class ChecksTest(KeeperCase):
         self.keeper = self.start()
         self.assertIsNone(self.trait())
         self.assertFalse(self.check()[self.first].sick)
-        self.assertTrue(self.said('well again'))
+        self.assertTrue(self.said('healthy again'))
 
     def test_while_nvml_is_away_all_stays_as_it_was(self):
         self.event(94)

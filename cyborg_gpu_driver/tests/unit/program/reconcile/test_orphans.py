@@ -340,7 +340,7 @@ class VendorVfioTest(OrphanCase):
         found = self.one()
         self.assertEqual(orphans.Guest.UNKNOWN, found.guest)
         self.assert_orphan('?', found)
-        self.assert_kept(found, 'cannot be found out', None)
+        self.assert_kept(found, 'cannot find out who uses', None)
 
     def test_what_the_driver_does_not_give_up(self):
         name = self.make()
@@ -361,4 +361,4 @@ class VendorVfioTest(OrphanCase):
         found = self.one()
         self.machine.faults.fail_read(f'*/{name}/nvidia/current_vgpu_type',
                                       errno.EIO)
-        self.assert_kept(found, 'stays')
+        self.assert_kept(found, 'was not removed')

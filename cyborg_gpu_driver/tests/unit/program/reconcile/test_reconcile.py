@@ -195,7 +195,7 @@ class NameTest(ReconcileCase):
         self.known = True
         said = self.look()
         self.assertIn('again for handle', said)
-        self.assertIn('No difference is left', said)
+        self.assertIn('There is no difference on this host', said)
         self.assertEqual('', self.look())
         self.known = False
         self.take_away(entry, instance=False)
