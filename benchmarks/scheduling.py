@@ -45,8 +45,8 @@ import online  # noqa: E402
 import oracle  # noqa: E402
 import packing  # noqa: E402
 
-from cyborg_gpu_driver.nova import weigher_cost  # noqa: E402
-from cyborg_gpu_driver.nova import weigher_published  # noqa: E402
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost  # noqa: E402
+from cyborg_gpu_driver.nova.weighing import published as weigher_published  # noqa: E402
 from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
 from cyborg_gpu_driver.partition.mig import score  # noqa: E402
 

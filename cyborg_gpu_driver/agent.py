@@ -47,9 +47,9 @@ from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import publishing
-from cyborg_gpu_driver.report import sickness
-from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import unhealthy
+from cyborg_gpu_driver.report.content import values
 
 LOG = logging.getLogger(__name__)
 
@@ -183,9 +183,9 @@ class Agent:
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         self._enforce(decided)
-        return sickness.marked(decided.devices, verdicts, {
+        return unhealthy.marked(decided.devices, verdicts, {
             device.address
-            for device in sickness.sick(decided.devices, verdicts)
+            for device in unhealthy.sick(decided.devices, verdicts)
             if self._is_used(device)})
 
     def retire(self) -> None:

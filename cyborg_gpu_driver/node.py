@@ -53,14 +53,14 @@ from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
-from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import values
 
 _FIRST_OVER_CAPACITY = 15
 """Release of Cyborg."""

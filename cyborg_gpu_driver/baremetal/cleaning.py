@@ -22,8 +22,8 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.baremetal import faults
-from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.baremetal.inventory import modes
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes as nvml_modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process

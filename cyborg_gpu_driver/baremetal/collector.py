@@ -27,9 +27,9 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
-from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.baremetal import modes
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host.health import reader as health_reader
 from cyborg_gpu_driver.host.nvml import modes as nvml_modes

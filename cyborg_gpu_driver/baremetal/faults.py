@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver.baremetal import modes
-from cyborg_gpu_driver.baremetal import node as node_module
+from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.baremetal.inventory import node as node_module
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition.change import target

@@ -25,10 +25,10 @@ from ironic.drivers.modules.inspector.hooks import base
 from oslo_log import log
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import inventory as inventory_module
 from cyborg_gpu_driver.baremetal import layout_files
-from cyborg_gpu_driver.baremetal import names
-from cyborg_gpu_driver.baremetal import node as node_module
+from cyborg_gpu_driver.baremetal.inventory import inventory as inventory_module
+from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal.inventory import node as node_module
 from cyborg_gpu_driver.conf import baremetal
 
 LOG = log.getLogger(__name__)

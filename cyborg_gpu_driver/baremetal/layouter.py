@@ -29,11 +29,11 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import layouts
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.baremetal import steps
 from cyborg_gpu_driver.baremetal import tree
+from cyborg_gpu_driver.baremetal.inventory import layouts
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.change import target

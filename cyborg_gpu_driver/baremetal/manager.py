@@ -29,9 +29,9 @@ from cyborg_gpu_driver.baremetal import faults
 from cyborg_gpu_driver.baremetal import image
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.baremetal import layouter
-from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import ramdisk
 from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 
 CONF = cfg.CONF

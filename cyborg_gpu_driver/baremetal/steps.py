@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.host.snapshot import model
 
 CLEAR = 'clear_gpu_partitions'

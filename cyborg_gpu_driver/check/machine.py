@@ -28,8 +28,8 @@ from importlib import metadata
 from oslo_utils import importutils
 
 from cyborg_gpu_driver import cyborg_hooks
-from cyborg_gpu_driver.check import access
 from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check.rules import access
 from cyborg_gpu_driver.nova import capability
 
 _RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)

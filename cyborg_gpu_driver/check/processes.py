@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from cyborg_gpu_driver.check import access
+from cyborg_gpu_driver.check.rules import access
 
 STOCK = 'nova-compute'
 OURS = 'cyborg-gpu-nova-compute'

@@ -26,13 +26,13 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from cyborg_gpu_driver.check import agents
-from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts as facts_module
-from cyborg_gpu_driver.check import gpus
-from cyborg_gpu_driver.check import nova_conf
-from cyborg_gpu_driver.check import result
-from cyborg_gpu_driver.check import vgpus
+from cyborg_gpu_driver.check.rules import agents
+from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import gpus
+from cyborg_gpu_driver.check.rules import nova_conf
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.check.rules import vgpus
 
 
 class Needs(enum.Enum):

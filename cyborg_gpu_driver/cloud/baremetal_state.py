@@ -21,8 +21,8 @@ from concurrent import futures
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses

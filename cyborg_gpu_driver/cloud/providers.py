@@ -23,7 +23,7 @@ from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import codec
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 VERSION = '1.26'
 """As the driver's: the first that tells ``reserved`` equal to ``total``."""

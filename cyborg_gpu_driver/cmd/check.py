@@ -18,14 +18,14 @@ from __future__ import annotations
 import os
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.check import agents
-from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
-from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.check.rules import agents
+from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.cmd import nova
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf

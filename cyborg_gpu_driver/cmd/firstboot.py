@@ -25,12 +25,12 @@ from cliff import command
 from oslo_utils import timeutils
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import config_drive
-from cyborg_gpu_driver.baremetal import first_boot
-from cyborg_gpu_driver.baremetal import first_boot_report as reports
-from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.baremetal import metadata_service
 from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal.first_boot import config_drive
+from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.baremetal.first_boot import metadata_service
+from cyborg_gpu_driver.baremetal.first_boot import report as reports
+from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 
 _LAYOUT_FILE = f'/{staged.LAYOUT_PATH}'

@@ -27,7 +27,7 @@ from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 
 def notes(before: legacy.Legacy, plan: legacy_policies.Plan,

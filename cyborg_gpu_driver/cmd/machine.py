@@ -33,11 +33,11 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import build
-from cyborg_gpu_driver.report import names
-from cyborg_gpu_driver.report import sickness
-from cyborg_gpu_driver.report import values
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import unhealthy
+from cyborg_gpu_driver.report.content import values
 
 say = terminal.say
 
@@ -145,7 +145,7 @@ def _marked(sent, verdicts, claimed):
     """What is sent of a GPU, told as sick if it is."""
     if sent.device is None:
         return sent
-    (device,) = sickness.marked((sent.device,), verdicts, claimed)
+    (device,) = unhealthy.marked((sent.device,), verdicts, claimed)
     if device.stub and not sent.device.stub:
         return withdrawal.Sent(device, 'sick and in use: ' + '; '.join(
             verdicts[device.address].reasons))

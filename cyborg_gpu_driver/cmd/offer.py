@@ -18,8 +18,8 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host.snapshot import condition
-from cyborg_gpu_driver.report import names
-from cyborg_gpu_driver.report import traits
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import traits
 
 
 class ListOffer(table.Lister):

@@ -18,8 +18,8 @@ from cyborg_gpu_driver.cmd import columns
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import offer
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.report import names
-from cyborg_gpu_driver.report import view
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import view
 
 
 class ShowReport(table.Lister):

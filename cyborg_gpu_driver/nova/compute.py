@@ -13,7 +13,7 @@
 
 """``cyborg-gpu-nova-compute``: nova-compute that takes vGPUs without mdev.
 
-The stock nova-compute, with :mod:`cyborg_gpu_driver.nova.addition` put into
+The stock nova-compute, with :mod:`cyborg_gpu_driver.nova.patches` put into
 its libvirt driver before it starts.
 """
 
@@ -24,9 +24,9 @@ import sys
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files as sysfs
-from cyborg_gpu_driver.nova import addition
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.nova import patches
 
 _PROGRAM = 'cyborg-gpu-nova-compute'
 _ROOT = '/sys'
@@ -39,14 +39,14 @@ def extend(driver_class, version: str, reader: handles.HandleReader,
     :param driver_class: nova.virt.libvirt.driver.LibvirtDriver.
     :param version: of Nova.
     :param reader: tells which handles are virtual functions.
-    :param refuse: see :class:`cyborg_gpu_driver.nova.addition.Addition`.
+    :param refuse: see :class:`cyborg_gpu_driver.nova.patches.Patches`.
     :returns: what was done, for people.
     :raises NovaMismatch: if this Nova is not one that was tested.
     """
     reason = capability.mismatch(driver_class, version)
     if reason:
         raise exception.NovaMismatch(reason=reason)
-    addition.Addition(reader, refuse).install(driver_class)
+    patches.Patches(reader, refuse).install(driver_class)
     return f'Nova {version} takes vGPUs on virtual functions of vendor VFIO'
 
 

@@ -25,8 +25,8 @@ from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy as policies_module
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.report import names
-from cyborg_gpu_driver.report import traits
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import traits
 
 _MODES = (policies_module.Mode.VGPU, policies_module.Mode.MIG)
 

@@ -31,8 +31,8 @@ from nova.scheduler import weights
 from nova.scheduler.client import report
 
 from cyborg_gpu_driver.conf import weigher
-from cyborg_gpu_driver.nova import weigher_published as published
 from cyborg_gpu_driver.nova import weigher_reader
+from cyborg_gpu_driver.nova.weighing import published
 
 CONF = nova.conf.CONF
 CONF.register_group(weigher.GROUP)

@@ -23,8 +23,8 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova import weigher_cost
-from cyborg_gpu_driver.nova import weigher_published as published
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
+from cyborg_gpu_driver.nova.weighing import published
 
 LOG = logging.getLogger(__name__)
 

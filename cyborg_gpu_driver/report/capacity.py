@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.report import build
-from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 
 
 def inventories(offers: Iterable[partition_offers.Offer],

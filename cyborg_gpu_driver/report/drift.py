@@ -32,9 +32,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 

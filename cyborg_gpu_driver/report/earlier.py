@@ -31,9 +31,9 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.report import names
-from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import values
 
 _FACTS = tuple(field.name for field in
                dataclasses.fields(gpu_record.ReportedFacts))

@@ -27,7 +27,7 @@ from cyborg.objects.driver_objects import driver_controlpath_id
 from cyborg.objects.driver_objects import driver_deployable
 from cyborg.objects.driver_objects import driver_device
 
-from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report.content import values
 
 
 def driver_devices(reported: Iterable[values.ReportedDevice]

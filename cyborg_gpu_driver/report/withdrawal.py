@@ -27,10 +27,10 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved
-from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import values
 
 LOG = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import os_traits
 
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.baremetal import layouts
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.profiles import baremetal_profile
 from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources

@@ -30,13 +30,13 @@ from typing import Any
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.report import names as report_names
+from cyborg_gpu_driver.report.content import names as report_names
 
 PRIORITY = 65
 """Of the deploy step: Ironic does 79 to 61 when the image is written and

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud.profiles import resources
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 _SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
                    for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))

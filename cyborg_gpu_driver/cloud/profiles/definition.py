@@ -42,7 +42,7 @@ from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 VERSION = definition_schema.VERSION
 _WHOLE = policy.Mode.PASSTHROUGH.value

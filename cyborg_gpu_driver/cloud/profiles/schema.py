@@ -16,7 +16,7 @@ from __future__ import annotations
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 VERSION = 'v1'
 GPU_PROFILE = 'gpu-profile'

@@ -20,7 +20,7 @@ import uuid
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.tests.integration import base

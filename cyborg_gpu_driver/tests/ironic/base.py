@@ -18,7 +18,7 @@ from openstack.baremetal.v1 import node as sdk_node
 from oslotest import base
 from testtools import content
 
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.ironic import services
 

@@ -32,7 +32,7 @@ from ironic_python_agent import inspector
 from ironic_python_agent import utils as agent_utils
 from oslo_config import cfg
 
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.simulator import machine as simulator

@@ -24,7 +24,7 @@ import fixtures
 import requests
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import names
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.simulator import machine as simulator

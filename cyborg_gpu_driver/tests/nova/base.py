@@ -44,7 +44,7 @@ from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.report import values
+from cyborg_gpu_driver.report.content import values
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 

@@ -46,7 +46,7 @@ def request(attach_type, **more):
 
 
 class ExtendedMethodsTest(base.DriverCase):
-    """Behind nova/addition.py."""
+    """Behind nova/patches.py."""
 
     def test_this_nova_can_be_extended(self):
         self.assertEqual('', capability.mismatch(

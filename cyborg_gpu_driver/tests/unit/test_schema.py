@@ -22,7 +22,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.baremetal import inventory_schema
+from cyborg_gpu_driver.baremetal.inventory import schema as inventory_schema
 from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
 from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.kubernetes import operator_values

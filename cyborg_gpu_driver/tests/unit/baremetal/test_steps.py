@@ -17,9 +17,9 @@ import dataclasses
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import faults
-from cyborg_gpu_driver.baremetal import modes
-from cyborg_gpu_driver.baremetal import names
 from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 

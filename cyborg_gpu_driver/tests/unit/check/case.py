@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from oslotest import base
 
-from cyborg_gpu_driver.check import result
+from cyborg_gpu_driver.check.rules import result
 
 
 class FindingCase(base.BaseTestCase):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from oslotest import base
 
-from cyborg_gpu_driver.check import access
-from cyborg_gpu_driver.check import agents
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import processes
-from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.check.rules import access
+from cyborg_gpu_driver.check.rules import agents
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy

@@ -22,8 +22,8 @@ from cyborg import conf
 
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import run
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy

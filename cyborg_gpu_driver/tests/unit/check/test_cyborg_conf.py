@@ -15,12 +15,12 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.check import cyborg_conf
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
-from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy

@@ -20,9 +20,9 @@ import json
 
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import nova_conf
-from cyborg_gpu_driver.check import result
 from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.check.rules import nova_conf
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader

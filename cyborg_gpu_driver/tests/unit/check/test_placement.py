@@ -29,7 +29,7 @@ from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.demo import httpd
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 SECRET = 'hunter2'
 _REFUSED = '127.0.0.1:1'

@@ -20,8 +20,8 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.check import access
 from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check.rules import access
 
 
 class ProcCase(base.BaseTestCase):

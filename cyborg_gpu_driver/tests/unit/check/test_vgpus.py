@@ -20,8 +20,8 @@ from oslotest import base
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import processes
-from cyborg_gpu_driver.check import result
-from cyborg_gpu_driver.check import vgpus
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.check.rules import vgpus
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy

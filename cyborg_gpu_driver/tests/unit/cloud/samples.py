@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 
 MODEL = 'CUSTOM_GPU_MODEL_A100_SXM4_80GB'
 

@@ -28,10 +28,10 @@ import re
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import first_boot_report
-from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.baremetal import node
+from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.baremetal.first_boot import report as first_boot_report
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import node
 from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.host import problems
 from cyborg_gpu_driver.host.snapshot import model

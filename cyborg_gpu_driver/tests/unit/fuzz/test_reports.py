@@ -22,9 +22,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.report import placements
 

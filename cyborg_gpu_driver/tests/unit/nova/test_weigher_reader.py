@@ -21,9 +21,9 @@ import threading
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.nova import weigher_published as published
 from cyborg_gpu_driver.nova import weigher_reader
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver.report.content import names
 
 CLASS = 'CUSTOM_NVIDIA_3G_40GB'
 LABELS = {'1g.10gb': 7, '3g.40gb': 2, '1g.10gb.me': 1}

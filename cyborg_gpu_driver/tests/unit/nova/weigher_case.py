@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.nova import weigher_published as published
+from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 

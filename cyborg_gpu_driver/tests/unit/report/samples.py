@@ -16,7 +16,7 @@
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report.content import build
 
 MIG_PROFILES = (
     # 8 units: A100, H100, H200, GH200, B200, GB200, B300, GB300.

@@ -22,8 +22,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.report import names
 from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests.unit.report import placements
 
 _GPU = model.PciAddress.parse('0000:07:00.0')

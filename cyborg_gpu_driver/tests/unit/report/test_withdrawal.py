@@ -25,8 +25,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import build
 from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.report import placements
 
 _ADDRESS = model.PciAddress.parse('0000:07:00.0')

@@ -104,7 +104,7 @@ class HouseTest(ScriptTest):
                 ('program/a.py', 'def f():\n    import pynvml\n',
                  'pynvml is imported'),
                 ('report/objects.py', 'from cyborg.objects import a\n', ''),
-                ('report/build.py', 'from cyborg.objects import a\n',
+                ('report/content/build.py', 'from cyborg.objects import a\n',
                  'cyborg is imported'),
                 ('program/a.py', 'import subprocess\n', 'no shelling out')):
             self.check(module, source, expected)

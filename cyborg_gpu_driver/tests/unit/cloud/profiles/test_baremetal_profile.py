@@ -17,7 +17,7 @@ import json
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import layouts
+from cyborg_gpu_driver.baremetal.inventory import layouts
 from cyborg_gpu_driver.cloud.profiles import baremetal_profile
 from cyborg_gpu_driver.cloud.profiles import definition
 from cyborg_gpu_driver.cloud.profiles import plan

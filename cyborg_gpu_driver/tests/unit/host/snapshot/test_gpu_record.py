@@ -21,7 +21,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import build
+from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.host import base
 
 _TIME = 1_800_000_000.0

@@ -19,7 +19,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
-from cyborg_gpu_driver.report import names
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
 

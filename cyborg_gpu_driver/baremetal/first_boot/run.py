@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The first boot of a bare-metal server: its GPUs cut as its layout says.
+
+Done at each boot, as instances outlive none, and safe to do at any time:
+what is as wanted is left alone, and what is in use is never touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
+from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.baremetal.first_boot import report as reports
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.program.ready import apply
+
+_PAUSE = 1.0
+"""Seconds between two looks for the driver."""
+_DRIVER = 'nvidia'
+_IGNORED = 'ignored'
+_SKIPPED = 'skipped'
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of it; :mod:`.first_boot_report` says the rest."""
+
+    result: reports.Result
+    error: str | None = None
+    gpus: tuple[reports.GpuReport, ...] = ()
+
+
+class FirstBoot:
+    """Cuts the GPUs of one machine.
+
+    :param server: its parts; privileged changes are made in this process.
+    :param tell: called with what goes on, for people.
+    :param clock: seconds that only grow.
+    :param sleep: waits for so many seconds.
+    """
+
+    def __init__(self, server: node.Node,
+                 tell: Callable[[str], object],
+                 clock: Callable[[], float] = time.monotonic,
+                 sleep: Callable[[float], object] = time.sleep):
+        self._node = server
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+
+    def has_gpus(self) -> bool:
+        """Whether there is any NVIDIA GPU, with a driver or without.
+
+        :raises HostUnusable: if that cannot be told.
+        """
+        host = self._node.reader.snapshot()
+        if host.problems and not host.gpus:
+            raise exception.HostUnusable(reason='; '.join(host.problems))
+        return bool(host.gpus)
+
+    def cut(self, found: layout_sources.Found, timeout: float) -> Outcome:
+        """Bring a layout about once NVIDIA's driver is there.
+
+        :param timeout: seconds that the driver may take.
+        """
+        host, lacking = self._wait(timeout)
+        if host.nvml_problem:
+            return Outcome(reports.Result.FAILED, (
+                f'after {timeout:g} seconds the NVIDIA driver is not ready: '
+                f'{lacking}'))
+        try:
+            return self._apply(host, found)
+        except exception.LayoutError as error:
+            # The layout may be right for a GPU that cannot be read.
+            unread = [choice.obstacle(host, gpu) for gpu in host.gpus
+                      if condition.is_failed(gpu)
+                      and not self._node.ignores(gpu)]
+            return Outcome(
+                reports.Result.FAILED if any(unread)
+                else reports.Result.UNUSABLE,
+                '; '.join(filter(None, (*unread, str(error)))))
+
+    def _wait(self, timeout):
+        """The machine, and what it lacks when the time is up."""
+        end, said = self._clock() + timeout, None
+        while True:
+            host = self._node.reader.snapshot()
+            lacking = self._lacking(host)
+            left = end - self._clock()
+            if not lacking or left <= 0:
+                return host, lacking
+            if lacking != said:
+                self._tell('Waiting for the NVIDIA driver, up to '
+                           f'{left:.0f} seconds: {lacking}')
+                said = lacking
+            self._sleep(min(_PAUSE, left))
+            # An open session knows the GPUs that there were when it was
+            # opened.
+            self._node.platform.nvml.reset()
+
+    def _lacking(self, host):
+        """What the driver is not ready for; empty if it is ready."""
+        if host.nvml_problem:
+            return '; '.join([host.nvml_problem, *(
+                f'{gpu.address} is bound to {gpu.driver or "no driver"}'
+                for gpu in host.gpus if gpu.driver != _DRIVER)])
+        return ', '.join(map(_unseen_text, self._unseen(host)))
+
+    def _unseen(self, host):
+        """GPUs that are NVIDIA's driver's, and not there for it.
+
+        One that is bound to another driver was given away on purpose.
+        """
+        return [gpu for gpu in host.gpus if not gpu.visible_to_nvml
+                and gpu.driver in (None, _DRIVER)
+                and not self._node.ignores(gpu)]
+
+    def _apply(self, host, found):
+        gpus = choice.gpus(host)
+        entry = found.entry(gpus)
+        chosen = entry.chosen(gpus)
+        if not chosen:
+            return Outcome(reports.Result.UNUSABLE, (
+                f'{found.source}: entry {entry.name} speaks of no GPU of '
+                f'this server; it has {_models(gpus)}'))
+        wanted = entry.for_chosen(gpus, [
+            index for index in chosen if not condition.obstacle(gpus[index])])
+        outcomes = self._change(gpus, wanted)
+        done = tuple(
+            outcomes.get(index) or self._untouched(entry, index, gpus[index])
+            for index in chosen)
+        failed = [gpu.address for gpu in done if gpu.error]
+        return Outcome(
+            reports.Result.FAILED if failed else reports.Result.APPLIED,
+            f'not as the layout {entry.name} of {found.source} says: '
+            + ', '.join(failed) if failed else None, done)
+
+    def _change(self, gpus, wanted: dict[int, target.Wanted]):
+        """Reports of the GPUs that were to be changed, by index."""
+        chosen = [index for index in wanted
+                  if not self._node.ignores(gpus[index])]
+        outcomes = self._node.applier.apply_all(
+            [(gpus[index], wanted[index]) for index in chosen])
+        return {index: reports.GpuReport(
+            index, str(outcome.gpu),
+            _SKIPPED if wanted[index].without_mig else outcome.status.value,
+            str(wanted[index]),
+            str(outcome.error) if outcome.error else None)
+            for index, outcome in zip(chosen, outcomes, strict=True)}
+
+    def _untouched(self, entry, index, gpu):
+        """The report of a GPU that is ignored, or cannot be reached."""
+        if self._node.ignores(gpu):
+            return reports.GpuReport(index, str(gpu.address), _IGNORED,
+                                     entry.name)
+        return reports.GpuReport(
+            index, str(gpu.address), apply.Status.FAILED.value, entry.name,
+            f'it cannot be reached: {condition.obstacle(gpu)}')
+
+
+def _unseen_text(gpu):
+    return (f'NVML does not see {gpu.address}, which is bound to '
+            f'{gpu.driver or "no driver"}')
+
+
+def _models(gpus):
+    return ', '.join(sorted({gpu.model or gpu.device_id for gpu in gpus})
+                     ) or 'none that its driver sees'

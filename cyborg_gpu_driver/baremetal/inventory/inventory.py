@@ -1,0 +1,280 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the ramdisk says of a node's GPUs: plain JSON, made and read.
+
+    {"version": 1, "driver_version": "570.133.20", "nvml_problem": null,
+     "gpus": [{"address": "0000:1b:00.0", "device_id": "2330",
+               "mig": {"profiles": [...], ...}, "health": [], ...}]}
+
+It says what the boards are, not what is on them: instances are gone with the
+next start of the machine. ``health`` has the codes of what ails a GPU, and
+is null where the GPU could not be asked. Reading it, keys that are not known
+are passed over; what is known must be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.baremetal.inventory import modes as modes_module
+from cyborg_gpu_driver.baremetal.inventory import schema as inventory_schema
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import health as health_module
+
+VERSION = inventory_schema.VERSION
+NO_COLLECTOR = 'the ramdisk has no collector nvidia-gpus'
+
+_WAYS_MAX = 40_000
+"""To cut one of each kind of board, overlaps alone considered; those known
+have 5536 at most. To list the layouts of a board is to go through them."""
+_NO_MODES = modes_module.Modes()
+_NVIDIA = '10de'
+_DISPLAY = ('0300', '0302')
+_GPU_TEXTS = ('model', 'architecture', 'uuid', 'serial', 'driver')
+_GPU_VALUES = ('vendor_id', 'device_id', 'class_code', 'subsystem_vendor_id',
+               'subsystem_device_id', 'memory_mib', 'numa_node',
+               'in_pci_sysfs', 'visible_to_nvml', 'sriov_totalvfs')
+_PROFILE_VALUES = ('profile_id', 'slices', 'memory_mib', 'max_instances',
+                   'multiprocessors', 'copy_engines', 'capabilities')
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """A node's GPUs, by address, without anything that is on them."""
+
+    gpus: tuple[model.Gpu, ...] = ()
+    driver_version: str | None = None
+    """NVIDIA's driver in the ramdisk."""
+    nvml_problem: str | None = None
+    """Why NVML told nothing; None if it did."""
+    problems: tuple[str, ...] = ()
+    """What of the machine could not be read, for people."""
+    ailments: Mapping[model.PciAddress, tuple[str, ...]] = (
+        dataclasses.field(default_factory=dict))
+    """Codes of what ails each GPU that could be asked: ``XID_79``,
+    ``REMAP_FAILED``; none for one that is well."""
+
+    modes: modes_module.Modes = _NO_MODES
+    """That outlive a tenant, of the GPUs that NVML could be asked about."""
+
+    @property
+    def sick(self) -> dict[model.PciAddress, tuple[str, ...]]:
+        """What ails each GPU that is sick, for people."""
+        return {address: tuple(health_module.Ailment(code, 0, 0).text
+                               for code in codes)
+                for address, codes in self.ailments.items() if codes}
+
+    @property
+    def asked(self) -> bool:
+        """Whether the health of every GPU is known."""
+        return all(gpu.address in self.ailments for gpu in self.gpus)
+
+
+def to_dict(host: model.Host,
+            health: Mapping[model.PciAddress,
+                            Iterable[health_module.Ailment]],
+            modes: modes_module.Modes = _NO_MODES) -> dict[str, Any]:
+    """What is sent: values of JSON only.
+
+    :param health: what ails each GPU that could be asked for its health,
+        also nothing; a GPU that is not in it could not be.
+    :param modes: MIG modes are the GPUs' own.
+    """
+    return {'version': VERSION,
+            'driver_version': _tidied(host.driver_version),
+            'nvml_problem': _tidied(host.nvml_problem),
+            'problems': _tidy(host.problems),
+            'confidential_computing': modes.confidential_computing,
+            'gpus': [{**_plain_gpu(gpu),
+                      'ecc': modes.ecc.get(gpu.address),
+                      'health': _codes(health.get(gpu.address))}
+                     for gpu in host.gpus]}
+
+
+def parse(value: Any) -> Inventory:
+    """Read what was sent.
+
+    :raises InventoryError: naming what is wrong where.
+    """
+    place = schema.Place('ramdisk', 'inventory', exception.InventoryError)
+    schema.check(value, inventory_schema.INVENTORY, place,
+                 inventory_schema.FORMATS)
+    where = place.below('gpus')
+    return _inventory(
+        [_gpu(item, where.below(number))
+         for number, item in enumerate(value['gpus'])], where,
+        driver_version=_line(value['driver_version']),
+        nvml_problem=_line(value['nvml_problem']),
+        problems=tuple(map(_line, value['problems'])),
+        confidential_computing=value.get('confidential_computing'))
+
+
+def from_pci(value: Any) -> Inventory:
+    """The GPUs among what ironic-python-agent's pci-devices collector sent.
+
+    That has ``vendor_id``, ``product_id``, ``class``, ``bus`` (the address)
+    and ``numa_node_id`` of every PCI function. No more is known of them.
+
+    :raises InventoryError: if it is something else.
+    """
+    place = schema.Place('ramdisk', 'pci_devices', exception.InventoryError)
+    schema.check(value, inventory_schema.PCI_DEVICES, place)
+    found = []
+    for number, item in enumerate(value):
+        if _is_gpu(item):
+            schema.check(item, inventory_schema.PCI_GPU, place.below(number),
+                         inventory_schema.FORMATS)
+            found.append(_pci_gpu(item))
+    return _inventory(found, place, nvml_problem=NO_COLLECTOR)
+
+
+def _is_gpu(item):
+    return (isinstance(item, dict) and item.get('vendor_id') == _NVIDIA
+            and str(item.get('class'))[:4] in _DISPLAY)
+
+
+def _codes(ailments):
+    return None if ailments is None else sorted(
+        {item.code for item in ailments})
+
+
+def _plain_gpu(gpu):
+    """A GPU as JSON, as ``inventory_schema`` has it."""
+    return {
+        'address': str(gpu.address),
+        **{name: getattr(gpu, name) for name in _GPU_VALUES},
+        **{name: _tidied(getattr(gpu, name)) for name in _GPU_TEXTS},
+        'mig': None if gpu.mig is None else {
+            'enabled': gpu.mig.enabled, 'pending': gpu.mig.pending,
+            'profiles': [_plain_profile(profile)
+                         for profile in gpu.mig.profiles]},
+        'nvlink_peers': [str(peer) for peer in gpu.nvlink_peers],
+        'problems': _tidy(gpu.problems)}
+
+
+def _tidied(text):
+    """Any text as the schema takes it, shortened where it is longer."""
+    if text is None:
+        return None
+    plain = ''.join(letter if letter.isprintable() else '?'
+                    for letter in _line(text))
+    return plain[:inventory_schema.TEXT_MAX] or None
+
+
+def _tidy(problems):
+    return [text for text in map(_tidied, problems)
+            if text][:inventory_schema.LIST_MAX]
+
+
+def _plain_profile(profile):
+    return {**{name: getattr(profile, name)
+               for name in ('name', *_PROFILE_VALUES)},
+            'engines': dataclasses.asdict(profile.engines),
+            'placements': [dataclasses.asdict(placement)
+                           for placement in profile.placements]}
+
+
+def _gpu(item, place):
+    """A GPU, what ails it and its ECC mode."""
+    values = {name: item[name] for name in _GPU_VALUES}
+    values.update((name, _line(item[name])) for name in _GPU_TEXTS)
+    return model.Gpu(
+        address=model.PciAddress.parse(item['address']),
+        mig=None if item['mig'] is None else _mig(
+            item['mig'], place.below('mig', 'profiles')),
+        nvlink_peers=tuple(map(model.PciAddress.parse,
+                               item['nvlink_peers'])),
+        problems=tuple(map(_line, item['problems'])), **values), (
+            None if item['health'] is None else tuple(item['health'])
+        ), item.get('ecc')
+
+
+def _mig(item, place):
+    profiles = tuple(map(_profile, item['profiles']))
+    for key in ('profile_id', 'name'):
+        if len({getattr(item, key) for item in profiles}) < len(profiles):
+            raise place.error(f'two have the same {key}',
+                              'expected each once')
+    return model.Mig(enabled=item['enabled'], pending=item['pending'],
+                     profiles=profiles)
+
+
+def _profile(item):
+    engines, placements = item['engines'], item['placements']
+    return model.GpuInstanceProfile(
+        **{name: item[name] for name in _PROFILE_VALUES},
+        name=_line(item['name']),
+        engines=model.Engines(**{
+            field.name: engines[field.name]
+            for field in dataclasses.fields(model.Engines)}),
+        placements=tuple(model.Placement(each['start'], each['size'])
+                         for each in placements))
+
+
+def _line(text):
+    """Text with one blank between words; None for none."""
+    return None if text is None else ' '.join(text.split())
+
+
+def _pci_gpu(item):
+    numa = item['numa_node_id']
+    return model.Gpu(
+        address=model.PciAddress.parse(item['bus']),
+        vendor_id=item['vendor_id'], device_id=item['product_id'],
+        class_code=item['class'][:4],
+        numa_node=None if numa in (None, '-1') else int(numa)), None, None
+
+
+def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
+    """How many occupancies there can be at most, the empty one included."""
+    placements = [place for profile in profiles
+                  for place in profile.placements]
+    end = max((place.start + place.size for place in placements), default=0)
+    found = [1] * (end + 1)
+    for unit in reversed(range(end)):
+        found[unit] = found[unit + 1] + sum(
+            found[unit + place.size] for place in placements
+            if place.start == unit)
+    return found[0]
+
+
+def _inventory(gpus, place, driver_version=None, nvml_problem=None,
+               problems=(), confidential_computing=None):
+    """The whole, of GPUs with their ailments and ECC modes."""
+    if len(gpus) > inventory_schema.LIST_MAX:
+        raise place.error(f'found {len(gpus)} GPUs', 'expected at most '
+                          f'{inventory_schema.LIST_MAX}')
+    addresses = [gpu.address for gpu, _ailments, _ecc in gpus]
+    if len(set(addresses)) < len(addresses):
+        raise place.error('two have the same address',
+                          'expected each GPU once')
+    boards = {gpu.mig.profiles for gpu, _ailments, _ecc in gpus if gpu.mig}
+    if sum(map(ways, boards)) > _WAYS_MAX:
+        raise place.error('too many ways to partition them',
+                          f'expected at most {_WAYS_MAX}')
+    return Inventory(
+        tuple(sorted((gpu for gpu, _ailments, _ecc in gpus),
+                     key=lambda gpu: gpu.address)),
+        driver_version, nvml_problem, problems,
+        {gpu.address: ailments for gpu, ailments, _ecc in gpus
+         if ailments is not None},
+        modes_module.Modes(
+            {gpu.address: ecc for gpu, _ailments, ecc in gpus
+             if ecc is not None},
+            {gpu.address: gpu.mig.pending for gpu, _ailments, _ecc in gpus
+             if gpu.mig is not None}, confidential_computing))

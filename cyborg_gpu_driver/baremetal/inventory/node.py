@@ -1,0 +1,257 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What Ironic's node says of its GPUs: traits, properties, resource class.
+
+============================= ==========================================
+trait                         meaning
+============================= ==========================================
+CUSTOM_NVIDIA_2330            PCI device id of a GPU
+CUSTOM_GPU_MODEL_...          NVML's name, without a leading NVIDIA
+CUSTOM_GPU_ARCH_HOPPER        architecture
+CUSTOM_GPU_MEMORY_80GB        memory of a GPU, as people write it
+CUSTOM_GPU_COUNT_8            GPUs of the node, of whatever kind
+CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
+CUSTOM_GPU_SICK_XID_79        what ails one of them
+CUSTOM_GPU_LAYOUT_...         they can be cut like that
+============================= ==========================================
+
+The property :data:`PROPERTY` lists the traits that an inspection wrote. The
+next inspection removes those that are no longer true, and no others: a
+trait that the operator set stays, whatever its name.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.inventory import earlier
+from cyborg_gpu_driver.baremetal.inventory import inventory as inventory_module
+from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.baremetal.inventory import names as node_names
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import traits as report_traits
+
+TRAITS_MAX = 50
+"""Ironic's limit on a node's traits (MAX_TRAITS_PER_NODE)."""
+RESOURCE_CLASS_MAX = 80
+"""Ironic's limit on a node's resource class (schema of its API)."""
+PROPERTY = 'nvidia_gpus'
+"""Of the node's properties."""
+TRAITS = 'traits'
+"""Below :data:`PROPERTY`: the traits that the inspection wrote."""
+CAPABILITIES = ('gpu_count', 'gpu_model')
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What the traits of a node are to be."""
+
+    traits: tuple[str, ...]
+    """All of them, sorted."""
+    written: tuple[str, ...] = ()
+    """Those of them that the inspection writes, sorted."""
+    left_out: tuple[str, ...] = ()
+    """For which there was no room."""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why a deploy template's layout cannot be used, by its name."""
+
+
+def written(properties: Mapping[str, Any], current: Iterable[str],
+            inventory: inventory_module.Inventory,
+            files: Iterable[layout_file.LayoutFile] = ()) -> frozenset[str]:
+    """The traits of a node that its last inspection wrote.
+
+    :param properties: the node's.
+    :param current: the node's traits.
+    :param files: the operator's layout files.
+    """
+    summary = properties.get(PROPERTY)
+    if not isinstance(summary, Mapping):
+        return frozenset()
+    if isinstance(summary.get(TRAITS), list):
+        return frozenset(current).intersection(map(str, summary[TRAITS]))
+    return earlier.written(summary, current,
+                           layouts.known(inventory.gpus, files))
+
+
+def traits(current: Iterable[str], inventory: inventory_module.Inventory,
+           written: Collection[str] = (),
+           files: Iterable[layout_file.LayoutFile] = (),
+           templates: Mapping[str, Any] | None = None,
+           all_layouts: bool = False) -> Traits:
+    """The traits of a node after its inspection.
+
+    A node with a sick GPU has no traits of layouts, so that nothing that
+    asks for one is deployed on it. One that was sick stays so until all of
+    its GPUs were asked again.
+
+    Where there is no room for all, the first to be left out are layouts
+    without a deploy template.
+
+    :param current: those that it has.
+    :param written: those of them that the last inspection wrote. All others
+        are the operator's, except those that name a deploy template, and
+        :data:`.names.HEALTHY` once the GPUs have answered.
+    :param files: the operator's layout files.
+    :param templates: layouts of deploy templates (a step's argument) by the
+        template's name, which is a trait.
+    :param all_layouts: whether layouts without a deploy template get a
+        trait too.
+    """
+    templates = templates or {}
+    current = set(current)
+    ours = current.intersection([*written, *templates])
+    sick = _sick(ours, inventory)
+    if sick or inventory.asked:
+        ours |= current & {node_names.HEALTHY}
+    kept = current - ours
+    refused: dict[str, str] = {}
+    cut = () if sick else _layouts(inventory.gpus, files, templates,
+                                   refused, all_layouts)
+    wanted = [trait for trait in dict.fromkeys(
+        (*_healthy(inventory, sick), *sick, *_boards(inventory.gpus), *cut))
+        if trait not in kept]
+    room = max(0, TRAITS_MAX - len(kept))
+    return Traits(tuple(sorted({*kept, *wanted[:room]})),
+                  tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
+
+
+def _healthy(inventory, sick):
+    if inventory.gpus and inventory.asked and not sick:
+        yield node_names.HEALTHY
+
+
+def _sick(ours, inventory):
+    """Traits of what ails the GPUs, or ailed those that do not say."""
+    found = {health.TRAIT + code for codes in inventory.ailments.values()
+             for code in codes}
+    if not inventory.asked:
+        found |= {trait for trait in ours if trait.startswith(health.TRAIT)}
+    return sorted(found)
+
+
+def _boards(gpus):
+    if gpus:
+        yield node_names.count_trait(len(gpus))
+    for gpu in gpus:
+        yield from report_traits.of_board(gpu)
+
+
+def _layouts(gpus, files, templates, refused, all_layouts):
+    """Traits of layouts, those of templates first, then the operator's.
+
+    What a trait stands for is what its deploy template does; without one,
+    the layout of that name.
+    """
+    files = tuple(files)
+    by_trait: dict[str, layout_file.Entry | None] = {}
+    for template, value in sorted(templates.items()):
+        try:
+            by_trait[template] = layouts.entry_of(value, gpus, files)
+        except exception.LayoutError as error:
+            by_trait[template] = None
+            refused[template] = str(error)
+    if all_layouts:
+        listed = [entry for document in reversed(files)
+                  for entry in document.entries]
+        for entry in (*listed, *layouts.known(gpus).values()):
+            by_trait.setdefault(node_names.layout_trait(entry.name), entry)
+    return layouts.applicable(gpus, {
+        trait: entry for trait, entry in by_trait.items() if entry})
+
+
+def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
+    """The node's property :data:`PROPERTY`, for people; JSON.
+
+    ``mig`` of a board says whether it has MIG at all, null if that is not
+    known.
+    """
+    return {
+        'count': len(inventory.gpus),
+        'boards': [{
+            'model': gpu.model, 'architecture': gpu.architecture,
+            'device_id': gpu.device_id, 'memory_mib': gpu.memory_mib,
+            'mig': gpu.mig is not None if gpu.visible_to_nvml else None,
+            'count': count,
+        } for gpu, count in _kinds(inventory.gpus)],
+        'driver_version': inventory.driver_version,
+        'nvml_problem': inventory.nvml_problem,
+        modes.KEY: inventory.modes.to_dict(),
+        'sick': {str(address): list(reasons) for address, reasons
+                 in inventory.sick.items()},
+        'problems': [*inventory.problems, *(
+            f'GPU {gpu.address}: {problem}' for gpu in inventory.gpus
+            for problem in gpu.problems)],
+    }
+
+
+def capabilities(current: str | None,
+                 inventory: inventory_module.Inventory) -> str:
+    """The node's property ``capabilities``, as Ironic writes it.
+
+    ``gpu_count:8,gpu_model:h100-80gb-hbm3``, beside what was there. A node
+    of several kinds of boards has no ``gpu_model``.
+    """
+    kept = [item for item in (current or '').split(',') if item
+            and item.partition(':')[0].strip() not in CAPABILITIES]
+    if inventory.gpus:
+        kept.append(f'gpu_count:{len(inventory.gpus)}')
+    words = _words(inventory.gpus)
+    if len(words) == 1:
+        kept.append(f'gpu_model:{next(iter(words))}')
+    return ','.join(kept)
+
+
+def resource_class(inventory: inventory_module.Inventory) -> str | None:
+    """A resource class for nodes with such GPUs; None without any.
+
+    ``baremetal-gpu-h100-80gb-hbm3-x8``, which Placement knows as
+    ``CUSTOM_BAREMETAL_GPU_H100_80GB_HBM3_X8``. A GPU whose name is not
+    known is called by its PCI device id.
+    """
+    if not inventory.gpus:
+        return None
+    words = _words(inventory.gpus)
+    name = '-'.join(('baremetal-gpu', *(
+        f'{word}-x{words[word]}' for word in sorted(words))))
+    if len(name) > RESOURCE_CLASS_MAX:
+        digest = names.digest(name)
+        name = name[:RESOURCE_CLASS_MAX - len(digest) - 1].rstrip('-')
+        name = f'{name}-{digest}'
+    return name
+
+
+def _words(gpus: Collection) -> collections.Counter[str]:
+    """How many GPUs of each model, in lower-case letters, digits and -."""
+    return collections.Counter(
+        names.token(report_traits.without_vendor(
+            gpu.model or f'{gpu.vendor_id}-{gpu.device_id}')).lower()
+        .replace('_', '-') for gpu in gpus)
+
+
+def _kinds(gpus):
+    """One GPU of each kind, and how many there are, as they come."""
+    found: dict[tuple, list] = collections.defaultdict(list)
+    for gpu in gpus:
+        found[gpu.device_id, gpu.model, gpu.memory_mib,
+              gpu.visible_to_nvml, gpu.mig is not None].append(gpu)
+    return [(alike[0], len(alike)) for alike in found.values()]

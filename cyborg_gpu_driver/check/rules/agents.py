@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of cyborg-agent's user and what he may do."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check.rules import access as access_module
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.partition import policy
+
+DEFAULT_HELPER = 'sudo privsep-helper'
+"""What cyborg-agent starts where no command is configured."""
+_SAMPLES = ("the samples in this library's etc/sudoers.d and etc/rootwrap.d "
+            'show how')
+_READ = access_module.Right.READ
+_ALL = _READ | access_module.Right.WRITE | access_module.Right.EXECUTE
+
+
+def helper_programs(command: str | None) -> tuple[str, ...]:
+    """The programs that the helper's command line runs, the first first.
+
+    :param command: ``[cyborg_gpu_privileged] helper_command``.
+    :returns: empty if it is malformed.
+    """
+    try:
+        words = shlex.split(command or DEFAULT_HELPER)
+    except ValueError:
+        return ()
+    # What follows options of sudo is not known for a program.
+    behind = [word for word in words[1:2] if not word.startswith('-')]
+    return (*words[:1], *(behind if _becomes_root(words[:1]) else ()))
+
+
+def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the agent can change GPUs: as root, or by its helper."""
+    user = facts.machine.agent
+    if user is None:
+        yield _unseen()
+        return
+    if user.uid == 0:
+        yield result.success(result.HOST, 'cyborg-agent runs as root')
+        return
+    if not any(True for _ in facts.with_vgpus()):
+        return
+    yield _helper(facts, user)
+
+
+def _unseen():
+    return result.skipped(
+        result.HOST, 'cyborg-agent is not seen to run here', 'Start it and '
+        'check again; where it runs in a container, check there')
+
+
+def _helper(facts, user):
+    name = 'helper_command of [cyborg_gpu_privileged]'
+    programs = helper_programs(facts.cyborg.helper_command)
+    if not programs:
+        return result.failure(result.HOST, f'{name} is malformed',
+                              f'Correct it in cyborg.conf; {_SAMPLES}')
+    missing = [program for program in programs
+               if facts.programs(program) is False]
+    if missing:
+        return result.failure(
+            result.HOST, f'cyborg-agent runs with uid {user.uid}, and of its '
+            f'helper {missing[0]} cannot be run',
+            f'Install it, or name another {name}; {_SAMPLES}')
+    if not _becomes_root(programs):
+        return result.failure(
+            result.HOST, f'cyborg-agent runs with uid {user.uid}, and its '
+            f'helper {programs[0]} does not become root',
+            f'Begin {name} with sudo; {_SAMPLES}')
+    return result.success(
+        result.HOST, f'cyborg-agent runs with uid {user.uid} and starts its '
+        f'helper by {programs[0]}; whether that lets it was not asked '
+        f'({_SAMPLES})')
+
+
+def _becomes_root(programs):
+    return posixpath.basename(''.join(programs[:1])) in ('sudo', 'doas')
+
+
+def access(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the agent may open NVIDIA's devices and its own directory."""
+    user = facts.machine.agent
+    if user is None:
+        yield _unseen()
+        return
+    if user.uid == 0:
+        return
+    yield from _devices(facts, user)
+    state = facts.machine.state
+    owner = f'install -d -o {user.uid} -m 0750 {facts.state_path}'
+    if state is None:
+        yield result.warning(
+            result.HOST, f'[gpu] state_path {facts.state_path} is not there',
+            f'Make it: {owner}')
+    elif not state.allows(user, _ALL):
+        yield result.failure(
+            result.HOST, f'cyborg-agent, uid {user.uid}, may not write '
+            f'[gpu] state_path {facts.state_path}',
+            f'Give it to that user: {owner}')
+
+
+def _devices(facts, user):
+    devices = facts.machine.devices
+    mig = facts.machine.mig_device
+    closed = [path for path, node in devices.items()
+              if path != mig
+              and not node.allows(user, _READ | access_module.Right.WRITE)]
+    if closed:
+        yield result.failure(
+            result.HOST, f'cyborg-agent, uid {user.uid}, may not open '
+            f'{", ".join(sorted(closed))}: NVML refuses it',
+            'Set NVreg_DeviceFileMode, NVreg_DeviceFileUID and '
+            'NVreg_DeviceFileGID of the module nvidia so that it may, or put '
+            'the user into the group that has them')
+    slicing = any(governing.mode is policy.Mode.MIG
+                  for _, governing in facts.governed())
+    if slicing and mig and not devices[mig].allows(user, _READ):
+        yield result.warning(
+            result.HOST, f'cyborg-agent, uid {user.uid}, may not read '
+            f'{mig}: NVML may keep MIG placements from it',
+            f'Allow it at each boot, such as setfacl -m u:{user.uid}:r '
+            f'{mig}')

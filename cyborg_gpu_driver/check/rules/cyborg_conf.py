@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of Cyborg: its release, its configuration, its way to Placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check.rules import result
+
+_DRIVER = 'cyborg_gpu_driver'
+_IN_TREE = 'nvidia_gpu_driver'
+_TESTED = {14: '2025.1', 15: '2025.2', 16: '2026.1', 17: '2026.2'}
+"""Releases that the functional tests run on."""
+_ON_EVENTLET = (14, 15)
+"""Their agent's threads are eventlet's (cyborg/cmd/__init__.py)."""
+_GREEN = (': its agent runs on eventlet, and answers nobody while NVML makes '
+          'it wait')
+
+
+def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether this Cyborg has what the driver needs of it."""
+    found = facts.machine.release
+    if found.version is None:
+        yield result.failure(
+            result.HOST, "Cyborg is not in this program's environment",
+            'Install cyborg_gpu_driver where cyborg-agent is installed, and '
+            'run this command from there')
+    elif not found.has_placement_client:
+        yield result.failure(
+            result.HOST, f'the agent of Cyborg {found.version} has no client '
+            'of Placement: what is left on a GPU cannot be told',
+            'Upgrade Cyborg to 14.1.0 (2025.1) or later')
+    elif found.mismatch:
+        yield _mismatch(facts, found)
+    elif found.major not in _TESTED:
+        yield result.warning(
+            result.HOST, f'Cyborg {found.version} was not tested with this '
+            f'release of {_DRIVER}, only {min(_TESTED)} to {max(_TESTED)}',
+            'Look for a release that was, or try it on one host first')
+    else:
+        yield result.success(
+            result.HOST, f'Cyborg {found.version} ({_TESTED[found.major]})'
+            + (_GREEN if found.major in _ON_EVENTLET else ''))
+
+
+def _mismatch(facts, found):
+    details = (f'Cyborg {found.version}: {found.mismatch}; only whole GPUs '
+               'are offered')
+    advice = ('Install a release of cyborg_gpu_driver that knows this Cyborg '
+              'or a Cyborg that is known to it')
+    if any(True for _ in facts.with_vgpus()):
+        return result.failure(result.HOST, details, advice)
+    return result.warning(result.HOST, details, advice)
+
+
+def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the agent loads our driver, and no other for the GPUs."""
+    enabled = facts.cyborg.enabled_drivers
+    if _DRIVER not in enabled:
+        yield result.failure(
+            result.HOST, '[agent] enabled_drivers has '
+            f'{", ".join(enabled) or "nothing"}: no GPU is reported',
+            f'Add {_DRIVER} to it in cyborg.conf')
+    elif _IN_TREE in enabled and any(True for _ in facts.governed()):
+        yield result.warning(
+            result.HOST, f'[agent] enabled_drivers has {_IN_TREE} beside '
+            f'{_DRIVER}: it reports the same GPUs a second time',
+            f'Remove {_IN_TREE} from it, unless all GPUs that it sees are '
+            'in [gpu] ignored_devices')
+
+
+def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova's name of this host is the one the agent goes by."""
+    ours, named = facts.cyborg.host, facts.cyborg.provider_name
+    if named and named != ours:
+        yield result.failure(
+            result.HOST, f'[agent] resource_provider_name is {named}, but '
+            f'[DEFAULT] host is {ours}: Nova finds no agent to bind with',
+            'Set both in cyborg.conf to the hypervisor_hostname of this '
+            'compute node ("openstack hypervisor list")')
+        return
+    asked = facts.placement
+    if asked and ours in asked.providers:
+        yield result.success(
+            result.HOST, f'Placement has the compute node {ours}')
+    elif asked and asked.providers:
+        yield _other_name(ours, min(asked.providers), 'Placement has')
+    elif ours == facts.machine.names.libvirt:
+        yield result.success(
+            result.HOST, f'{ours}, as libvirt calls this machine')
+    elif _first_label(ours) == _first_label(facts.machine.names.libvirt):
+        yield _other_name(ours, facts.machine.names.libvirt, 'libvirt has')
+    else:
+        yield result.warning(
+            result.HOST, f'[DEFAULT] host is {ours}, and libvirt calls this '
+            f'machine {facts.machine.names.libvirt}',
+            'Compare it with hypervisor_hostname ("openstack hypervisor '
+            'list"): they must be equal')
+
+
+def _other_name(ours, other, has):
+    return result.failure(
+        result.HOST, f'[DEFAULT] host is {ours}, but {has} {other}: Nova '
+        'finds no agent to bind with',
+        f'Set [DEFAULT] host = {other} in cyborg.conf')
+
+
+def _first_label(name):
+    return name.partition('.')[0].lower()
+
+
+def names(facts: facts_module.Facts) -> frozenset[str]:
+    """Every name that this compute node may have in Placement."""
+    found = {facts.machine.names.short, facts.machine.names.full,
+             facts.machine.names.libvirt, facts.cyborg.host,
+             facts.cyborg.provider_name}
+    return frozenset(name for name in found if name)
+
+
+def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the agent can ask Placement, and is known there."""
+    asked = facts.placement
+    if not facts.cyborg.has_placement_user:
+        yield result.failure(
+            result.HOST, 'the agent has no credentials for Placement: with '
+            'this driver it does not start',
+            'Name auth_type and what belongs to it in [placement] of '
+            'cyborg.conf')
+    elif asked is None:
+        yield result.skipped(result.HOST, '--offline was given')
+    elif asked.problem:
+        yield result.failure(result.HOST, asked.problem, asked.advice)
+    elif not asked.providers:
+        yield result.failure(
+            result.HOST, 'it has no compute node named '
+            f'{" or ".join(sorted(names(facts)))}: {_lost(facts)}',
+            'Start nova-compute here first; if it runs, set [DEFAULT] '
+            'host in cyborg.conf to its hypervisor_hostname')
+    else:
+        yield result.success(result.HOST, 'it answers the agent')
+
+
+def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether servers that come at once are spread over the GPUs.
+
+    Nova claims the first allocation candidate of a host. In a fixed order
+    that is the same GPU for every request, until it is full.
+    """
+    if len(list(facts.governed())) < 2:
+        return
+    wanted = 'randomize_allocation_candidates = true in [placement]'
+    if facts.random_candidates is None:
+        yield result.skipped(
+            result.HOST, f'{facts.random_problem}; it needs {wanted}, or '
+            'servers that are created at once all ask for the same GPU')
+    elif facts.random_candidates:
+        yield result.success(
+            result.HOST, 'Placement gives them in a random order')
+    else:
+        yield result.warning(
+            result.HOST, 'Placement gives them in a fixed order: servers '
+            'that are created at once all ask for the same GPU, and fail '
+            'while others are free',
+            f'Set {wanted} of placement.conf, and restart Placement')
+
+
+def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Which GPUs servers have through the driver that Cyborg had before."""
+    if facts.placement is None or not facts.placement.providers:
+        yield result.skipped(result.HOST, 'Placement did not tell')
+        return
+    for found in facts.placement.earlier:
+        yield result.warning(
+            found.gpu, f'server {", ".join(found.servers)} has provider '
+            f'{found.provider} of {_IN_TREE}: {_DRIVER} leaves the GPU as it '
+            'is, and does not offer it',
+            'Delete or shelve the server; the next report then takes the GPU '
+            'over')
+
+
+def _lost(facts):
+    """What becomes of an agent without a compute node."""
+    if facts.machine.release.asks_placement:
+        return 'cyborg-agent does not start'
+    return 'nothing that cyborg-agent reports gets into Placement'
+
+
+def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Which role Cyborg wants to see in Nova's service token."""
+    roles = facts.cyborg.service_roles
+    release_ = facts.machine.release if facts.machine else None
+    if release_ and release_.version and not release_.wants_service_token:
+        yield result.warning(
+            result.HOST, f'Cyborg {release_.version} asks for no service '
+            'token: it takes binds, unbinds and deletions from users that '
+            'Nova knows nothing of',
+            'Upgrade Cyborg to 14.1.0, 15.0.1, 16.0.1 or later within its '
+            'series; have Nova send the token before')
+    elif roles:
+        yield result.success(
+            result.HOST, "Nova's user of [service_user] needs the role "
+            + ' or '.join(roles))
+    else:
+        yield result.failure(
+            result.HOST, '[keystone_authtoken] service_token_roles is '
+            'empty: cyborg-api answers every bind with 403',
+            'Set it to service in cyborg.conf')

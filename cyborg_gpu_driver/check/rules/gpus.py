@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of the GPUs, their driver and the kernel below them."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.change import action
+
+_NVIDIA = 'nvidia'
+_OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
+"""Drivers of the kernel's own that take an NVIDIA GPU."""
+_BLACKLIST = ('Write "blacklist {0}" into a file below /etc/modprobe.d, make '
+              'the initramfs anew, and reboot')
+_DISPLAY = 'nvidia_drm'
+_MAJOR = re.compile(r'\d+', re.ASCII)
+_WITHOUT_MDEV = (6, 8)
+_FIRST_FOR_IT = 550
+"""The driver of vGPU software 17, the first for Linux 6.8."""
+_BY_HAND = {
+    action.Action.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
+    action.Action.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
+    action.Action.DISABLE_MIG: 'nvidia-smi -i {} -mig 0',
+    action.Action.ENABLE_FUNCTIONS: 'sriov-manage -e {}',
+    action.Action.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
+    action.Action.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
+    action.Action.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
+    # driverctl(8): set-override writes driver_override and binds.
+    action.Action.BIND_NVIDIA: 'driverctl set-override {} nvidia',
+    action.Action.BIND_VFIO: 'driverctl set-override {} vfio-pci',
+}
+"""What a person can do in place of a step; the others are ours alone."""
+_MIG_STEPS = {action.Action.ENABLE_MIG, action.Action.DISABLE_MIG}
+
+
+def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether there is anything to offer at all."""
+    if not facts.host.gpus:
+        yield result.warning(
+            result.HOST, 'no NVIDIA GPU was found',
+            'See whether lspci -d 10de: lists one; if not, look at the '
+            "firmware's setup and the slot")
+    for gpu in facts.host.gpus:
+        if (facts.settings.policy_for(gpu) is None
+                and not facts.settings.ignores(gpu)):
+            yield result.warning(
+                gpu.address, 'no policy matches it: it is not offered',
+                'Add a policy to [gpu] policies, or name the GPU in [gpu] '
+                'ignored_devices')
+
+
+def driver(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether each GPU has the kernel driver that its mode needs."""
+    carrying = {gpu.address for gpu, _ in facts.with_vgpus()}
+    for gpu, _ in facts.governed():
+        if gpu.driver in _OTHERS:
+            yield result.failure(
+                gpu.address, f'the kernel driver {gpu.driver} has it',
+                _BLACKLIST.format(gpu.driver))
+        elif gpu.address in carrying and gpu.driver != _NVIDIA:
+            yield result.failure(
+                gpu.address, f'it is bound to {gpu.driver or "no driver"}, '
+                "and vGPUs need NVIDIA's",
+                "Install NVIDIA's vGPU host driver, and take the GPU out of "
+                'the ids of vfio-pci in /etc/modprobe.d')
+    yield from _version(facts)
+
+
+def _version(facts):
+    """Whether the driver knows how this kernel makes vGPUs."""
+    kernel = facts.machine.kernel if facts.machine else None
+    version = facts.host.driver_version
+    if (kernel is None or kernel < _WITHOUT_MDEV
+            or not any(gpu.sriov_totalvfs for gpu, _ in facts.with_vgpus())):
+        return
+    if version is None and facts.host.nvml_problem:
+        yield result.skipped(
+            result.HOST, 'whether the driver suits the kernel, as NVML does '
+            'not tell its version', 'See the check "NVML"')
+    major = _MAJOR.match(version or '')
+    if major and int(major[0]) < _FIRST_FOR_IT:
+        yield result.failure(
+            result.HOST, 'driver {} makes no vGPUs with Linux {}.{}'.format(
+                version, *kernel),
+            f'Install vGPU software 17 (driver {_FIRST_FOR_IT}) or later, '
+            'or an earlier kernel')
+
+
+def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether a module is loaded that will be in the way."""
+    loaded = facts.machine.modules
+    taken = {gpu.driver for gpu, _ in facts.governed()}
+    for name in _OTHERS:
+        if name in loaded and name not in taken and taken:
+            yield result.warning(
+                result.HOST, f'{name} is loaded: after a reboot it may take '
+                'a GPU before another driver does', _BLACKLIST.format(name))
+    for gpu, governing in facts.governed():
+        if (_DISPLAY in loaded and gpu.architecture == 'ampere'
+                and any(step.action in _MIG_STEPS for step in _steps(
+                    facts, gpu, governing))):
+            yield result.warning(
+                gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be '
+                'reset, which changing its MIG mode takes',
+                f'Run "modprobe -r {_DISPLAY}", and blacklist it below '
+                '/etc/modprobe.d')
+
+
+def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether NVML answers, and lets the GPUs be read."""
+    problem = facts.host.nvml_problem
+    needing = ({gpu.address for gpu, _ in facts.with_vgpus()}
+               | {gpu.address for gpu, _ in facts.governed()
+                  if gpu.driver == _NVIDIA})
+    if problem and needing:
+        yield result.failure(
+            result.HOST, f'NVML: {problem}',
+            "Install NVIDIA's driver and load it (modprobe nvidia); after an "
+            'upgrade of it reboot, or load it anew')
+    elif problem:
+        yield result.success(
+            result.HOST, f'no GPU here needs NVML ({problem})')
+    for gpu, _ in facts.governed():
+        if gpu.problems:
+            yield _unread(gpu)
+        elif condition.is_failed(gpu) and not problem:
+            yield result.failure(
+                gpu.address, f'it is {condition.state(gpu)}',
+                "Look for NVRM and Xid in the kernel's log")
+
+
+def unreadable(gpu: model.Gpu) -> result.Finding:
+    """What stands for a check of a GPU that NVML does not tell of."""
+    return result.skipped(gpu.address, condition.state(gpu),
+                          'See the check "NVML"')
+
+
+def _unread(gpu):
+    details = f'{condition.state(gpu)}: ' + '; '.join(gpu.problems)
+    if 'NO_PERMISSION' in details:
+        return result.warning(
+            gpu.address, details, 'Run this check as the user of '
+            'cyborg-agent; if it persists, see "agent access"')
+    return result.warning(
+        gpu.address, details, "Look for NVRM and Xid in the kernel's log")
+
+
+def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the GPUs can be given to servers."""
+    needing = [(gpu, governing) for gpu, governing in facts.governed()
+               if gpu.in_pci_sysfs and _needs_iommu(gpu, governing)]
+    lacking = [gpu for gpu, _ in needing if gpu.iommu_group is None]
+    for gpu in lacking:
+        yield result.failure(
+            gpu.address, 'it is in no IOMMU group: no server can have it',
+            "Turn on VT-d or AMD-Vi in the firmware's setup, and boot with "
+            'intel_iommu=on on Intel')
+    groups = collections.defaultdict(list)
+    for gpu, governing in needing:
+        if governing.mode is policy.Mode.PASSTHROUGH:
+            groups[gpu.iommu_group].append(gpu.address)
+    groups.pop(None, None)
+    for group, members in groups.items():
+        if len(members) > 1:
+            yield result.failure(
+                members[0], f'in IOMMU group {group} with '
+                f'{", ".join(map(str, members[1:]))}: one server alone can '
+                'have them', "Turn on ACS in the firmware's setup")
+
+
+def _needs_iommu(gpu, governing):
+    """mdevs on the GPU itself are all that does without."""
+    return (governing.mode is policy.Mode.PASSTHROUGH
+            or gpu.framework is not model.Framework.MDEV_PF)
+
+
+def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether MIG mode, SR-IOV and the like are as the policy has them."""
+    for gpu, governing in facts.governed():
+        steps = _steps(facts, gpu, governing)
+        if condition.obstacle(gpu) and not condition.is_away(gpu):
+            yield unreadable(gpu)
+        elif governing.mode is policy.Mode.MIG and (
+                gpu.visible_to_nvml and gpu.mig is None):
+            yield result.failure(
+                gpu.address, 'it has no MIG', 'Choose mode vgpu or '
+                f'passthrough in [gpu_policy:{governing.name}]')
+        elif gpu.mig and gpu.mig.pending is not gpu.mig.enabled:
+            yield result.warning(
+                gpu.address, 'its MIG mode changes at its next reset',
+                f'Run "nvidia-smi --gpu-reset -i {gpu.address}" while it is '
+                'idle, or reboot')
+        elif steps:
+            yield _to_do(facts, gpu, steps)
+
+
+def _to_do(facts, gpu, steps):
+    details = 'not as its policy has it: ' + ', '.join(
+        map(str, steps))
+    if facts.settings.prepare and (
+            facts.settings.policies
+            or [step.action for step in steps] == [
+                action.Action.BIND_VFIO]):
+        return result.warning(
+            gpu.address, details, 'cyborg-agent does it when the GPU is '
+            f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
+            'says what it waits for')
+    commands = ', '.join(_BY_HAND[step.action].format(gpu.address)
+                         for step in steps)
+    return result.failure(
+        gpu.address, details, 'Name policies in [gpu] and set its prepare, '
+        f'and cyborg-agent does it; or run on the idle GPU: {commands}')
+
+
+def _steps(facts, gpu, governing):
+    """What is left to do to the GPU itself.
+
+    That the agent closes and opens it in NVML changes nothing on it.
+    """
+    return [step for step in readiness.steps(gpu, readiness.wants(
+        gpu, governing, facts.settings.passthrough_driver))
+        if step.action in _BY_HAND]

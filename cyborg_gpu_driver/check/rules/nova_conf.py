@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of nova.conf against what this host's GPUs are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.nova import left
+from cyborg_gpu_driver.nova import pci_config
+
+_WRITE = ('Put the lines that "cyborg-gpu nova config" writes into '
+          'nova.conf, in place of those for this GPU')
+
+
+def pci_devices(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova hands out the functions left to it, and no other."""
+    nova_has = []
+    for gpu, governing in facts.governed():
+        if not left.is_left(gpu, governing, facts.settings):
+            yield from _ours(facts, gpu)
+            continue
+        try:
+            nova_has.append((gpu, left.assigned(gpu, governing,
+                                                facts.remembered)))
+        except exception.FixedVgpusRefused as error:
+            yield result.failure(
+                gpu.address, str(error),
+                'Name in fixed_vgpus what the GPU can carry')
+    yield from _left(facts, nova_has)
+
+
+def _left(facts, nova_has):
+    """GPUs whose virtual functions Nova is to hand out itself.
+
+    :param nova_has: GPUs with what their functions are to carry.
+    """
+    in_placement = facts.nova.report_in_placement
+    problem = pci_config.refusal(
+        [item for _, assigned in nova_has for item in assigned],
+        in_placement)
+    if problem:
+        yield result.failure(
+            result.HOST, problem,
+            'Change fixed_vgpus or nova.conf as is said there')
+        return
+    for gpu, assigned in nova_has:
+        found = [_assigned(facts, item, in_placement) for item in assigned]
+        found += _strays(facts, gpu, {item.function for item in assigned})
+        problems = [finding for finding in found if finding]
+        yield from problems
+        if assigned and not problems:
+            yield result.success(
+                gpu.address, f'Nova hands out its {len(assigned)} virtual '
+                'function(s) with a fixed vGPU, and no other')
+
+
+def _assigned(facts, item, in_placement):
+    """What is wrong with the entry for one fixed vGPU; None if nothing."""
+    function = device_spec.Function(
+        item.function, item.vendor_id, item.product_id, item.gpu)
+    entry = _entry(facts, function)
+    if entry is None:
+        return result.failure(
+            item.function, f'{item.type_name}, but no [pci] device_spec '
+            'names it: Nova never hands it out', _WRITE)
+    if entry.managed:
+        return result.failure(
+            item.function, 'its [pci] device_spec does not say managed no: '
+            "libvirt would take it from NVIDIA's driver", _WRITE)
+    wanted = item.resource_class
+    given = str(entry.tags.get('resource_class', 'none')).upper()
+    if in_placement and given not in (wanted,
+                                      wanted.removeprefix('CUSTOM_')):
+        return result.failure(
+            item.function, f'its [pci] device_spec gives it resource class '
+            f'{given}, not {wanted}', _WRITE)
+    return None
+
+
+def _strays(facts, gpu, assigned):
+    """The GPU, and functions without a vGPU, that Nova would hand out."""
+    return [result.failure(
+        function.address, 'a [pci] device_spec names it, but it carries no '
+        f'vGPU: {entry.text}', _WRITE)
+        for function in _functions(gpu) if function.address not in assigned
+        if (entry := _entry(facts, function))]
+
+
+def _ours(facts, gpu):
+    """A GPU that Cyborg hands out, and Nova must not."""
+    for function in _functions(gpu):
+        entry = _entry(facts, function)
+        if entry:
+            yield result.failure(
+                gpu.address, f'both Cyborg and Nova hand it out: [pci] '
+                f'device_spec matches {function.address}: {entry.text}',
+                'Narrow that device_spec, or name the GPU in [gpu] '
+                'ignored_devices')
+            return
+
+
+def _functions(gpu):
+    yield device_spec.Function(gpu.address, gpu.vendor_id, gpu.device_id)
+    for function in gpu.vfs:
+        yield device_spec.Function(function.address, gpu.vendor_id,
+                                   gpu.device_id, gpu.address)
+
+
+def _entry(facts, function):
+    """Nova goes by the first entry that matches."""
+    return next((entry for entry in facts.nova.device_spec
+                 if entry.matches(function)), None)
+
+
+def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova makes mdevs of its own beside Cyborg's."""
+    types = facts.nova.enabled_mdev_types
+    if types and any(True for _ in facts.with_vgpus()):
+        yield result.failure(
+            result.HOST, f'Nova makes mdevs of {", ".join(types)} itself '
+            "([devices] enabled_mdev_types) beside Cyborg's: servers fail "
+            'to start', 'Remove enabled_mdev_types from nova.conf; '
+            '"cyborg-gpu config import" makes policies of it')
+
+
+def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether this Nova gives its guests what handles of type MDEV name."""
+    if all(left.is_left(gpu, governing, facts.settings)
+           for gpu, governing in facts.with_vgpus()):
+        return
+    if facts.machine.mdev_problem:
+        yield result.failure(
+            result.HOST, facts.machine.mdev_problem,
+            'Upgrade Nova to 34.0.0 (2026.2) or later, or choose mode '
+            'passthrough')
+    elif facts.machine.nova:
+        yield result.success(result.HOST, f'Nova {facts.machine.nova}')
+    else:
+        yield result.skipped(
+            result.HOST, "Nova is not in this program's environment",
+            'See that nova-compute here is 34.0.0 '
+            '(2026.2) or later: before, servers start without their vGPUs '
+            'and MIG slices')
+
+
+def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova proves to Cyborg that it is Nova."""
+    if not facts.nova_services.sends_service_token:
+        yield result.failure(
+            result.HOST, 'Nova sends no service token: cyborg-api answers '
+            'every bind with 403 (from 14.1.0, 15.0.1 and 16.0.1 on)',
+            'Set [service_user] '
+            'send_service_user_token = true in nova.conf of this host, of '
+            'nova-conductor and of nova-api')
+    elif not facts.nova_services.has_service_user:
+        yield result.failure(
+            result.HOST, 'Nova has no user to get a service token for',
+            'Name auth_type and what belongs to it in [service_user] of '
+            'nova.conf')
+
+
+def guests(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova starts servers by itself, without their accelerators."""
+    bound = any(not left.is_left(gpu, governing, facts.settings)
+                for gpu, governing in facts.governed())
+    if bound and facts.nova_services.resumes_guests:
+        yield result.failure(
+            result.HOST, 'resume_guests_state_on_host_boot is true: Nova '
+            'starts servers without their GPUs when the host boots',
+            'Set it to false in nova.conf, and reboot such servers hard')

@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What ``cyborg-gpu-nova-compute`` adds to Nova's libvirt driver.
+
+Nova knows two kinds of accelerator handles: PCI, attached with
+``managed='yes'``, and MDEV, for which it finds or makes a mediated device.
+A vGPU on a kernel without mdev (vendor VFIO) is neither: it is a virtual
+function that must stay with its driver, ``managed='no'``. Cyborg calls its
+agent for MDEV handles only, so that is what such a vGPU is handed out as;
+here it becomes the PCI device that it is.
+
+Three methods are extended. Everything that Nova does with accelerators on a
+host passes through them: spawn and rebuild, hard reboot and power on (which
+is a hard reboot). What is not such a handle reaches Nova's own methods
+untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import handles
+
+LOG = logging.getLogger(__name__)
+
+_MARK = 'cyborg_gpu_driver_original'
+_FUNCTION = 'cyborg_gpu_driver_function'
+
+
+class Patches:
+    """The three methods, around Nova's own.
+
+    :param reader: tells which handles are virtual functions.
+    :param refuse: makes Nova's exception of the reason; raised, it fails
+        what Nova is about to do.
+    """
+
+    def __init__(self, reader: handles.HandleReader,
+                 refuse: Callable[[str], Exception]):
+        self._reader = reader
+        self._refuse = refuse
+
+    def install(self, driver_class: Any) -> None:
+        """Extend Nova's LibvirtDriver; extending again changes nothing."""
+        for name, make in (
+                ('_allocate_cyborg_mdevs', self._allocate),
+                ('_get_guest_config', self._guest_config),
+                ('_guest_add_accel_pci_devices', _add_devices)):
+            original = getattr(driver_class, name)
+            if hasattr(original, _MARK):
+                continue
+            ours = functools.wraps(original)(make(original))
+            setattr(ours, _MARK, original)
+            setattr(driver_class, name, ours)
+
+    def _allocate(self, original):
+        """Nova is to look for, and to make, real mdevs only."""
+        def _allocate_cyborg_mdevs(driver, accel_info):
+            return original(driver, [
+                arq for arq in accel_info if self._function(arq) is None])
+        return _allocate_cyborg_mdevs
+
+    def _guest_config(self, original):
+        """The guest's handles: virtual functions among the PCI devices."""
+        signature = inspect.signature(original)
+
+        def _get_guest_config(*args, **kwargs):
+            call = signature.bind(*args, **kwargs)
+            found = call.arguments.get('accel_info')
+            if found:
+                call.arguments['accel_info'] = self._as_pci(found)
+            return original(*call.args, **call.kwargs)
+        return _get_guest_config
+
+    def _as_pci(self, accel_info: Iterable[dict[str, Any]]
+                ) -> list[dict[str, Any]]:
+        """Accelerator requests with virtual functions as PCI handles.
+
+        Copies: Nova keeps what it got from Cyborg.
+        """
+        found = []
+        for arq in accel_info:
+            function = self._function(arq)
+            if function is not None:
+                arq = {**arq, 'attach_handle_type': 'PCI',
+                       _FUNCTION: str(function)}
+            found.append(arq)
+        return found
+
+    def _function(self, arq):
+        try:
+            return self._reader.function(arq)
+        except exception.HandleRefused as error:
+            raise self._refuse(str(error)) from error
+
+
+def _add_devices(original):
+    """Attach our functions as Nova does, but not managed."""
+    def _guest_add_accel_pci_devices(driver, guest, accel_info):
+        for arq in accel_info:
+            if _FUNCTION not in arq:
+                original(driver, guest, [arq])
+                continue
+            collected = _Collected()
+            original(driver, collected, [arq])
+            for device in collected.devices:
+                device.managed = 'no'
+                guest.add_device(device)
+                LOG.info('vGPU on virtual function %(function)s is '
+                         'attached as accelerator request %(arq)s',
+                         {'function': arq[_FUNCTION], 'arq': arq['uuid']})
+    return _guest_add_accel_pci_devices
+
+
+class _Collected:
+    """Stands for a guest's configuration and keeps what is added to it."""
+
+    def __init__(self):
+        self.devices = []
+
+    def add_device(self, device):
+        self.devices.append(device)

@@ -1,0 +1,193 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a request would cost on each GPU. Pure.
+
+The cost is the loss by the measure of
+:mod:`cyborg_gpu_driver.partition.mig.score`, by which the agent also chooses a
+start. Room is how many more of a resource class could be had in the whole
+cloud.
+
+Of a GPU whose arrangement can be told from what is published
+(:mod:`.weigher_grid`) the room that is lost is computed; if several
+arrangements look alike, it is the mean over them. Of any other GPU it is
+estimated: who takes one of N that could be had takes one Nth of everything
+else that the GPU offers. So a vGPU goes where the other types are out of
+reach already, and of whole GPUs all cost the same.
+
+Where the loss is the same, the fullest GPU on the fullest host is cheapest.
+Who wants to spread looks for the emptiest GPU, and at the loss last.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver.nova.weighing import grid as weigher_grid
+from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver.partition.mig import score
+
+_TIE = 1e-9
+"""What emptiness weighs beside loss, or loss beside emptiness: it only
+decides between equals."""
+_HOST = 1e-3
+"""What the host's emptiness weighs beside the GPU's, likewise: that comes
+in parts of a grid's units."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cost:
+    """What a request costs somewhere; the lesser comes first."""
+
+    loss: float
+    """Room lost, at its price; infinite if there is no room for it."""
+    gpu: float
+    """How empty the GPUs are that it would take, 0 to 1, their mean."""
+    host: float
+    """How empty the GPUs of the host are, likewise."""
+
+    @property
+    def packing(self) -> float:
+        """One number in the same order."""
+        return self.loss + _TIE * (self.gpu + _HOST * self.host)
+
+    @property
+    def spreading(self) -> float:
+        """One number: the emptier, the greater; last, the less is lost."""
+        return self.gpu + _HOST * self.host - _TIE * self.loss
+
+
+class Fleet:
+    """All GPUs of which we know what they have left."""
+
+    def __init__(self, gpus: Iterable[published.Gpu]):
+        self._places = {}
+        rooms: collections.Counter[Any] = collections.Counter()
+        for members in published.by_host(gpus).values():
+            states = [_State(gpu) for gpu in members]
+            empty = statistics.fmean(state.empty for state in states)
+            for state in states:
+                for number, offer in enumerate(state.offers):
+                    self._places[offer.provider] = _Place(
+                        state, number, empty)
+                    rooms[offer.resource_class] += state.room[number]
+        self._prices = dict(zip(rooms, score.prices(rooms.values()),
+                                strict=True))
+        self._losses: dict[tuple, float] = {}
+
+    def cost(self, allocations: Mapping[str, Any]) -> Cost | None:
+        """What an allocation candidate costs.
+
+        :param allocations: ``allocations`` of a candidate: by provider a
+            ``resources`` of amounts by resource class. Providers that are
+            not of our GPUs count for nothing.
+        :returns: None if none of them is of a GPU that we know.
+        """
+        wanted: dict[_State, list[int]] = {}
+        places = []
+        for provider, asked in sorted(allocations.items()):
+            place = self._places.get(provider)
+            if place is not None:
+                places.append(place)
+                wanted.setdefault(place.state, []).extend(
+                    [place.number] * sum(asked['resources'].values()))
+        if not places:
+            return None
+        return Cost(
+            sum(self._loss(state, tuple(numbers))
+                for state, numbers in wanted.items()),
+            statistics.fmean(place.state.empty for place in places),
+            statistics.fmean(place.host_empty for place in places))
+
+    def _loss(self, state, numbers):
+        # GPUs that look alike cost the same, and most do.
+        key = state.key, numbers
+        loss = self._losses.get(key)
+        if loss is None:
+            prices = tuple(self._prices[offer.resource_class]
+                           for offer in state.offers)
+            if any(numbers.count(number) > state.offers[number].free
+                   for number in numbers):
+                loss = math.inf
+            elif state.rows:
+                loss = _computed(state.rows, numbers, prices)
+            else:
+                loss = _estimated(state.room, numbers, prices)
+            self._losses[key] = loss
+        return loss
+
+
+class _State:
+    """A GPU and what is to be known of it."""
+
+    def __init__(self, gpu):
+        self.offers = gpu.offers
+        profiles, classes, used, free = zip(*(
+            (offer.profile, offer.resource_class, offer.used, offer.free)
+            for offer in gpu.offers), strict=True)
+        self.key = classes, profiles, used, free
+        self.rows, self.room, self.empty = _known(profiles, used, free)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(profiles, used, free):
+    """How a GPU may be cut, its room, and how empty it is from 0 to 1."""
+    rows = weigher_grid.rows(profiles, used, free)
+    if not rows:
+        return rows, tuple(map(float, free)), max(
+            left / (left + taken) if left else 0.0
+            for left, taken in zip(free, used, strict=True))
+    room = zip(*(row.room for row in rows), strict=True)
+    return rows, tuple(map(statistics.fmean, room)), 1 - statistics.fmean(
+        row.taken / row.table.grid.units for row in rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a provider stands."""
+
+    state: _State
+    number: int
+    """Among the offers of the GPU."""
+    host_empty: float
+
+
+def _computed(rows, numbers, prices):
+    return statistics.fmean(_of_row(row, numbers, prices) for row in rows)
+
+
+def _of_row(row, numbers, prices):
+    """The loss if each instance goes where it costs least."""
+    total = 0.0
+    for number in numbers:
+        losses = [(score.loss(option.lost, prices), position)
+                  for position, option in enumerate(row.options[number])]
+        if not losses:
+            return math.inf
+        loss, position = min(losses)
+        total += loss
+        row = row.options[number][position].after
+    return total
+
+
+def _estimated(room, numbers, prices):
+    # What the first one takes of the room for the second makes no odds: as
+    # many parts of what is left are the same.
+    return sum(score.loss(room, prices) / room[number]
+               for number in numbers)

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPUs as the agents have published them in Placement. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+import os_resource_classes as orc
+import os_traits
+
+from cyborg_gpu_driver.report.content import names
+
+TRAIT = os_traits.OWNER_CYBORG
+"""Every provider of ours has it."""
+
+_ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
+"""The dot that stands for a plus in the label of a profile."""
+_OURS = names.custom(names.VENDOR) + '_'
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """One provider: a profile of one GPU."""
+
+    provider: str
+    """UUID."""
+    profile: str
+    """``passthrough``, ``1g.10gb+me``, ``T4-2B``."""
+    resource_class: str
+    used: int
+    free: int
+    """Neither used nor reserved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU and all that it offers."""
+
+    host: str
+    """UUID of the provider of the compute node."""
+    address: str
+    """On the PCI bus."""
+    offers: tuple[Offer, ...]
+    """In the order of their profiles."""
+
+
+def is_gpu(resource_class: str) -> bool:
+    """Whether what is asked for can be a GPU of ours."""
+    return resource_class == orc.PGPU or resource_class.startswith(_OURS)
+
+
+def nameless(summaries: Mapping[str, Any], known: Mapping[str, str]) -> bool:
+    """Whether a provider of Cyborg's is among them whose name we lack."""
+    return any(provider not in known and TRAIT in summary['traits']
+               for provider, summary in summaries.items())
+
+
+def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
+         ) -> tuple[Gpu, ...]:
+    """The GPUs among the provider summaries of allocation candidates.
+
+    Providers that are not of a GPU of ours are left out.
+
+    :param summaries: ``provider_summaries`` of Placement's answer.
+    :param known: names of providers by UUID.
+    """
+    found: dict[tuple[str, str], list[Offer]] = {}
+    for provider, summary in summaries.items():
+        name = names.parse_provider_name(known.get(provider, ''))
+        if name is None:
+            continue
+        for resource_class, amount in summary['resources'].items():
+            found.setdefault(
+                (summary['root_provider_uuid'], name.gpu), []).append(Offer(
+                    provider, _ATTRIBUTE.sub('+', name.label, count=1),
+                    resource_class, amount['used'],
+                    max(0, amount['capacity'] - amount['used'])))
+    return tuple(Gpu(host, address, tuple(sorted(
+        offers, key=lambda offer: offer.profile)))
+        for (host, address), offers in sorted(found.items()))
+
+
+def sold_out(found: Iterable[Gpu], resource_class: str) -> tuple[Gpu, ...]:
+    """GPUs of hosts of which Placement says that a class is used up."""
+    return tuple(dataclasses.replace(gpu, offers=tuple(
+        dataclasses.replace(offer, free=0)
+        if offer.resource_class == resource_class else offer
+        for offer in gpu.offers)) for gpu in found)
+
+
+def by_host(found: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
+    """The GPUs of each host."""
+    hosts: dict[str, tuple[Gpu, ...]] = {}
+    for gpu in found:
+        hosts[gpu.host] = (*hosts.get(gpu.host, ()), gpu)
+    return hosts

@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""From a snapshot and its offers to what is reported: pure, no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.report.content import values
+
+NVIDIA = '10de'
+
+_CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
+"""Names of PCI classes, as lspci and so Cyborg's own driver give them."""
+
+
+def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
+           hostname: str) -> values.ReportedDevice:
+    """One GPU's device; without deployables if nothing is reportable.
+
+    :param gpu_offers: the GPU's offers, in any order.
+    :param hostname: the compute node's hypervisor_hostname.
+    :raises InvalidValue: if ``hostname`` is empty.
+    """
+    deployables: dict[str, values.ReportedDeployable] = {}
+    # Sorted, so that of two offers for one name the same one always stays.
+    wanted = sorted(filter(reportable, gpu_offers), key=lambda item: (
+        item.profile, item.vgpu_type_id or ''))
+    for offer in wanted:
+        deployable = _deployable(gpu, offer, hostname)
+        deployables.setdefault(deployable.name, deployable)
+    return values.ReportedDevice(
+        address=gpu.address,
+        vendor=gpu.vendor_id,
+        model=_model(gpu.model, gpu.device_id),
+        std_board_info=_std_board_info(gpu),
+        vendor_board_info=_vendor_board_info(gpu),
+        cpid_info=cpid_info(gpu.address),
+        deployables=tuple(deployables.values()),
+        busy='; '.join(offer.busy for offer in wanted if offer.busy))
+
+
+def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str
+             ) -> tuple[offers.Offer, ...]:
+    """The offers, with what no handle of type MDEV can serve as a problem.
+
+    :param mdev_problem: why none can; empty if they can.
+    """
+    return tuple(
+        dataclasses.replace(offer, problem=mdev_problem)
+        if mdev_problem and not offer.problem
+        and offer.mode is not policy.Mode.PASSTHROUGH else offer
+        for offer in gpu_offers)
+
+
+def reportable(offer: offers.Offer) -> bool:
+    """Whether Cyborg can be told of an offer.
+
+    It must have no problem, a total (Placement refuses 0, and Cyborg then
+    reports nothing) and, unless it is a whole GPU, an mdev type and
+    functions to make it on.
+    """
+    if offer.problem or offer.total < 1:
+        return False
+    return (offer.mode is policy.Mode.PASSTHROUGH
+            or bool(offer.vgpu_type_id and offer.parents))
+
+
+def stub_device(address: model.PciAddress) -> values.ReportedDevice:
+    """A device that says "do not touch" of the GPU at ``address``.
+
+    Needs nothing but the address, so that it can stand for a GPU that is
+    no longer there. Cyborg reads only its stub flag and ``cpid_info``.
+    """
+    return values.ReportedDevice(
+        address=address, vendor=NVIDIA, model=_model(None, None),
+        std_board_info=_json({}), vendor_board_info=_json({}),
+        cpid_info=cpid_info(address), stub=True)
+
+
+def reserved(total: int, owned: int, creatable: int) -> int:
+    """What to set as ``reserved`` in a provider's inventory in Placement.
+
+    Placement offers ``total - reserved - used``, and counts in ``used`` the
+    allocations of our own servers by itself. What must be left is what can
+    be created now; so everything that is neither ours nor creatable is
+    reserved: placements that other profiles block, and instances that
+    somebody else made.
+
+    :param total: the inventory's total.
+    :param owned: instances of this profile that stand for a handle bound
+        through Cyborg.
+    :param creatable: how many more could be created now.
+    :returns: between 0 and ``total``.
+    """
+    return max(0, min(total, total - owned - creatable))
+
+
+def cpid_info(address: model.PciAddress) -> str:
+    """The JSON text by which Cyborg knows a device from cycle to cycle."""
+    return _json(_pci(address))
+
+
+def _deployable(gpu: model.Gpu, offer: offers.Offer, hostname: str
+                ) -> values.ReportedDeployable:
+    return values.ReportedDeployable(
+        name=names.provider_name(hostname, offer),
+        gpu=gpu.address,
+        mode=offer.mode,
+        profile=offer.profile,
+        resource_class=names.resource_class(offer),
+        traits=traits.traits(gpu, offer),
+        handles=_handles(gpu, offer))
+
+
+def _handles(gpu: model.Gpu, offer: offers.Offer
+             ) -> tuple[values.ReportedHandle, ...]:
+    if offer.mode is policy.Mode.PASSTHROUGH:
+        return (values.ReportedHandle(values.PCI, cpid_info(gpu.address),
+                                      gpu.address),)
+    parents = sorted(offer.parents)
+    # Cyborg removes the newest handle of a deployable, whichever is to go
+    # (its filter ignores attach_info), and never settles after a partial
+    # change. A digest of the whole set in each makes any change of the set
+    # a change of all, which it does carry out.
+    mark = names.digest(' '.join(
+        [str(offer.vgpu_type_id), str(offer.total), *map(str, parents)]), 8)
+    handles = []
+    for number in range(offer.total):
+        parent = parents[number % len(parents)]
+        handles.append(values.ReportedHandle(
+            attach_type=values.MDEV,
+            attach_info=_json(_pci(parent) | {
+                'asked_type': offer.vgpu_type_id,
+                'vgpu_mark': f'{names.label(offer)}_{number}_{mark}'}),
+            address=parent))
+    return tuple(handles)
+
+
+def _pci(address: model.PciAddress) -> dict[str, str]:
+    return {'domain': f'{address.domain:04x}', 'bus': f'{address.bus:02x}',
+            'device': f'{address.device:02x}',
+            'function': f'{address.function:x}'}
+
+
+def _model(name: str | None, device_id: str | None) -> str:
+    # Cyborg's column cannot be null.
+    return _text(name or ' '.join(
+        filter(None, (names.VENDOR, 'GPU', device_id))))
+
+
+def _std_board_info(gpu: model.Gpu) -> str:
+    # The address tells which GPU a device of Cyborg's API is.
+    return _json({
+        'address': str(gpu.address),
+        'controller': _CONTROLLERS.get(gpu.class_code, gpu.class_code),
+        'product_id': gpu.device_id})
+
+
+def _vendor_board_info(gpu: model.Gpu) -> str:
+    known = {
+        'architecture': gpu.architecture,
+        'memory_mib': gpu.memory_mib,
+        'numa_node': gpu.numa_node,
+        'serial': gpu.serial,
+        'subsystem_device_id': gpu.subsystem_device_id,
+        'subsystem_vendor_id': gpu.subsystem_vendor_id,
+        'uuid': gpu.uuid,
+    }
+    return _json({key: _text(str(value)) for key, value in known.items()
+                  if value is not None})
+
+
+def _text(text: str) -> str:
+    return text[:values.INFO_MAX]
+
+
+def _json(value: Mapping[str, str | None]) -> str:
+    return json.dumps(value, sort_keys=True)

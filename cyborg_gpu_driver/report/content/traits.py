@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Traits of what is offered, so that a device profile can ask for it.
+
+================================== =======================================
+trait                              meaning
+================================== =======================================
+OWNER_CYBORG                       the provider is Cyborg's
+CUSTOM_NVIDIA_20B2                 PCI device id, as Cyborg's own driver
+CUSTOM_NVIDIA_20B2_A100DX_1_10C    and its vGPU type, likewise
+CUSTOM_NVIDIA_20B2_1G_10GB         and its GPU instance profile
+CUSTOM_GPU_KIND_MIG                how it is shared: PASSTHROUGH, VGPU, MIG
+CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
+CUSTOM_GPU_ARCH_AMPERE             architecture
+CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
+CUSTOM_GPU_MEMORY_10GB             memory that the server gets
+CUSTOM_GPU_SICK_XID_79             what ails it (:mod:`.sickness`)
+================================== =======================================
+
+What is not known gives no trait. Memory of a slice or vGPU is the figure in
+its type's or profile's name, which is what people know it by (NVML's own
+is a little less: 3g.40gb has 39.25 GiB). Memory of a whole GPU is the number
+that people write as well: see :func:`of_whole`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import os_traits
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.report.content import names
+
+_MIB_PER_GIB = 1024
+_ECC_SIZES = (8, 16, 20, 24, 32, 48)
+"""GB of boards that keep their ECC bits in the memory itself (GDDR)."""
+_TYPE_MEMORY = re.compile(
+    r'-(?P<gb>\d+)[ABCQ](?:ME|NOME|MEALL|GFX)?', re.ASCII)
+_PROFILE_MEMORY = re.compile(r'\.(?P<gb>\d+)gb', re.ASCII)
+
+
+def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
+    """The traits of one offer's provider, sorted, each a valid name.
+
+    They follow from what a GPU is and from its policy alone, never from
+    what is in use.
+    """
+    return tuple(sorted({os_traits.OWNER_CYBORG, *_product(gpu, offer),
+                         *_generic(gpu, offer)}))
+
+
+def of_board(gpu: model.Gpu) -> tuple[str, ...]:
+    """The traits that say what a whole GPU is, whoever uses it how."""
+    memory = of_whole(gpu.memory_mib)
+    return (names.custom(names.VENDOR, gpu.device_id), *_kind(gpu),
+            *([names.custom('GPU', 'MEMORY', memory)] if memory else []))
+
+
+def _product(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
+    yield names.custom(names.VENDOR, gpu.device_id)
+    if offer.mode is policy.Mode.PASSTHROUGH:
+        return
+    yield names.custom(names.VENDOR, gpu.device_id, offer.profile)
+    type_name = vgpu_type_name(gpu, offer)
+    if type_name:
+        yield names.custom(names.VENDOR, gpu.device_id, type_name)
+
+
+def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
+    yield names.custom('GPU', 'KIND', offer.mode.value)
+    yield from _kind(gpu)
+    if gpu.numa_node is not None:
+        yield names.custom('GPU', 'NUMA', str(gpu.numa_node))
+    memory = memory_class(gpu, offer)
+    if memory:
+        yield names.custom('GPU', 'MEMORY', memory)
+
+
+def _kind(gpu: model.Gpu) -> Iterator[str]:
+    if gpu.model:
+        yield names.custom('GPU', 'MODEL', without_vendor(gpu.model))
+    if gpu.architecture:
+        yield names.custom('GPU', 'ARCH', gpu.architecture)
+
+
+def without_vendor(name: str) -> str:
+    """A model's name as NVML gives it, without a leading NVIDIA.
+
+    Older drivers print it without; nothing that is made of it must depend
+    on the driver's release.
+    """
+    return re.sub(r'^nvidia\s+(?=\S)', '', name, flags=re.IGNORECASE)
+
+
+def _mdev_types(gpu: model.Gpu) -> Iterator[model.MdevType]:
+    yield from gpu.mdev_types
+    for function in gpu.vfs:
+        yield from function.mdev_types
+
+
+def _vgpu_type(gpu: model.Gpu, type_id: str | None
+               ) -> model.VgpuType | model.MdevType | None:
+    if type_id is None:
+        return None
+    for vgpu_type in gpu.vgpu_types:
+        if vgpu_type.mdev_type_id == type_id:
+            return vgpu_type
+    return next((mdev_type for mdev_type in _mdev_types(gpu)
+                 if mdev_type.type_id == type_id), None)
+
+
+def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
+    """The vGPU type that a server gets: ``A100DX-1-10C``, None if none.
+
+    NVML's list comes first, then sysfs's, then (for a time-sliced vGPU,
+    where the profile is the type) the offer itself.
+    """
+    if offer.mode is policy.Mode.PASSTHROUGH:
+        return None
+    found = _vgpu_type(gpu, offer.vgpu_type_id)
+    if found is not None:
+        return found.name
+    return offer.profile if offer.mode is policy.Mode.VGPU else None
+
+
+def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
+    """Memory of what the server gets: ``10GB``, ``512MB``; None if unknown.
+
+    GB here is GiB, as in NVIDIA's own names.
+    """
+    if offer.mode is policy.Mode.PASSTHROUGH:
+        return of_whole(gpu.memory_mib)
+    type_name = vgpu_type_name(gpu, offer)
+    named = _TYPE_MEMORY.search(type_name or '')
+    # A type called 0B or 0Q has half a GiB: only its framebuffer tells.
+    if named and int(named['gb']):
+        return f'{int(named["gb"])}GB'
+    found = _vgpu_type(gpu, offer.vgpu_type_id)
+    if found is not None and found.framebuffer_mib:
+        return _rounded(found.framebuffer_mib)
+    named = _PROFILE_MEMORY.search(offer.profile)
+    return f'{int(named["gb"])}GB' if named else None
+
+
+def of_whole(mib: int | None) -> str | None:
+    """A board's memory as people write it: ``48GB``; None if unknown.
+
+    NVIDIA's own names have NVML's total, rounded up to whole GiB: 143771 MiB
+    of an H200 are the 141 of ``7g.141gb`` (go-nvlib, mig_profile.go). A
+    board whose ECC bits lie in its memory shows a sixteenth less, and older
+    drivers up to two percent less still: 46068 MiB of an A40 with 48 GB,
+    15360 or 15109 MiB of a T4 with 16 GB (listings of nvidia-smi).
+
+    :param mib: NVML's total memory, in MiB.
+    """
+    if not mib or mib < _MIB_PER_GIB:
+        return _rounded(mib)
+    for size in _ECC_SIZES:
+        left = size * _MIB_PER_GIB * 15 // 16
+        if left * 98 <= mib * 100 <= left * 100:
+            return f'{size}GB'
+    return f'{-(-mib // _MIB_PER_GIB)}GB'
+
+
+def _rounded(mib: int | None) -> str | None:
+    if not mib:
+        return None
+    if mib < _MIB_PER_GIB:
+        return f'{mib}MB'
+    return f'{(mib + _MIB_PER_GIB // 2) // _MIB_PER_GIB}GB'

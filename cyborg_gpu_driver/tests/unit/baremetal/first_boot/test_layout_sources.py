@@ -1,0 +1,243 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Where a layout stands, which of several counts, and what is refused."""
+
+import json
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator import platform
+
+_ITEM = {'devices': 'all', 'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}}
+_FILE = {'version': 'v1', 'mig-configs': {'pair': [_ITEM]}}
+_META = 'meta_data.json'
+_VENDOR = 'vendor_data.json'
+_VENDOR2 = 'vendor_data2.json'
+
+
+class SourcesCase(base.BaseTestCase):
+
+    def documents(self, **contents):
+        """What is found in documents, by the word that names them."""
+        names = {'meta': _META, 'vendor': _VENDOR, 'vendor2': _VENDOR2}
+        texts = {names[word]: content if isinstance(content, str)
+                 else json.dumps(content)
+                 for word, content in contents.items()}
+        return layout_sources.search([layout_sources.in_documents(
+            texts.get, 'drive')])
+
+    def property(self, value):
+        """What is found where a server has such a property."""
+        return self.documents(meta={'uuid': 'u', 'meta': {
+            'cyborg_gpu_layout': value, 'other': 'x'}}).found
+
+
+class DocumentsTest(SourcesCase):
+
+    def test_none(self):
+        for contents in ({}, {'meta': {'meta': {'x': 'y'}}}, {'meta': {}},
+                         {'meta': {'meta': None}},
+                         {'vendor': [1], 'vendor2': {'svc': 'x'}}):
+            self.assertEqual(layout_sources.Search(),
+                             self.documents(**contents))
+
+    def test_a_name(self):
+        found = self.property(' all-1g.10gb\n')
+        self.assertEqual(('all-1g.10gb', 'drive, meta_data.json, meta, '
+                          'cyborg_gpu_layout'), (found.wanted, found.source))
+        self.assertEqual('all-1g.10gb', found.layout)
+
+    def test_a_name_that_yaml_takes_for_something_else(self):
+        for name in ('off', '7', 'null', '1e3'):
+            self.assertEqual(name, self.property(name).wanted)
+
+    def test_inline(self):
+        for value in ([_ITEM], json.dumps([_ITEM]),
+                      '[{devices: all, mig-enabled: true, mig-devices: '
+                      '{1g.10gb: 2}}]'):
+            found = self.property(value)
+            self.assertEqual(('inline', [_ITEM]), (
+                found.layout,
+                [item.to_dict() for item in found.wanted.sections]))
+
+    def test_inline_with_its_name(self):
+        for value in ({'pair': [_ITEM]}, _FILE, json.dumps(_FILE)):
+            found = self.property(value)
+            self.assertEqual('pair', found.layout)
+            self.assertEqual(found.source, found.wanted.source)
+
+    def test_vendor_data(self):
+        for contents, source in (
+                ({'vendor': {'cyborg_gpu_layout': 'a'}}, _VENDOR),
+                ({'vendor2': {'cyborg_gpu_layout': 'a'}}, _VENDOR2),
+                ({'vendor2': {'x': {}, 'gpus': {'cyborg_gpu_layout': 'a'}}},
+                 f'{_VENDOR2}, gpus')):
+            found = self.documents(**contents).found
+            self.assertEqual(('a', f'drive, {source}, cyborg_gpu_layout'),
+                             (found.layout, found.source))
+
+    def test_the_first_counts_and_the_others_are_named(self):
+        search = self.documents(
+            vendor={'cyborg_gpu_layout': 'c'},
+            vendor2={'svc': {'cyborg_gpu_layout': 'b'}},
+            meta={'meta': {'cyborg_gpu_layout': 'a'}})
+        self.assertEqual('a', search.found.layout)
+        self.assertEqual((f'drive, {_VENDOR2}, svc, cyborg_gpu_layout',
+                          f'drive, {_VENDOR}, cyborg_gpu_layout'),
+                         search.others)
+
+    def test_what_comes_later_may_be_broken(self):
+        search = self.documents(meta={'meta': {'cyborg_gpu_layout': 'a'}},
+                                vendor2='{')
+        self.assertEqual('a', search.found.layout)
+        self.assertIn('not used: drive, vendor_data2.json: top level: not '
+                      'JSON', search.notes[0])
+
+    def test_what_comes_first_may_not(self):
+        for contents, words in (
+                ({'meta': '{'}, 'meta_data.json: top level: not JSON'),
+                ({'meta': '[' * 100000}, 'not JSON'),
+                ({'meta': {'meta': 'x'}},
+                 "meta: found 'x'; expected an object")):
+            error = self.assertRaises(
+                exception.LayoutError, self.documents,
+                vendor={'cyborg_gpu_layout': 'a'}, **contents)
+            self.assertIn(words, str(error))
+
+    def test_malformed(self):
+        bad = dict(_ITEM, **{'mig-devises': {}})
+        for value, words in (
+                ('', 'found nothing; expected the name of a layout'),
+                ('no such name', "found 'no such name'; expected the name"),
+                ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 times'),
+                (True, 'found true'), (7.5, 'found 7.5'),
+                ([bad], "unknown key 'mig-devises'"),
+                ({'a': [_ITEM], 'b': [_ITEM]}, 'both a and b; leave one'),
+                (dict(_FILE, version='v2'),
+                 "version: found 'v2'; expected v1"),
+                ('{a: [{devices: all, devices: all}]}', 'is there twice'),
+                ('x' * 70000, 'longer than 65536 characters'),
+                ([_ITEM] * 2000, 'longer than 65536 characters')):
+            error = self.assertRaises(exception.LayoutError, self.property,
+                                      value)
+            self.assertIn(words, str(error))
+            self.assertIn('drive, meta_data.json, meta, cyborg_gpu_layout:',
+                          str(error))
+
+    def test_an_alias_is_refused(self):
+        """It would be printed as large as what it stands for, and more."""
+        lists = ', '.join(
+            f'&a{number} [{f"*a{number - 1}, " * 9}]' if number else
+            '&a0 [x]' for number in range(30))
+        error = self.assertRaises(
+            exception.LayoutError, self.property,
+            f'[{{devices: all, mig-enabled: [{lists}]}}]')
+        self.assertIn('found a YAML alias; write out', str(error))
+
+
+class EntryTest(SourcesCase):
+
+    def setUp(self):
+        super().setUp()
+        simulated = machine.Machine.load('hgx-h100')
+        self.addCleanup(simulated.install().uninstall)
+        self.gpus = reader.HostReader(
+            platform.open_platform(simulated)).snapshot().gpus
+
+    def test_a_generated_layout(self):
+        entry = self.property('all-1g.10gb').entry(self.gpus)
+        self.assertEqual({'1g.10gb': 7},
+                         entry.for_gpu(0, self.gpus[0]).counts)
+        self.assertIn('cyborg_gpu_layout', entry.source)
+
+    def test_an_unknown_name_lists_those_that_there_are(self):
+        error = self.assertRaises(exception.LayoutError,
+                                  self.property('all-1g.5gb').entry,
+                                  self.gpus)
+        self.assertIn('cyborg_gpu_layout: ', str(error))
+        self.assertIn("no layout 'all-1g.5gb'; there are all-disabled, "
+                      'all-enabled, all-1g.10gb', str(error))
+
+    def test_complaints_of_an_inline_one_name_where_it_stands(self):
+        entry = self.property({'a': [dict(_ITEM, **{
+            'mig-devices': {'1g.5gb': 1}})]}).entry(self.gpus)
+        error = self.assertRaises(exception.LayoutError, entry.for_host,
+                                  self.gpus)
+        self.assertIn('cyborg_gpu_layout: entry a, GPU 0', str(error))
+
+
+class FileTest(SourcesCase):
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'layout.yaml')
+
+    def found(self, content):
+        if content is not None:
+            with open(self.path, 'wb') as stream:
+                stream.write(content)
+        return layout_sources.search(
+            [layout_sources.in_file(self.path)]).found
+
+    def test_a_staged_file(self):
+        found = self.found(json.dumps(_FILE).encode())
+        self.assertEqual((self.path, 'pair'), (found.source, found.layout))
+        self.assertIsInstance(found.wanted, layout_file.Entry)
+
+    def test_none(self):
+        self.assertIsNone(self.found(None))
+
+    def test_a_link_is_followed(self):
+        os.symlink(f'{self.path}.real', self.path)
+        self.assertIsNone(self.found(None))
+        self.assertEqual('pair', self.found(
+            json.dumps(_FILE).encode()).layout)
+
+    def test_malformed(self):
+        two = dict(_FILE, **{'mig-configs': {'a': [_ITEM], 'b': [_ITEM]}})
+        for content, words in (
+                (b'', 'found nothing; expected a mapping with keys version'),
+                (b'all-1g.10gb', "found 'all-1g.10gb'; expected a mapping"),
+                (json.dumps(two).encode(), 'an entry must be chosen'),
+                (b'a: &a [1]\nb: *a', 'found a YAML alias')):
+            error = self.assertRaises(exception.LayoutError, self.found,
+                                      content)
+            self.assertIn(f'{self.path}: ', str(error))
+            self.assertIn(words, str(error))
+
+    def test_unreadable(self):
+        for content, words in ((b'\xff', 'is not UTF-8'),
+                               (b' ' * (layout_sources.LIMIT + 1),
+                                'is longer than')):
+            error = self.assertRaises(exception.LayoutSourceError,
+                                      self.found, content)
+            self.assertIn(f'{self.path}: {words}', str(error))
+
+    def test_no_file_stands_there(self):
+        os.mkfifo(self.path)
+        error = self.assertRaises(exception.LayoutSourceError, self.found,
+                                  None)
+        self.assertIn('is no file', str(error))
+        os.unlink(self.path)
+        os.mkdir(self.path)
+        error = self.assertRaises(exception.LayoutSourceError, self.found,
+                                  None)
+        self.assertIn('is no file', str(error))

@@ -1,0 +1,391 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A bare-metal server boots, and its GPUs are as its layout says."""
+
+import json
+import os
+import subprocess
+import sys
+
+import testscenarios
+
+from cyborg_gpu_driver.tests.unit.baremetal.first_boot import first_boot_case
+from cyborg_gpu_driver.tests.unit.baremetal.first_boot import metadata_server
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+_SLICES = [(19, start, 1) for start in range(7)]
+_SEVEN = (True, _SLICES)
+_FIRST = '0000:18:00.0'
+
+
+class EachBoardTest(first_boot_case.BootCase):
+
+    scenarios = [
+        ('Hopper, which loses its mode', {'model': 'h100-80', 'mode': False}),
+        ('Ampere, which keeps it', {'model': 'a100-80', 'mode': True})]
+    mode = None
+
+    def test_every_boot(self):
+        path = self.stage()
+        before = self.gpus()
+        report = self.booted('--layout-file', path)
+        self.assertEqual(('applied', None, path, 'staged', [], []), tuple(
+            report[key] for key in ('result', 'error', 'source', 'layout',
+                                    'others', 'notes')))
+        self.assertEqual({'changed'}, {gpu['status']
+                                       for gpu in report['gpus']})
+        self.assertEqual([_SEVEN] * len(before), self.gpus())
+        again = self.booted('--layout-file', path)
+        self.assertEqual({'unchanged'}, {gpu['status']
+                                         for gpu in again['gpus']})
+        self.machine().reboot()
+        self.assertEqual([(self.mode, [])] * len(before), self.gpus())
+        after = self.booted('--layout-file', path)
+        self.assertEqual({'changed'}, {gpu['status']
+                                       for gpu in after['gpus']})
+        self.assertEqual([_SEVEN] * len(before), self.gpus())
+        self.assertEqual(report['boot_id'], again['boot_id'])
+        self.assertNotEqual(report['boot_id'], after['boot_id'])
+
+
+class SourcesTest(first_boot_case.BootCase):
+
+    def setUp(self):
+        super().setUp()
+        self.server = metadata_server.MetadataServer()
+        self.addCleanup(self.server.close)
+        self.asking = ('--metadata-url', self.server.url,
+                       '--metadata-timeout', '0.5')
+
+    def serve(self, value):
+        self.server.documents['meta_data.json'] = json.dumps(
+            {'meta': {'cyborg_gpu_layout': value}}).encode()
+
+    def test_the_config_drive(self):
+        self.put_on_drive('meta_data.json', {'meta': {
+            'cyborg_gpu_layout': 'all-3g.40gb'}})
+        report = self.booted('--config-drive', self.drive, *self.asking)
+        self.assertEqual(('applied', 'all-3g.40gb'),
+                         (report['result'], report['layout']))
+        self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.gpus())
+
+    def test_names_that_a_terminal_would_obey(self):
+        self.put_on_drive('vendor_data2.json', {'\x1b[2J\ud800\n': {
+            'cyborg_gpu_layout': {'a\x07': [
+                {'devices': 'all', 'mig-enabled': False}]}}})
+        output, errors = self.boot('--config-drive', self.drive)
+        self.assertIn(r', \x1b[2J\ud800\n, cyborg_gpu_layout', errors)
+        self.assertIn(r'Layout a\x07 of config drive', output)
+        for line in (output + errors).splitlines():
+            self.assertTrue(line.isprintable(), line)
+
+    def test_the_metadata_service(self):
+        self.serve('{small: [{devices: [1], mig-enabled: true, '
+                   'mig-devices: {1g.10gb: 7}}]}')
+        others = self.gpus()[0]
+        report = self.booted(*self.asking)
+        self.assertEqual('small', report['layout'])
+        self.assertTrue(report['source'].startswith(self.server.url))
+        self.assertEqual([others, _SEVEN], self.gpus())
+
+    def test_the_first_counts(self):
+        self.put_on_drive('meta_data.json', {'meta': {
+            'cyborg_gpu_layout': 'all-3g.40gb'}})
+        self.serve('all-2g.20gb')
+        report = self.booted('--layout-file', self.stage(), '--config-drive',
+                             self.drive, *self.asking)
+        self.assertEqual('staged', report['layout'])
+        self.assertEqual(['config drive, meta_data.json, meta, '
+                          'cyborg_gpu_layout'], report['others'])
+        self.assertEqual([_SEVEN] * 2, self.gpus())
+        # What the drive has, the service has too: it is not asked.
+        report = self.booted('--config-drive', self.drive, *self.asking)
+        self.assertEqual('all-3g.40gb', report['layout'])
+        self.assertEqual([], self.server.asked)
+        report = self.booted(*self.asking)
+        self.assertEqual('all-2g.20gb', report['layout'])
+
+    def test_no_layout(self):
+        self.server.documents['meta_data.json'] = b'{"meta": {}}'
+        before = self.gpus()
+        output, _ = self.boot('--config-drive', self.drive, *self.asking)
+        self.assertEqual('No layout was found; the GPUs are left as they '
+                         'are.\n', output)
+        self.assertEqual([], self.server.asked)
+        self.assertEqual('no-layout', self.booted(*self.asking)['result'])
+        self.server.close()
+        report = self.booted(*self.asking)
+        self.assertEqual('no-layout', report['result'])
+        self.assertIn('There is no metadata service at', report['notes'][0])
+        self.assertEqual(before, self.gpus())
+
+    def test_a_service_that_gave_a_layout_is_missed(self):
+        """A network that is late must not cost the instances unnoticed."""
+        self.serve('all-1g.10gb')
+        self.boot(*self.asking)
+        self.server.close()
+        self.machine().reboot()
+        for _ in range(2):
+            report = self.booted(*self.asking, code=1)
+            self.assertEqual(('failed', 'all-1g.10gb'),
+                             (report['result'], report['layout']))
+            self.assertIn('Connection refused', report['error'])
+            self.assertIn('had the layout all-1g.10gb', report['error'])
+        self.server.open()
+        self.assertEqual('applied', self.booted(*self.asking)['result'])
+
+    def test_no_service_is_waited_for_only_once(self):
+        """Not at each boot of a host that has no layout."""
+        self.server.close()
+        url = self.server.url
+        self.assertEqual(url, self.booted(*self.asking)['no_service'])
+        # Would outlive the test's patience, if it waited.
+        waiting = (*self.asking, '--metadata-timeout', '3600')
+        report = self.booted(*waiting)
+        self.assertEqual(('no-layout', url),
+                         (report['result'], report['no_service']))
+        self.server.open()
+        self.serve('all-1g.10gb')
+        report = self.booted(*waiting)
+        self.assertEqual(('applied', None),
+                         (report['result'], report['no_service']))
+
+    def test_a_service_that_gave_no_layout_is_not_missed(self):
+        self.server.close()
+        self.boot('--layout-file', self.stage())
+        report = self.booted(*self.asking)
+        self.assertEqual(('no-layout', None),
+                         (report['result'], report['layout']))
+
+    def test_a_service_that_refuses(self):
+        self.server.documents['meta_data.json'] = 503
+        report = self.booted(*self.asking, code=1)
+        self.assertEqual(('failed', None), (report['result'],
+                                            report['layout']))
+        self.assertIn('HTTP 503', report['error'])
+
+    def test_a_layout_that_is_taken_away(self):
+        self.serve('all-1g.10gb')
+        self.boot(*self.asking)
+        self.machine().reboot()
+        self.server.documents.clear()
+        report = self.booted(*self.asking)
+        self.assertEqual(('no-layout', None),
+                         (report['result'], report['layout']))
+        self.assertEqual([(False, [])] * 2, self.gpus())
+
+
+class WrongTest(first_boot_case.BootCase):
+
+    def refused(self, text, words):
+        before = self.gpus()
+        path = self.stage(text)
+        report = self.booted('--layout-file', path, code=2)
+        self.assertEqual(('unusable', []), (report['result'],
+                                            report['gpus']))
+        self.assertIn(path, report['error'])
+        self.assertIn(words, report['error'])
+        self.assertEqual(before, self.gpus())
+
+    def test_layouts(self):
+        self.boot('--layout-file', self.stage())
+        for text, words in (
+                ('', 'found nothing; expected a mapping with keys version'),
+                (self.layout(mig_devices={'1g.5gb': 1}), '1g.5gb'),
+                (self.layout(mig_devices={'3g.40gb': 3}), 'do not fit'),
+                (self.layout(devices=[0, 2]), 'there is no GPU 2'),
+                (self.layout(device_filter='0x20B010DE'),
+                 'speaks of no GPU of this server; it has NVIDIA H100')):
+            self.refused(text, words)
+
+    def test_an_unknown_name(self):
+        self.put_on_drive('meta_data.json', {'meta': {
+            'cyborg_gpu_layout': 'all-1g.5gb'}})
+        output, _ = self.boot('--config-drive', self.drive, code=2)
+        self.assertIn('Not a layout for this server: config drive, '
+                      'meta_data.json, meta, cyborg_gpu_layout: top level: '
+                      "no layout 'all-1g.5gb'; there are ", output)
+        self.assertIn('all-1g.10gb', output)
+
+    def test_a_wrong_one_is_not_passed_over(self):
+        """The next place may mean another server."""
+        self.put_on_drive('meta_data.json', {'meta': {
+            'cyborg_gpu_layout': 'all-1g.10gb'}})
+        self.assertEqual('unusable', self.booted(
+            '--layout-file', self.stage('{'), '--config-drive', self.drive,
+            code=2)['result'])
+
+    def test_arguments(self):
+        for words in (('--layout-file', '/nowhere'),
+                      ('--config-drive', '/etc/passwd'),
+                      ('--timeout', '-1'), ('--timeout', 'nan'),
+                      ('--metadata-url', 'file:///etc/passwd')):
+            error = self.assertRaises(SystemExit, self.boot, *words)
+            self.assertEqual(2, error.code)
+
+
+class ServerTest(first_boot_case.BootCase):
+    """GPUs that are not as they should be when the server boots."""
+
+    def setUp(self):
+        super().setUp()
+        self.args = ('--layout-file', self.stage(), '--timeout', '0')
+
+    def test_what_people_read(self):
+        output, errors = self.boot(*self.args)
+        lines = output.splitlines()
+        self.assertEqual('GPU 0 (0000:18:00.0): changed: 7 x 1g.10gb',
+                         lines[0])
+        self.assertEqual((3, f'Layout staged of {self.args[1]} is in '
+                          'effect.'), (len(lines), lines[-1]))
+        self.assertEqual(f'Found the layout staged in {self.args[1]}.\n',
+                         errors)
+
+    def test_no_gpu(self):
+        self.write_host()
+        output, _ = self.boot(*self.args)
+        self.assertEqual('There is no NVIDIA GPU; nothing to do.\n', output)
+        self.assertEqual('no-gpu', self.kept()['result'])
+
+    def test_no_driver(self):
+        before = self.gpus()
+        self.machine().unload_library()
+        report = self.booted(*self.args, code=1)
+        self.assertEqual('failed', report['result'])
+        self.assertIn('after 0 seconds the NVIDIA driver is not ready: '
+                      'there is no NVML library', report['error'])
+        self.assertEqual(before, self.gpus())
+
+    def test_what_is_in_use_is_not_touched(self):
+        machine = self.machine()
+        self.boot(*self.args)
+        with machine.operation():
+            number = min(machine.gpu(_FIRST).state.instances)
+        machine.add_process(_FIRST, 4711, number)
+        self.stage(self.layout(mig_devices={'7g.80gb': 1}))
+        report = self.booted(*self.args, code=1)
+        self.assertEqual(['failed', 'changed'],
+                         [gpu['status'] for gpu in report['gpus']])
+        self.assertIn('4711', report['gpus'][0]['error'])
+        self.assertIn(f'says: {_FIRST}', report['error'])
+        self.assertEqual([_SEVEN, (True, [(0, 0, 1)])], self.gpus())
+
+    def test_a_lost_gpu_costs_no_other(self):
+        self.machine().lose_gpu(_FIRST)
+        report = self.booted(*self.args, code=1)
+        lost, well = report['gpus']
+        self.assertEqual((0, 1), (lost['index'], well['index']))
+        self.assertEqual((_FIRST, 'failed'),
+                         (lost['address'], lost['status']))
+        self.assertIn('cannot be reached: lost', lost['error'])
+        self.assertIn(f'says: {_FIRST}', report['error'])
+        self.assertEqual(_SEVEN, self.gpus()[1])
+
+    def test_a_lost_gpu_keeps_its_number(self):
+        self.machine().lose_gpu(_FIRST)
+        before = self.gpus()
+        self.stage(self.layout(devices=[0]))
+        report = self.booted(*self.args, code=1)
+        self.assertEqual([(0, 'failed')], [
+            (gpu['index'], gpu['status']) for gpu in report['gpus']])
+        self.assertEqual(before, self.gpus())
+        self.stage(self.layout(devices=[1]))
+        self.booted(*self.args, code=0)
+        self.assertEqual([before[0], _SEVEN], self.gpus())
+
+    def test_a_gpu_of_another_driver_fails_unless_it_is_ignored(self):
+        self.machine().bind_driver(_FIRST, 'vfio-pci')
+        report = self.booted(*self.args, code=1)
+        self.assertEqual(['failed', 'changed'],
+                         [gpu['status'] for gpu in report['gpus']])
+        self.assertIn('bound to vfio-pci', report['gpus'][0]['error'])
+        self.options['ignored_devices'] = _FIRST
+        report = self.booted(*self.args)
+        self.assertEqual(['ignored', 'unchanged'],
+                         [gpu['status'] for gpu in report['gpus']])
+
+    def test_a_gpu_that_is_ignored_is_left_alone(self):
+        self.options['ignored_devices'] = _FIRST
+        before = self.gpus()[0]
+        report = self.booted(*self.args)
+        self.assertEqual(['ignored', 'changed'],
+                         [gpu['status'] for gpu in report['gpus']])
+        self.assertEqual(before, self.gpus()[0])
+
+    def test_a_report_that_cannot_be_kept(self):
+        os.makedirs(os.path.join(self.state_path, 'firstboot.json'))
+        output, errors = self.boot(*self.args)
+        self.assertIn('This report cannot be saved', errors)
+        self.assertIn('is in effect', output)
+
+
+class ShowTest(first_boot_case.BootCase):
+
+    def test_show(self):
+        _, errors = self.boot('--show', code=1)
+        self.assertEqual('There is no report: the first boot has not run '
+                         'yet.\n', errors)
+        path = self.stage()
+        report, _ = self.boot('--layout-file', path)
+        self.assertEqual((report, ''), self.boot('--show'))
+        self.assertEqual(self.kept(), json.loads(
+            self.boot('--show', '-f', 'json')[0]))
+        self.machine().reboot()
+        output, errors = self.boot('--show', code=1)
+        self.assertEqual(report, output)
+        self.assertIn('before the last reboot', errors)
+
+    def test_the_exit_code_is_the_one_of_then(self):
+        self.boot('--layout-file', self.stage('{'), code=2)
+        self.boot('--show', code=2)
+
+    def test_a_damaged_report(self):
+        self.boot()
+        path = os.path.join(self.state_path, 'firstboot.json')
+        with open(path, encoding='utf-8') as stream:
+            text = stream.read()
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text.replace('no-layout', 'no-lay'))
+        _, errors = self.boot('--show', code=1)
+        self.assertIn('does not match its checksum', errors)
+        # The next boot does not mind.
+        self.boot()
+        self.boot('--show')
+
+
+class NeedsTest(first_boot_case.BootCase):
+
+    def test_no_service_of_openstack_is_imported(self):
+        """A tenant's system has this package and the driver, no cloud."""
+        program = (
+            'import sys\n'
+            'from cyborg_gpu_driver.cmd import main\n'
+            'code = main.main(sys.argv[1:])\n'
+            'print(*sorted({name.partition(".")[0] for name '
+            'in sys.modules}), file=sys.stderr)\n'
+            'sys.exit(code)\n')
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', program, '--simulate',
+             'hgx-h100', '--config-file', self.configure(
+                 f'[gpu]\nstate_path = {self.state_path}\n',
+                 self.directory),
+             'firstboot', '--layout-file', self.stage()],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(0, done.returncode, done.stderr)
+        imported = set(done.stderr.split())
+        self.assertIn('pynvml', imported)
+        self.assertEqual(set(), imported & {
+            'cyborg', 'ironic', 'ironic_lib', 'ironic_python_agent',
+            'keystoneauth1', 'keystoneclient', 'nova', 'openstack',
+            'osc_lib', 'placement', 'requests', 'sqlalchemy', 'urllib3'})

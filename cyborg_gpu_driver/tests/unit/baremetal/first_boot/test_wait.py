@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVIDIA's driver is late, and the first boot waits for it."""
+
+import errno
+import json
+
+import fixtures
+import pynvml
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
+from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.baremetal.first_boot import report as reports
+from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator import platform
+
+_FIRST = '0000:18:00.0'
+
+
+class WaitTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.hardware = simulator.Machine.load('hgx-h100')
+        machine = platform.open_platform(self.hardware)
+        self.addCleanup(self.hardware.uninstall)
+        privileged.run_here(machine)
+        self.now, self.said, self.happens = 0.0, [], {}
+        self.conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(self.conf)
+        self.conf([], project='cyborg', default_config_files=[])
+        self.conf.set_override('state_path', directory, 'gpu')
+        self.boot = self.start()
+        text = json.dumps({'meta': {layout_sources.KEY: 'all-1g.10gb'}})
+        self.found, = layout_sources.in_documents(
+            {'meta_data.json': text}.get, 'drive')
+
+    def start(self):
+        server = node.Node(self.conf)
+        server.platform = privileged.machine()
+        return first_boot.FirstBoot(server, self.said.append,
+                                    lambda: self.now, self.sleep)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.happens.pop(self.now, lambda: None)()
+
+    def test_a_driver_that_is_there(self):
+        outcome = self.boot.cut(self.found, 300)
+        self.assertIs(reports.Result.APPLIED, outcome.result)
+        self.assertEqual((0.0, []), (self.now, self.said))
+
+    def test_each_reason_to_wait_is_said_once(self):
+        self.hardware.unload_library()
+        self.happens = {
+            3.0: lambda: self.hardware.unload_library(
+                pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+            7.0: self.hardware.load_library}
+        outcome = self.boot.cut(self.found, 300)
+        self.assertIs(reports.Result.APPLIED, outcome.result)
+        self.assertEqual(7.0, self.now)
+        self.assertEqual([
+            'Waiting for the NVIDIA driver, up to 300 seconds: there is no '
+            'NVML library (libnvidia-ml.so.1) on this machine',
+            'Waiting for the NVIDIA driver, up to 297 seconds: the NVIDIA '
+            'kernel driver is not loaded'], self.said)
+
+    def test_a_gpu_that_comes_later_than_the_others(self):
+        self.hardware.sriov_manage(_FIRST, False)
+        self.hardware.bind_driver(_FIRST, None)
+        opened = []
+
+        def comes():
+            opened.append(self.hardware.calls['nvmlInitWithFlags'])
+            self.hardware.bind_driver(_FIRST, 'nvidia')
+
+        self.happens = {2.0: comes}
+        self.hardware.reset_calls()
+        outcome = self.boot.cut(self.found, 300)
+        self.assertEqual((reports.Result.APPLIED, 2.0, 8),
+                         (outcome.result, self.now, len(outcome.gpus)))
+        # The GPUs that a session knows are those of when it was opened.
+        # So each look at the GPUs before it came opened a new one.
+        self.assertEqual([2], opened)
+        self.assertIn(f'NVML does not see {_FIRST}, which is bound to no '
+                      'driver', self.said[0])
+
+    def test_the_time_is_up(self):
+        self.hardware.unload_library()
+        outcome = self.boot.cut(self.found, 2.5)
+        self.assertEqual(2.5, self.now)
+        self.assertEqual(
+            (reports.Result.FAILED, 'after 2.5 seconds the NVIDIA driver is '
+             'not ready: there is no NVML library (libnvidia-ml.so.1) on '
+             'this machine', ()),
+            (outcome.result, outcome.error, outcome.gpus))
+
+    def test_another_driver_is_named(self):
+        for gpu in self.hardware.gpus:
+            self.hardware.sriov_manage(gpu.address, False)
+            self.hardware.bind_driver(gpu.address, 'nouveau')
+        self.hardware.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        outcome = self.boot.cut(self.found, 0)
+        self.assertIn('not loaded; 0000:18:00.0 is bound to nouveau; ',
+                      outcome.error)
+
+    def test_a_bus_that_cannot_be_read_is_no_lack_of_gpus(self):
+        self.assertTrue(self.boot.has_gpus())
+        self.hardware.unload_library()
+        self.hardware.faults.fail_read('*/vendor', errno.EIO, times=None)
+        error = self.assertRaises(exception.HostUnusable,
+                                  self.start().has_gpus)
+        self.assertIn('PCI function ', str(error))
+
+    def test_mig_that_cannot_be_read_is_no_wrong_layout(self):
+        call = 'nvmlDeviceGetGpuInstanceProfileInfo'
+        self.hardware.faults.fail(f'{call}*', pynvml.NVML_ERROR_UNKNOWN,
+                                  times=None, address=_FIRST)
+        outcome = self.boot.cut(self.found, 0)
+        self.assertEqual(
+            (reports.Result.FAILED, ['failed', *['changed'] * 7]),
+            (outcome.result, [gpu.status for gpu in outcome.gpus]))
+        self.assertIn(_FIRST, outcome.error)
+        self.assertIn('it cannot be reached: unreadable: ',
+                      outcome.gpus[0].error)
+        self.assertIn(f'{call} failed', outcome.gpus[0].error)

@@ -1,0 +1,293 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a ramdisk says of its GPUs: made, sent, read."""
+
+import copy
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+
+ADDRESS = model.PciAddress.parse('0000:1b:00.0')
+PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
+       'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
+
+
+def board(gpu):
+    """A GPU without what is on it and without what makes vGPUs."""
+    return dataclasses.replace(
+        gpu, iommu_group=None, sriov_numvfs=0, vfs=(), mdev_types=(),
+        mdevs=(), vgpu_types=(), mixed_sizes=None, scheduler=None,
+        framework=model.Framework.NONE, processes=0,
+        mig=gpu.mig and dataclasses.replace(gpu.mig, instances=()))
+
+
+class ModesTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host = inspected.snapshot(self, 't4x4')
+        self.address = self.host.gpus[0].address
+
+    def test_they_come_back(self):
+        sent = modes.Modes({self.address: False},
+                           confidential_computing='on')
+        found = inventory.parse(inventory.to_dict(self.host, {}, sent)).modes
+        self.assertEqual(({self.address: False}, {}, 'on'),
+                         (found.ecc, found.mig,
+                          found.confidential_computing))
+        self.assertEqual(found, modes.recorded(
+            {'modes': found.to_dict()}))
+
+    def test_of_an_earlier_ramdisk(self):
+        sent = inspected.sent(self.host)
+        del sent['confidential_computing']
+        for gpu in sent['gpus']:
+            del gpu['ecc']
+        self.assertEqual(modes.Modes(), inventory.parse(sent).modes)
+
+    def test_what_is_malformed(self):
+        sent = inspected.sent(self.host)
+        sent['gpus'][1]['ecc'] = 'on'
+        error = self.assertRaises(exception.InventoryError, inventory.parse,
+                                  sent)
+        self.assertIn("ramdisk: inventory.gpus[1].ecc: found 'on'; expected "
+                      'true or false', str(error))
+        sent = inspected.sent(self.host)
+        sent['confidential_computing'] = 'maybe'
+        error = self.assertRaises(exception.InventoryError, inventory.parse,
+                                  sent)
+        self.assertIn("confidential_computing: found 'maybe'; expected "
+                      'off, on, devtools or null', str(error))
+
+
+class RoundTripTest(base.BaseTestCase):
+
+    def test_each_simulated_machine(self):
+        for name in simulator.names():
+            host = inspected.snapshot(self, name)
+            found = inventory.parse(inspected.sent(host, {}))
+            self.assertEqual(tuple(map(board, host.gpus)), found.gpus, name)
+            self.assertEqual(host.driver_version, found.driver_version)
+            self.assertIsNone(found.nvml_problem)
+            self.assertEqual({}, found.sick)
+            self.assertEqual(all(gpu.visible_to_nvml for gpu in host.gpus),
+                             found.asked)
+
+    def test_profiles_are_whole(self):
+        gpu = inspected.found(self, 'hgx-h100').gpus[0]
+        self.assertEqual(8, geometry.Geometry(gpu.mig.profiles).units)
+        self.assertEqual(7, len(gpu.nvlink_peers))
+
+    def test_instances_are_not_sent(self):
+        host = inspected.snapshot(self, 'dgx-a100-40')
+        live = dataclasses.replace(host.gpus[0].mig, instances=(
+            model.GpuInstance(model.Placement(0, 1), 19, 7),))
+        host = dataclasses.replace(host, gpus=(
+            dataclasses.replace(host.gpus[0], mig=live),))
+        found = inventory.parse(inspected.sent(host))
+        self.assertEqual((), found.gpus[0].mig.instances)
+
+    def test_sick(self):
+        host = inspected.snapshot(self, 't4x4')
+        first, second = (gpu.address for gpu in host.gpus[:2])
+        found = inventory.parse(inspected.sent(
+            host, {0: ['XID_79', 'THERMAL', 'XID_79']}))
+        self.assertEqual(('THERMAL', 'XID_79'), found.ailments[first])
+        self.assertEqual((), found.ailments[second])
+        self.assertEqual(
+            {first: ('too hot', 'XID 79 (fell off the bus)')}, found.sick)
+
+    def test_not_asked(self):
+        found = inventory.parse(inspected.sent(
+            inspected.snapshot(self, 't4x4')))
+        self.assertEqual({}, found.sick)
+        self.assertFalse(found.asked)
+        self.assertTrue(inventory.Inventory().asked)
+
+    def test_whatever_text_the_hardware_has(self):
+        gpu = model.Gpu(
+            ADDRESS, '10de', '2330', '0302', model='NVIDIA\n H100\udc80' * 90,
+            serial='\x00', driver='', problems=('a\tb', '', 'c' * 999) * 50)
+        found = inventory.parse(inspected.sent(model.Host(
+            gpus=(gpu,), nvml_problem='no\nlibrary', problems=('\n', 'd'))))
+        self.assertEqual('no library', found.nvml_problem)
+        self.assertEqual(('d',), found.problems)
+        gpu, = found.gpus
+        self.assertTrue(gpu.model.startswith('NVIDIA H100?NVIDIA H100?'))
+        self.assertEqual(255, len(gpu.model))
+        self.assertEqual('?', gpu.serial)
+        self.assertIsNone(gpu.driver)
+        self.assertEqual(('a b', 'c' * 255, 'a b'), gpu.problems[:3])
+        self.assertEqual(64, len(gpu.problems))
+
+
+class ParseTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.sent = inspected.sent(inspected.snapshot(self, 'mixed'), {})
+
+    def refused(self, *words):
+        error = self.assertRaises(exception.InventoryError, inventory.parse,
+                                  self.sent)
+        for word in words:
+            self.assertIn(word, str(error))
+
+    def with_profiles(self, profiles):
+        found = copy.deepcopy(self.sent)
+        gpu = next(gpu for gpu in found['gpus'] if gpu['mig'])
+        gpu['mig']['profiles'] = profiles
+        self.sent = found
+
+    def profiles(self, number, placements):
+        gpu = next(gpu for gpu in self.sent['gpus'] if gpu['mig'])
+        return [{**gpu['mig']['profiles'][0], 'profile_id': count,
+                 'name': f'{count}g.5gb', 'placements': placements}
+                for count in range(1, number + 1)]
+
+    def test_by_address(self):
+        self.sent['gpus'].reverse()
+        found = inventory.parse(self.sent).gpus
+        self.assertEqual(sorted(gpu.address for gpu in found),
+                         [gpu.address for gpu in found])
+
+    def test_more_than_is_known_is_passed_over(self):
+        self.sent['later'] = 1
+        self.sent['gpus'][0]['later'] = {'a': [None]}
+        self.assertEqual(4, len(inventory.parse(self.sent).gpus))
+
+    def test_another_version(self):
+        for version in (2, '1', None, True, 1.5):
+            self.sent['version'] = version
+            self.refused('ramdisk: inventory.version: found ', 'expected 1')
+
+    def test_true_is_no_number(self):
+        self.sent['gpus'][0]['memory_mib'] = True
+        self.refused('ramdisk: inventory.gpus[0].memory_mib: found true; '
+                     'expected a whole number from 0 to 67108864')
+
+    def test_each_place_is_checked(self):
+        for path, value, word in (
+                (['gpus'], {}, 'gpus: found an empty mapping; expected a '
+                               'list of at most 64'),
+                (['gpus'], [None], 'gpus[0]: found nothing; expected a '
+                                   'mapping'),
+                (['gpus', 1, 'address'], '07:00',
+                 "gpus[1].address: found '07:00'; expected DOMAIN:BUS:"),
+                (['gpus', 1, 'address'], 7,
+                 'gpus[1].address: found 7; expected a PCI address'),
+                (['gpus', 1, 'device_id'], '20BX',
+                 "gpus[1].device_id: found '20BX'; expected four lower-case "
+                 'hexadecimal'),
+                (['gpus', 1, 'device_id'], '20b0\n', 'hexadecimal'),
+                (['gpus', 1, 'model'], '', '255 printable'),
+                (['gpus', 1, 'model'], ' ', '255 printable'),
+                (['gpus', 1, 'model'], 'a\nb', '255 printable'),
+                (['gpus', 1, 'model'], '\ud800', '255 printable'),
+                (['gpus', 1, 'model'], 'a' * 256, '255 printable'),
+                (['gpus', 1, 'memory_mib'], -1, 'whole number'),
+                (['gpus', 1, 'memory_mib'], 1e3, 'whole number'),
+                (['gpus', 1, 'memory_mib'], 1 << 40, 'whole number'),
+                (['gpus', 1, 'visible_to_nvml'], 1, 'true or false'),
+                (['gpus', 1, 'nvlink_peers'], [1],
+                 'gpus[1].nvlink_peers[0]: found 1; expected a PCI address'),
+                (['gpus', 1, 'health'], ['XID_'],
+                 "gpus[1].health[0]: found 'XID_'; expected the code of an "
+                 'ailment, such as XID_79 or REMAP_FAILED'),
+                (['gpus', 1, 'health'], ['XID_x'], 'the code of an ailment'),
+                (['gpus', 1, 'health'], ['too hot'], "found 'too hot'"),
+                (['gpus', 1, 'mig', 'profiles', 0, 'slices'], 99,
+                 'whole number'),
+                (['gpus', 1, 'mig', 'profiles', 0, 'engines'], None,
+                 'engines: found nothing; expected a mapping with keys'),
+                (['gpus', 1, 'mig', 'profiles', 0, 'placements', 0, 'size'],
+                 0, 'gpus[1].mig.profiles[0].placements[0].size: found 0; '
+                    'expected a whole number from 1 to 64')):
+            good = copy.deepcopy(self.sent)
+            place = self.sent
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            self.refused(word)
+            self.sent = good
+
+    def test_missing(self):
+        for key in ('address', 'mig', 'health'):
+            good = copy.deepcopy(self.sent)
+            del self.sent['gpus'][1][key]
+            self.refused(f'ramdisk: inventory.gpus[1]: key {key!r} is missing')
+            self.sent = good
+
+    def test_same_address(self):
+        self.sent['gpus'].append(self.sent['gpus'][0])
+        self.refused('same address')
+
+    def test_too_many(self):
+        self.sent['gpus'] *= 17
+        self.refused('gpus: found 68 items; expected a list of at most 64')
+
+    def test_same_profile(self):
+        profiles = self.profiles(2, [{'start': 0, 'size': 1}])
+        profiles[1]['name'] = profiles[0]['name']
+        self.with_profiles(profiles)
+        self.refused('same name')
+
+    def test_more_ways_to_cut_than_can_be_listed(self):
+        everywhere = [{'start': start, 'size': 1} for start in range(16)]
+        self.with_profiles(self.profiles(1, everywhere[:12]))
+        inventory.parse(self.sent)
+        self.with_profiles(self.profiles(1, everywhere))
+        self.refused('gpus: too many ways to partition them')
+
+    def test_ways_bound_the_occupancies(self):
+        profiles = inventory.parse(self.sent).gpus[1].mig.profiles
+        count = len(list(enumeration.states(geometry.Geometry(profiles))))
+        ways = inventory.ways(profiles)
+        self.assertEqual((True, 5536), (723 <= count <= ways, ways))
+
+
+class PciTest(base.BaseTestCase):
+
+    def test_gpus_alone(self):
+        found = inventory.from_pci([
+            {**PCI, 'bus': '0000:1c:00.0', 'numa_node_id': '-1'}, PCI,
+            {**PCI, 'vendor_id': '8086'},
+            {**PCI, 'class': '068000', 'bus': '0000:1d:00.0'}, 'x'])
+        self.assertEqual((
+            model.Gpu(ADDRESS, '10de', '2330', '0302', numa_node=1),
+            model.Gpu(model.PciAddress.parse('0000:1c:00.0'), '10de', '2330',
+                      '0302')), found.gpus)
+        self.assertEqual(inventory.NO_COLLECTOR, found.nvml_problem)
+        self.assertFalse(found.asked)
+
+    def test_none(self):
+        self.assertEqual((), inventory.from_pci([]).gpus)
+
+    def test_malformed(self):
+        for value in ({}, None, 'x', [{**PCI, 'bus': '1'}],
+                      [{**PCI, 'product_id': None}],
+                      [{**PCI, 'numa_node_id': '1' * 9}],
+                      [PCI, PCI], [PCI] * 99):
+            error = self.assertRaises(exception.InventoryError,
+                                      inventory.from_pci, value)
+            self.assertIn('ramdisk: pci_devices', str(error))
+            self.assertIn('; expected ', str(error))

@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whatever a ramdisk sends, and whatever a step is asked for."""
+
+import json
+
+import hypothesis
+from hypothesis import strategies
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+from cyborg_gpu_driver.tests.unit.fuzz import base
+from cyborg_gpu_driver.tests.unit.fuzz import checks
+
+PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
+       'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
+ITEM = {'devices': [0, 1], 'device-filter': ['0x20B210DE'],
+        'mig-enabled': True, 'mig-devices': {'1g.10gb': 2, '3g.40gb': 1}}
+TEXTS = strategies.one_of(base.TEXTS, strategies.none())
+
+
+class InventoryTest(base.FuzzCase):
+
+    def setUp(self):
+        super().setUp()
+        host = inspected.snapshot(self, 'mixed')
+        self.gpus = host.gpus
+        self.good = inspected.sent(host, {1: ['XID_79']})
+
+    def test_parse(self):
+        @base.examples(250)
+        @hypothesis.given(base.mutated(self.good))
+        def holds(value):
+            checks.ramdisk(value)
+
+        holds()
+
+    def test_any_value(self):
+        for value in (None, True, 1, 1.5, 'x', [], {}, {'version': 1},
+                      {'version': 1, 'gpus': []}):
+            self.assertRaises(exception.InventoryError, inventory.parse,
+                              value)
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated([PCI, {**PCI, 'bus': '0000:1c:00.0'}]))
+    def test_pci_devices(self, value):
+        checks.pci_devices(value)
+
+    @base.examples(150)
+    @hypothesis.given(TEXTS, TEXTS, TEXTS, strategies.lists(base.TEXTS))
+    def test_whatever_hardware_says(self, name, driver, problem, problems):
+        host = model.Host((model.Gpu(
+            model.PciAddress(0, 1, 0, 0), '10de', '2330', '0302', model=name,
+            architecture=name, uuid=driver, serial=problem, driver=driver,
+            problems=tuple(problems)),), driver, problem,
+            problems=tuple(problems))
+        self.assertIsNotNone(checks.ramdisk(json.loads(json.dumps(
+            inventory.to_dict(host, {})))))
+
+    def test_layout_of_a_step(self):
+        @base.examples(250)
+        @hypothesis.given(strategies.one_of(
+            base.mutated([ITEM]), base.mutated({'name': [ITEM]}),
+            base.PLAIN))
+        def holds(value):
+            entry = self.attempt(layouts.entry_of, value, self.gpus)
+            if entry is not None:
+                layouts.suits(self.gpus, entry)
+
+        holds()

@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which layouts a node can have, and what a step's argument means."""
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+
+FILE = """
+version: v1
+mig-configs:
+  training:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}
+  all-1g.10gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 3}}
+  a100:
+  - {devices: all, device-filter: "0x20B210DE", mig-enabled: true,
+     mig-devices: {3g.40gb: 2}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.40gb: 2}}
+  elsewhere:
+  - {devices: all, device-filter: "0x123410DE", mig-enabled: false}
+  ninth:
+  - {devices: [0, 8], mig-enabled: false}
+  first:
+  - {devices: [0], mig-enabled: true, mig-devices: {}}
+"""
+ITEMS = [{'devices': 'all', 'mig-enabled': True,
+          'mig-devices': {'2g.20gb': 3}}]
+
+
+def file(text=FILE, name='mine.yaml'):
+    return layout_file.LayoutFile.parse(text, name)
+
+
+def unseen(gpus):
+    """GPUs of which sysfs alone tells."""
+    return tuple(model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id,
+                           gpu.class_code) for gpu in gpus)
+
+
+class LayoutsTest(base.BaseTestCase):
+
+    def gpus(self, name):
+        return inspected.found(self, name).gpus
+
+    def applicable(self, gpus, *files):
+        return layouts.applicable(gpus, layouts.known(gpus, files))
+
+    def operators(self, gpus):
+        """Those of the file that suit."""
+        return {name for name in self.applicable(gpus, file())
+                if name in file().names}
+
+    def test_all_generated_suit(self):
+        for name, count in (('hgx-h100', 19), ('dgx-a100-40', 19),
+                            ('a30x4', 9), ('rtxpro6000x8', 15),
+                            ('t4x4', 1), ('mixed', 19)):
+            gpus = self.gpus(name)
+            found = self.applicable(gpus)
+            self.assertEqual(tuple(layouts.known(gpus)), found, name)
+            self.assertEqual(count, len(found), name)
+
+    def test_no_gpu(self):
+        self.assertEqual({}, layouts.known(()))
+        self.assertEqual((), self.applicable((), file()))
+
+    def test_the_operators_win(self):
+        gpus = self.gpus('hgx-h100')
+        found = layouts.known(gpus, [file()])
+        self.assertEqual({'1g.10gb': 3},
+                         found['all-1g.10gb'].sections[0].mig_devices)
+        other = file('version: v1\nmig-configs:\n  training:\n  - {devices: '
+                     'all, mig-enabled: false}', 'other.yaml')
+        for files, source in (([file(), other], 'other.yaml'),
+                              ([other, file()], 'mine.yaml')):
+            self.assertEqual(source, layouts.known(
+                gpus, files)['training'].source)
+
+    def test_of_the_operator(self):
+        self.assertEqual({'training', 'all-1g.10gb', 'first'},
+                         self.operators(self.gpus('hgx-h100')))
+        self.assertEqual({'training', 'all-1g.10gb', 'first', 'a100'},
+                         self.operators(self.gpus('dgx-a100-80')))
+        self.assertEqual({'first'}, self.operators(self.gpus('a30x4')))
+        self.assertEqual(set(), self.operators(self.gpus('t4x4')))
+
+    def test_of_some_boards(self):
+        # A T4, an A100, an H100 and an A40 that NVML does not see.
+        self.assertEqual({'a100'}, self.operators(self.gpus('mixed')))
+
+    def test_what_is_there_now_does_not_matter(self):
+        gpus = tuple(dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, enabled=True, instances=(model.GpuInstance(
+                model.Placement(0, 8), 0, 0),)))
+            for gpu in self.gpus('dgx-a100-80'))
+        self.assertEqual({'training', 'all-1g.10gb', 'first', 'a100'},
+                         self.operators(gpus))
+
+    def test_unseen(self):
+        self.assertEqual(('all-disabled', 'a100'), self.applicable(
+            unseen(self.gpus('dgx-a100-80')), file()))
+        self.assertEqual(('all-disabled',), self.applicable(
+            unseen(self.gpus('hgx-h100')), file()))
+
+    def test_unseen_and_spoken_of_twice(self):
+        gpus = unseen(self.gpus('dgx-a100-80'))
+        entry = layout_file.Entry('mine.yaml', 'twice', tuple(
+            file().entry('a100').sections * 2))
+        self.assertFalse(layouts.suits(gpus, entry))
+
+
+class EntryOfTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.gpus = inspected.found(self, 'hgx-h100').gpus
+
+    def refused(self, value, *words):
+        error = self.assertRaises(
+            exception.LayoutError, layouts.entry_of, value, self.gpus,
+            [file()])
+        for word in words:
+            self.assertIn(word, str(error))
+
+    def test_name(self):
+        self.assertEqual('mine.yaml', layouts.entry_of(
+            'training', self.gpus, [file()]).source)
+        self.assertEqual('all-balanced', layouts.entry_of(
+            'all-balanced', self.gpus).name)
+
+    def test_items(self):
+        entry = layouts.entry_of(ITEMS)
+        self.assertEqual('inline', entry.name)
+        self.assertEqual({'2g.20gb': 3}, entry.sections[0].mig_devices)
+
+    def test_named_items(self):
+        entry = layouts.entry_of({'half': ITEMS})
+        self.assertEqual('half', entry.name)
+        self.assertEqual({'2g.20gb': 3}, entry.sections[0].mig_devices)
+
+    def test_unknown_name(self):
+        self.refused('trainig', "no layout 'trainig'", 'there are',
+                     'training', 'all-balanced')
+
+    def test_malformed(self):
+        for value, *words in (
+                (None, 'top level: found nothing; expected the name of a '
+                       'layout, a list of items'),
+                (7, 'found 7; expected the name of a layout'),
+                ({}, 'found an empty mapping; expected the name of a layout'),
+                ({'a': ITEMS, 'b': ITEMS}, 'both a and b; leave one'),
+                ({'a': []}, 'a: found an empty list; expected a list of at '
+                            'least one item'),
+                ({'': ITEMS}, "found key ''; expected text of at least one"),
+                ([], 'inline: found an empty list'),
+                ([{'devices': 'all'}],
+                 "inline[0]: key 'mig-enabled' is missing; expected true or"),
+                ([{**ITEMS[0], 'mig-device': {}}],
+                 "unknown key 'mig-device' (did you mean mig-devices?)"),
+                ([{**ITEMS[0], 'mig-devices': {'2g': 1}}],
+                 "inline[0].mig-devices: found key '2g'; expected SLICESg"),
+                ([ITEMS[0], ITEMS[0]],
+                 'inline[1]: chooses GPUs that item 0 chooses too')):
+            self.refused(value, 'layout:', *words)

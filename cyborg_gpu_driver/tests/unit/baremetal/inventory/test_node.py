@@ -1,0 +1,362 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Traits, properties and resource class of a node."""
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal.inventory import node
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.tests.unit.baremetal import inspected
+
+LAYOUT = 'CUSTOM_GPU_LAYOUT_'
+H100 = {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
+        'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',
+        'CUSTOM_GPU_COUNT_8', 'CUSTOM_GPU_HEALTHY'}
+HALVES = [{'devices': 'all', 'mig-enabled': True,
+           'mig-devices': {'3g.40gb': 2}}]
+A100_HALVES = [{'devices': 'all', 'mig-enabled': True,
+                'mig-devices': {'3g.20gb': 2}}]
+
+
+def file(*entries, name='mine.yaml'):
+    return layout_file.LayoutFile(tuple(
+        layout_file.Entry.parse(entry, items, layout_schema.place(name))
+        for entry, items in entries), name)
+
+
+def without_nvml(found):
+    """The same node, of which sysfs alone tells."""
+    return inventory.Inventory(tuple(
+        model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id, gpu.class_code)
+        for gpu in found.gpus), None, 'no library')
+
+
+class NodeCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.h100 = inspected.found(self, 'hgx-h100')
+
+    def traits(self, found, current=(), **options):
+        """(those of layouts, the others)
+
+        :param current: traits that the last inspection wrote.
+        """
+        options = {'all_layouts': True, 'written': current, **options}
+        traits = node.traits(current, found, **options).traits
+        layouts = {trait for trait in traits
+                   if names.is_layout_trait(trait)}
+        return layouts, set(traits) - layouts
+
+
+class TraitsTest(NodeCase):
+
+    def test_h100(self):
+        layouts, others = self.traits(self.h100)
+        self.assertEqual(H100, others)
+        self.assertEqual(19, len(layouts))
+        self.assertIn(LAYOUT + 'ALL_3G_40GB', layouts)
+        self.assertIn(LAYOUT + 'ALL_BALANCED', layouts)
+
+    def test_mixed(self):
+        layouts, others = self.traits(inspected.found(self, 'mixed'))
+        self.assertEqual({
+            'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_ARCH_TURING',
+            'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_ARCH_AMPERE',
+            'CUSTOM_NVIDIA_1EB8', 'CUSTOM_NVIDIA_20B2',
+            'CUSTOM_NVIDIA_2235', 'CUSTOM_NVIDIA_2330',
+            'CUSTOM_GPU_MEMORY_16GB', 'CUSTOM_GPU_MEMORY_80GB',
+            'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MODEL_TESLA_T4',
+            'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, others)
+        self.assertEqual(19, len(layouts))
+
+    def test_no_gpu(self):
+        self.assertEqual((set(), {'CUSTOM_RACK_7'}), self.traits(
+            inventory.Inventory(),
+            ['CUSTOM_RACK_7', LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8'],
+            written=[LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8']))
+
+    def test_from_sysfs_alone(self):
+        self.assertEqual(
+            ({LAYOUT + 'ALL_DISABLED'},
+             {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_8'}),
+            self.traits(without_nvml(self.h100)))
+
+    def test_only_what_was_written_is_removed(self):
+        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_NVIDIA_A100',
+                'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_CHEAP',
+                LAYOUT + 'MINE'}
+        old = {'CUSTOM_GPU_COUNT_2', 'CUSTOM_NVIDIA_20B2', LAYOUT + 'GONE'}
+        found = node.traits(mine | old, self.h100, old)
+        self.assertEqual(H100 | mine, set(found.traits))
+        self.assertEqual(H100, set(found.written))
+
+    def test_a_trait_that_the_operator_set_before(self):
+        mine = 'CUSTOM_GPU_ARCH_HOPPER'
+        found = node.traits([mine], self.h100)
+        self.assertEqual(H100, set(found.traits))
+        self.assertEqual(H100 - {mine}, set(found.written))
+
+    def test_again_changes_nothing(self):
+        first = node.traits(['CUSTOM_RACK_7'], self.h100)
+        self.assertEqual(first, node.traits(
+            first.traits, self.h100, first.written))
+
+
+class WrittenTest(NodeCase):
+    """What the property of a node says of its traits."""
+
+    MINE = ('CUSTOM_NVIDIA_A100', 'CUSTOM_GPU_MODEL_CHEAP',
+            'CUSTOM_GPU_COUNT_LARGE', 'CUSTOM_GPU_MEMORY_BIG',
+            'CUSTOM_GPU_SICK_BAY', 'CUSTOM_NVIDIA_20B2')
+
+    def written(self, summary, *current):
+        return node.written({node.PROPERTY: summary}, current, self.h100)
+
+    def test_never_inspected(self):
+        self.assertEqual(frozenset(), node.written({}, H100, self.h100))
+
+    def test_recorded(self):
+        self.assertEqual(
+            {'CUSTOM_GPU_COUNT_8'},
+            self.written({node.TRAITS: ['CUSTOM_GPU_COUNT_8', 'X']},
+                         'CUSTOM_GPU_COUNT_8', *self.MINE))
+
+    def test_by_an_earlier_release(self):
+        theirs = H100 - {names.HEALTHY} | {
+            LAYOUT + 'ALL_BALANCED', 'CUSTOM_GPU_SICK_XID_79',
+            'CUSTOM_GPU_SICK_REMAP_FAILED'}
+        summary = node.summary(self.h100)
+        self.assertEqual(theirs, self.written(
+            summary, *theirs, *self.MINE, LAYOUT + 'MINE'))
+
+    def test_memory_as_it_was_rounded_then(self):
+        for mib, text in ((46068, '45GB'), (512, '512MB')):
+            trait = f'CUSTOM_GPU_MEMORY_{text}'
+            self.assertEqual({trait}, self.written(
+                {'boards': [{'memory_mib': mib}]}, trait))
+
+    def test_property_that_is_broken(self):
+        for summary in (None, 7, [], {}, {'boards': 7, 'count': 'x'},
+                        {'boards': [7, {'device_id': 7, 'model': []}]}):
+            self.assertEqual(frozenset(),
+                             self.written(summary, *self.MINE))
+
+
+class HealthyTest(NodeCase):
+
+    def healthy(self, found, *current, written=()):
+        return names.HEALTHY in node.traits(current, found, written).traits
+
+    def test_only_where_all_are(self):
+        self.assertTrue(self.healthy(self.h100))
+        self.assertFalse(self.healthy(
+            inspected.found(self, 'hgx-h100', {7: ['ECC']})))
+        self.assertFalse(self.healthy(without_nvml(self.h100)))
+        self.assertFalse(self.healthy(inspected.found(self, 'mixed')))
+        self.assertFalse(self.healthy(inventory.Inventory()))
+
+    def test_the_operator_vouches_for_what_cannot_be_asked(self):
+        trait = names.HEALTHY
+        silent = without_nvml(self.h100)
+        self.assertTrue(self.healthy(silent, trait))
+        self.assertFalse(self.healthy(silent, trait, written=[trait]))
+        self.assertFalse(self.healthy(
+            inspected.found(self, 'hgx-h100', {7: ['ECC']}), trait))
+
+
+class SicknessTest(NodeCase):
+
+    def test_sick(self):
+        layouts, others = self.traits(
+            inspected.found(self, 'hgx-h100', {1: ['XID_79', 'THERMAL'],
+                                               5: ['XID_79']}),
+            files=[file(('mine', HALVES))],
+            templates={LAYOUT + 'HALVES': HALVES})
+        self.assertEqual(set(), layouts)
+        self.assertEqual(H100 - {names.HEALTHY} | {
+            'CUSTOM_GPU_SICK_XID_79', 'CUSTOM_GPU_SICK_THERMAL'}, others)
+
+    def test_well_again(self):
+        layouts, others = self.traits(
+            self.h100, ['CUSTOM_GPU_SICK_XID_79'])
+        self.assertEqual((19, H100), (len(layouts), others))
+
+    def test_sick_until_asked(self):
+        layouts, others = self.traits(
+            without_nvml(self.h100), ['CUSTOM_GPU_SICK_XID_79'])
+        self.assertEqual(set(), layouts)
+        self.assertIn('CUSTOM_GPU_SICK_XID_79', others)
+
+
+class LayoutTraitsTest(NodeCase):
+
+    def test_without_a_template_there_is_none(self):
+        found = node.traits(
+            [], self.h100, files=[file(('halves', HALVES))])
+        self.assertEqual(H100, set(found.traits))
+
+    def test_template_decides_on_a_trait_that_was_set_by_hand(self):
+        trait = LAYOUT + 'HALVES'
+        for items, expected in ((HALVES, True), (A100_HALVES, False)):
+            found = node.traits([trait], self.h100,
+                                templates={trait: items})
+            self.assertEqual(expected, trait in found.traits)
+
+    def test_of_the_operator(self):
+        layouts, _others = self.traits(self.h100, files=[
+            file(('halves', HALVES), ('other', A100_HALVES))])
+        self.assertIn(LAYOUT + 'HALVES', layouts)
+        self.assertNotIn(LAYOUT + 'OTHER', layouts)
+        self.assertEqual(20, len(layouts))
+
+    def test_the_operators_counts(self):
+        layouts, _others = self.traits(self.h100, files=[
+            file(('all-1g.10gb', A100_HALVES))])
+        self.assertEqual(18, len(layouts))
+        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', layouts)
+
+    def test_the_later_file_counts(self):
+        files = [file(('x', HALVES)), file(('x', A100_HALVES))]
+        self.assertNotIn(LAYOUT + 'X', self.traits(
+            self.h100, files=files)[0])
+        self.assertIn(LAYOUT + 'X', self.traits(
+            self.h100, files=files[::-1])[0])
+
+    def test_of_deploy_templates(self):
+        layouts, _others = self.traits(self.h100, templates={
+            LAYOUT + 'INLINE': HALVES, LAYOUT + 'NAMED': {'h': HALVES},
+            LAYOUT + 'KNOWN': 'all-balanced', LAYOUT + 'A100': A100_HALVES})
+        self.assertEqual(
+            {LAYOUT + 'INLINE', LAYOUT + 'NAMED', LAYOUT + 'KNOWN'},
+            layouts - self.traits(self.h100)[0])
+
+    def test_the_template_counts_before_all(self):
+        layouts, _others = self.traits(
+            self.h100, files=[file(('all-1g.10gb', HALVES))],
+            templates={LAYOUT + 'ALL_1G_10GB': A100_HALVES})
+        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', layouts)
+
+    def test_template_that_cannot_be_used(self):
+        wanted = node.traits([], self.h100, templates={
+            LAYOUT + 'ALL_1G_10GB': [{'devices': 'all'}],
+            LAYOUT + 'NONE': None, LAYOUT + 'FINE': HALVES})
+        self.assertEqual({LAYOUT + 'ALL_1G_10GB', LAYOUT + 'NONE'},
+                         set(wanted.refused))
+        self.assertIn("'mig-enabled' is missing",
+                      wanted.refused[LAYOUT + 'ALL_1G_10GB'])
+        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', wanted.traits)
+        self.assertIn(LAYOUT + 'FINE', wanted.traits)
+
+    def test_no_room(self):
+        mine = {f'CUSTOM_{number}' for number in range(40)}
+        options = {'files': [file(('halves', HALVES))],
+                   'templates': {LAYOUT + 'ZZ': HALVES},
+                   'all_layouts': True}
+        wanted = node.traits(mine, self.h100, **options)
+        self.assertEqual(node.TRAITS_MAX, len(wanted.traits))
+        self.assertLessEqual(mine | H100, set(wanted.traits))
+        self.assertLessEqual({LAYOUT + 'ZZ', LAYOUT + 'HALVES'},
+                             set(wanted.traits))
+        self.assertEqual(17, len(wanted.left_out))
+        self.assertEqual(wanted, node.traits(
+            wanted.traits, self.h100, wanted.written, **options))
+
+    def test_no_room_at_all(self):
+        mine = {f'CUSTOM_{number}' for number in range(49)}
+        wanted = node.traits(mine, inspected.found(
+            self, 't4x4', {0: ['ECC']}))
+        self.assertEqual(mine | {'CUSTOM_GPU_SICK_ECC'}, set(wanted.traits))
+        self.assertEqual(
+            {'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_TESLA_T4',
+             'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
+             'CUSTOM_NVIDIA_1EB8'}, set(wanted.left_out))
+
+
+class PropertiesTest(NodeCase):
+
+    def test_summary(self):
+        self.assertEqual({
+            'count': 4, 'driver_version': '550.144.02',
+            'nvml_problem': None, 'problems': [],
+            'modes': {'confidential_computing': None, 'gpus': {
+                '0000:41:00.0': {'ecc': None, 'mig': True},
+                '0000:81:00.0': {'ecc': None, 'mig': False}}},
+            'sick': {'0000:41:00.0': ['XID 79 (fell off the bus)']},
+            'boards': [
+                {'model': 'Tesla T4', 'architecture': 'turing', 'count': 1,
+                 'device_id': '1eb8', 'memory_mib': 15360, 'mig': False},
+                {'model': 'NVIDIA A100-SXM4-80GB', 'device_id': '20b2',
+                 'architecture': 'ampere', 'memory_mib': 81920, 'count': 1,
+                 'mig': True},
+                {'model': 'NVIDIA H100 80GB HBM3', 'device_id': '2330',
+                 'architecture': 'hopper', 'memory_mib': 81559, 'count': 1,
+                 'mig': True},
+                {'model': None, 'architecture': None, 'device_id': '2235',
+                 'memory_mib': None, 'mig': None, 'count': 1}]},
+            node.summary(inspected.found(self, 'mixed', {1: ['XID_79']})))
+
+    def test_problems(self):
+        first = dataclasses.replace(self.h100.gpus[0], problems=('odd',))
+        self.assertEqual(
+            ['no bus', f'GPU {first.address}: odd'],
+            node.summary(dataclasses.replace(
+                self.h100, gpus=(first,), problems=('no bus',)))['problems'])
+
+    def test_capabilities(self):
+        self.assertEqual('gpu_count:8,gpu_model:h100-80gb-hbm3',
+                         node.capabilities(None, self.h100))
+        self.assertEqual(
+            'boot_mode:uefi,odd,a:b:c,gpu_count:8,gpu_model:h100-80gb-hbm3',
+            node.capabilities('boot_mode:uefi, gpu_model:x,odd,gpu_count:4,'
+                              'a:b:c', self.h100))
+
+    def test_capabilities_of_several_boards(self):
+        self.assertEqual('gpu_count:4', node.capabilities(
+            'gpu_model:tesla-t4', inspected.found(self, 'mixed')))
+
+    def test_capabilities_without_gpus(self):
+        self.assertEqual('boot_mode:bios', node.capabilities(
+            'gpu_count:8,gpu_model:x,boot_mode:bios',
+            inventory.Inventory()))
+
+    def test_resource_class(self):
+        for name, expected in (
+                ('hgx-h100', 'baremetal-gpu-h100-80gb-hbm3-x8'),
+                ('dgx-a100-40', 'baremetal-gpu-a100-sxm4-40gb-x8'),
+                ('t4x4', 'baremetal-gpu-tesla-t4-x4'),
+                ('mixed', 'baremetal-gpu-10de-2235-x1-a100-sxm4-80gb-x1-'
+                          'h100-80gb-hbm3-x1-tesla-t4-x1')):
+            self.assertEqual(expected, node.resource_class(
+                inspected.found(self, name)))
+        self.assertEqual('baremetal-gpu-10de-2330-x8',
+                         node.resource_class(without_nvml(self.h100)))
+        self.assertIsNone(node.resource_class(inventory.Inventory()))
+
+    def test_resource_class_that_would_be_too_long(self):
+        def named(name):
+            return inventory.Inventory((dataclasses.replace(
+                self.h100.gpus[0], model=name),))
+
+        first = node.resource_class(named('a' * 52 + '-' * 9 + 'b' * 30))
+        other = node.resource_class(named('a' * 52 + '-' * 9 + 'c' * 30))
+        for name in (first, other):
+            self.assertLessEqual(len(name), 80)
+            self.assertRegex(name, r'\Abaremetal-gpu-a{52}-[0-9a-f-]+\Z')
+        self.assertNotEqual(first, other)

@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What a request costs on GPUs as they are published."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+
+from oslotest import base
+
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
+from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.tests.unit.nova import weigher_case
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+
+def vgpus(host, address, **figures):
+    """A GPU of vGPU types: used and free of each."""
+    return published.Gpu(host, address, tuple(
+        published.Offer(f'{host}/{address}/{name}', name, name, used, free)
+        for name, (used, free) in sorted(figures.items())))
+
+
+class CostCase(base.BaseTestCase):
+
+    def costs(self, gpus, *profiles):
+        """Addresses, the cheapest GPU first, of those with room."""
+        fleet = weigher_cost.Fleet(gpus)
+        return sorted(
+            (fleet.cost(weigher_case.asked(gpu, *profiles)), gpu.address)
+            for gpu in gpus if all(
+                offer.free for offer in gpu.offers
+                if offer.profile in profiles))
+
+    def order(self, gpus, *profiles):
+        return [address for _cost, address in self.costs(gpus, *profiles)]
+
+
+class GridTest(CostCase):
+
+    empty = weigher_case.gpu('host', 'empty')
+    left = weigher_case.gpu('host', 'left', taken=[('3g.40gb', 4)])
+    right = weigher_case.gpu('host', 'right', taken=[('3g.40gb', 0)])
+    hole = weigher_case.gpu('host', 'hole', taken=[
+        ('3g.40gb', 0), ('2g.20gb', 4)])
+
+    def test_a_hole_is_filled_first(self):
+        # All alike with 40 GPUs, where nothing is scarce.
+        others = [weigher_case.gpu('other', f'other{number}')
+                  for number in range(20)]
+        gpus = [self.empty, self.left, self.right, self.hole]
+        for more in ([], others):
+            self.assertEqual('hole', self.order(
+                gpus + more, '1g.10gb')[0])
+            self.assertEqual('right', self.order(
+                gpus + more, '2g.20gb')[0])
+            self.assertEqual('right', self.order(
+                gpus + more, '3g.40gb')[0])
+            self.assertEqual('left', self.order(
+                gpus + more, '4g.40gb')[0])
+
+    def test_the_loss_is_that_of_the_partition_theory(self):
+        gpus = [self.empty, self.left, self.right, self.hole]
+        names = tuple(offer.profile for offer in self.empty.offers)
+        profiles = [next(profile for profile in boards.H100_80
+                         if profile.name == name) for name in names]
+        grid = geometry.Geometry(boards.H100_80)
+        table = score.Table(grid, profiles)
+        rows = {gpu.address: table.row(self.occupancy(gpu, grid))
+                for gpu in gpus}
+        prices = score.prices(sum(room) for room in zip(
+            *(row.room for row in rows.values()), strict=True))
+        for number, profile in enumerate(profiles):
+            losses = [(score.loss(option.lost, prices), gpu)
+                      for gpu, row in rows.items()
+                      for option in row.options[number]]
+            found = self.costs(gpus, profile.name)
+            self.assertAlmostEqual(min(losses)[0], found[0][0].loss)
+            self.assertEqual(min(losses)[1], found[0][1])
+
+    def test_the_agent_loses_what_the_weigher_says(self):
+        profiles = boards.named(boards.H100_80, *boards.BASE['H100-80'])
+        grid = geometry.Geometry(profiles)
+        taken = [('3g.40gb', 0)]
+        gpu = weigher_case.gpu('host', 'gpu', profiles, taken=taken)
+        row = score.of_grid(grid.profiles).row(grid.occupancy_of(
+            boards.gpu(profiles, taken).mig.instances))
+        fleet = weigher_cost.Fleet([gpu])
+        for profile in profiles[:3]:
+            start = score.choose_start(grid, row.occupancy, profile)
+            after = row.table.row(row.occupancy.add(profile, start))
+            self.assertAlmostEqual(
+                score.loss(row.lost(after), score.prices(row.room)),
+                fleet.cost(weigher_case.asked(gpu, profile.name)).loss)
+
+    def occupancy(self, gpu, grid):
+        taken = {'empty': (), 'left': (('3g.40gb', 4),),
+                 'right': (('3g.40gb', 0),),
+                 'hole': (('3g.40gb', 0), ('2g.20gb', 4))}[gpu.address]
+        known = {profile.name: profile for profile in boards.H100_80}
+        occupancy = geometry.EMPTY
+        for name, start in taken:
+            occupancy = occupancy.add(known[name], next(
+                place for place in known[name].placements
+                if place.start == start))
+        return occupancy
+
+    def test_one_after_another_on_one_gpu(self):
+        fleet = weigher_cost.Fleet([self.left])
+        one = fleet.cost(weigher_case.asked(self.left, '1g.10gb'))
+        two = fleet.cost(weigher_case.asked(
+            self.left, '1g.10gb', '1g.10gb'))
+        all_left = fleet.cost(weigher_case.asked(
+            self.left, *['1g.10gb'] * 4))
+        self.assertLess(one.loss, two.loss)
+        self.assertLess(two.loss, all_left.loss)
+        self.assertEqual(math.inf, fleet.cost(weigher_case.asked(
+            self.left, *['1g.10gb'] * 5)).loss)
+        # Placement has two of each left, but not both of them together.
+        both = fleet.cost(weigher_case.asked(self.left, '3g.40gb', '1g.10gb'))
+        self.assertEqual((math.inf, -math.inf),
+                         (both.packing, both.spreading))
+
+    def test_a_claim_leaves_no_room_for_what_is_still_published(self):
+        claimed = weigher_case.gpu('host', 'claimed', claimed=['4g.40gb'])
+        fleet = weigher_cost.Fleet([claimed])
+        self.assertEqual(
+            [math.inf, math.inf], [fleet.cost(weigher_case.asked(
+                claimed, name)).loss for name in ('4g.40gb', '7g.80gb')])
+        self.assertLess(fleet.cost(weigher_case.asked(
+            claimed, '3g.40gb')).loss, 9)
+
+    def test_what_looks_alike_costs_the_mean(self):
+        offered = ('1g.10gb', '2g.20gb', '3g.40gb')
+        profiles = [profile for profile in boards.H100_80
+                    if profile.name in offered]
+        # A 2g leaves as much at each of its three starts.
+        table = score.Table(
+            geometry.Geometry(boards.H100_80),
+            sorted(profiles, key=lambda profile: profile.name))
+        double, = (profile for profile in profiles
+                   if profile.name == '2g.20gb')
+        rows = [table.row(geometry.EMPTY.add(double, placement))
+                for placement in double.placements]
+        prices = score.prices(statistics.fmean(room) for room in zip(
+            *(row.room for row in rows), strict=True))
+        expected = [min(score.loss(option.lost, prices)
+                        for option in row.options[0]) for row in rows]
+        self.assertEqual(2, len(set(expected)))
+        gpu = weigher_case.gpu('host', 'gpu', offered=offered,
+                               taken=[('2g.20gb', 0)])
+        self.assertAlmostEqual(
+            statistics.fmean(expected),
+            weigher_cost.Fleet([gpu]).cost(
+                weigher_case.asked(gpu, '1g.10gb')).loss)
+
+class EstimateTest(CostCase):
+
+    def test_a_vgpu_goes_where_the_other_types_are_lost_already(self):
+        gpus = [vgpus('host', 'empty', T4_2B=(0, 8), T4_4Q=(0, 4)),
+                vgpus('host', 'begun', T4_2B=(1, 7), T4_4Q=(0, 0))]
+        (begun, _), (empty, _) = self.costs(gpus, 'T4_2B')
+        self.assertEqual(['begun', 'empty'], self.order(gpus, 'T4_2B'))
+        # One of 15, and one of 15 with an eighth of four.
+        self.assertAlmostEqual(1 / 15.5, begun.loss)
+        self.assertAlmostEqual(1 / 15.5 + 0.5 / 4.5, empty.loss)
+
+    def test_two_on_one_gpu(self):
+        gpu = vgpus('host', 'gpu', T4_2B=(0, 4), T4_4Q=(0, 4))
+        cost = weigher_cost.Fleet([gpu]).cost(
+            weigher_case.asked(gpu, 'T4_2B', 'T4_2B'))
+        self.assertEqual(math.inf, weigher_cost.Fleet([gpu]).cost(
+            weigher_case.asked(gpu, *['T4_2B'] * 5)).loss)
+        # A quarter of each, and a third of what is left of each.
+        self.assertAlmostEqual(2 * 2 / 4.5, cost.loss)
+
+    def test_whole_gpus_cost_the_same_but_for_the_host(self):
+        def whole(host, number, used):
+            return vgpus(host, f'{host}{number}',
+                         passthrough=(used, 1 - used))
+
+        gpus = [whole('fuller', 1, 0), whole('fuller', 2, 1),
+                whole('empty', 1, 0), whole('empty', 2, 0)]
+        (fuller, first), (one, _), (two, _) = self.costs(
+            gpus, 'passthrough')
+        self.assertEqual('fuller1', first)
+        self.assertEqual(one, two)
+        self.assertEqual(fuller.loss, one.loss)
+        self.assertLess(fuller.packing, one.packing)
+        self.assertLess(fuller.spreading, one.spreading)
+
+    def test_foreign_instances_are_no_obstacle(self):
+        # The half of a GPU is somebody else's, who is not in Placement.
+        half = weigher_case.gpu('host', 'half', taken=[('3g.40gb', 4)])
+        foreign = published.Gpu('host', 'foreign', tuple(
+            dataclasses.replace(offer, used=0) for offer in half.offers))
+        empty = weigher_case.gpu('host', 'empty')
+        self.assertEqual('foreign', self.order(
+            [empty, foreign], '1g.10gb')[0])
+        # A quarter of all that it has left: four 1g, two 1g of double
+        # memory, two 2g, a 3g and a 4g, beside those of the empty GPU.
+        fleet = weigher_cost.Fleet([foreign])
+        self.assertAlmostEqual(
+            (4 / 4.5 + 2 * 2 / 2.5 + 2 * 1 / 1.5) / 4,
+            fleet.cost(weigher_case.asked(foreign, '1g.10gb')).loss)
+
+
+class FleetTest(CostCase):
+
+    def test_spreading_is_for_the_emptiest(self):
+        empty = weigher_case.gpu('host', 'empty')
+        begun = weigher_case.gpu('host', 'begun', taken=[('1g.10gb', 6)])
+        same = weigher_case.gpu('empty', 'same')
+        fleet = weigher_cost.Fleet([empty, begun, same])
+        self.assertEqual(
+            ['begun', 'empty', 'same'],
+            [gpu.address for gpu in sorted(
+                (empty, begun, same), key=lambda gpu: fleet.cost(
+                    weigher_case.asked(gpu, '1g.10gb')).spreading)])
+
+    def test_what_is_scarce_is_dear(self):
+        gpu = weigher_case.gpu('host', 'gpu')
+        more = [weigher_case.gpu('more', number) for number in range(9)]
+        few, many = (weigher_cost.Fleet([gpu, *others]).cost(
+            weigher_case.asked(gpu, '7g.80gb')).loss
+            for others in ([], more))
+        self.assertLess(many, few)
+
+    def test_unknown_providers_count_for_nothing(self):
+        gpu = weigher_case.gpu('host', 'gpu')
+        fleet = weigher_cost.Fleet([gpu])
+        self.assertIsNone(fleet.cost(
+            {'host': {'resources': {'VCPU': 1}}}))
+        self.assertIsNone(weigher_cost.Fleet([]).cost(
+            weigher_case.asked(gpu, '1g.10gb')))

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What lies on a GPU, told from Placement's figures."""
+
+from __future__ import annotations
+
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver.nova.weighing import grid as weigher_grid
+from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests.unit.nova import weigher_case
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+
+def layout(table, occupancy):
+    return sorted((table.profiles[number].name, placement.start)
+                  for number, placement in occupancy.taken)
+
+
+class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
+    """Whatever is on a board, it is among what we take to be possible."""
+
+    scenarios = [
+        ('A100 40', {'board': boards.A100_40, 'scale': 1}),
+        ('A100 80', {'board': boards.A100_80, 'scale': 1}),
+        ('H100', {'board': boards.H100_80, 'scale': 1}),
+        ('H200', {'board': boards.H200_141, 'scale': 1}),
+        ('A30', {'board': boards.A30, 'scale': 1}),
+        ('RTX PRO', {'board': boards.RTX_PRO_6000, 'scale': 3}),
+    ]
+
+    def check(self, choose):
+        grid = geometry.Geometry(self.board)
+        offered = [profile for profile in self.board
+                   if choose(profile.name)]
+        names = tuple(profile.name for profile in offered)
+        tried = 0
+        for occupancy in enumeration.states(grid, offered):
+            rows = weigher_grid.rows(
+                names,
+                tuple(occupancy.counts[profile.profile_id]
+                      for profile in offered),
+                tuple(grid.creatable(occupancy, profile)
+                      for profile in offered))
+            known = {profile.profile_id: profile.name for profile in offered}
+            self.assertIn(
+                sorted((known[number], placement.start // self.scale)
+                       for number, placement in occupancy.taken),
+                [layout(row.table, row.occupancy) for row in rows])
+            tried += 1
+        return tried
+
+    def test_plain_profiles(self):
+        self.assertGreater(
+            self.check(lambda name: '+' not in name and '-' not in name),
+            20)
+
+    def test_some_of_them(self):
+        self.check(lambda name: name[0] in '24' and '+' not in name
+                   and '-' not in name)
+
+    def test_a_profile_alone(self):
+        # One slice with the double memory looks like a quarter of a GPU of
+        # four slices then, and fits as often.
+        grid = geometry.Geometry(self.board)
+        for profile in self.board:
+            for occupancy in enumeration.states(grid, [profile]):
+                left = grid.creatable(occupancy, profile)
+                rows = weigher_grid.rows(
+                    (profile.name,), (len(occupancy.taken),), (left,))
+                self.assertTrue(rows, (profile.name, occupancy))
+                self.assertEqual({left}, {
+                    row.table.grid.creatable(row.occupancy,
+                                             row.table.profiles[0])
+                    for row in rows})
+
+
+class RowsTest(base.BaseTestCase):
+
+    def rows(self, *args, **kwargs):
+        return weigher_grid.rows(*weigher_case.figures(
+            weigher_case.gpu('host', 'gpu', *args, **kwargs)))
+
+    def layouts(self, *args, **kwargs):
+        return [layout(row.table, row.occupancy)
+                for row in self.rows(*args, **kwargs)]
+
+    def test_what_is_left_tells_where_it_lies(self):
+        for start in (0, 4):
+            self.assertEqual([[('3g.40gb', start)]],
+                             self.layouts(taken=[('3g.40gb', start)]))
+        self.assertEqual([[]], self.layouts())
+
+    def test_what_looks_alike_is_all_there(self):
+        self.assertEqual(
+            [[('1g.10gb', 4), ('1g.10gb', 5)],
+             [('1g.10gb', 4), ('1g.10gb', 6)],
+             [('1g.10gb', 5), ('1g.10gb', 6)]],
+            sorted(self.layouts(
+                offered=('1g.10gb', '3g.40gb', '7g.80gb', '4g.40gb'),
+                taken=[('1g.10gb', 4), ('1g.10gb', 6)])))
+
+    def test_media_extensions_are_there_once(self):
+        self.assertEqual([[('1g.10gb+me', 6)]], self.layouts(
+            offered=('1g.10gb', '1g.10gb+me', '2g.20gb', '4g.40gb'),
+            taken=[('1g.10gb+me', 6)]))
+
+    def test_a_claim_lies_where_the_agent_will_put_it(self):
+        self.assertEqual([[('3g.40gb', 4)]],
+                         self.layouts(claimed=['3g.40gb']))
+        self.assertEqual([[('1g.10gb', 6), ('3g.40gb', 0)]],
+                         self.layouts(taken=[('3g.40gb', 0)],
+                                      claimed=['1g.10gb']))
+
+    def test_nothing_is_believed_that_the_figures_deny(self):
+        # Somebody else has a part, or a limit holds that we do not know.
+        self.assertEqual((), weigher_grid.rows(
+            ('1g.10gb', '3g.40gb'), (1, 0), (3, 0)))
+        self.assertEqual((), weigher_grid.rows(
+            ('1g.10gb', '3g.40gb'), (8, 0), (0, 0)))
+        self.assertEqual((), weigher_grid.rows(
+            ('5g.10gb', '3g.40gb'), (0, 0), (1, 2)))
+        # No GPU instances at all.
+        self.assertEqual((), weigher_grid.rows(('T4-2B',), (0,), (8,)))
+        self.assertEqual((), weigher_grid.rows(('passthrough',), (0,), (1,)))

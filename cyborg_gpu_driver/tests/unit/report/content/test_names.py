@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import itertools
+import re
+import string
+import uuid
+
+import hypothesis
+from hypothesis import strategies
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.tests.unit.report import samples
+
+CUSTOM = re.compile(r'CUSTOM_[A-Z0-9_]+', re.ASCII)
+
+ADDRESSES = strategies.builds(
+    model.PciAddress, strategies.integers(0, 0xffffffff),
+    strategies.integers(0, 0xff), strategies.integers(0, 0x1f),
+    strategies.integers(0, 7))
+HOSTS = strategies.one_of(
+    strategies.text(string.ascii_letters + string.digits + '-._',
+                    min_size=1, max_size=255),
+    strategies.text(min_size=1, max_size=255))
+
+
+class TestProviderName(base.BaseTestCase):
+
+    def test_whole(self):
+        self.assertEqual('compute1_gpu_0000:d8:00.0_passthrough',
+                         names.provider_name('compute1',
+                                             samples.whole_offer()))
+
+    def test_slice(self):
+        offer = samples.a100_offers(profile='1g.10gb+me')[0]
+        self.assertEqual('compute1.example.org_gpu_0000:07:00.0_1g.10gb.me',
+                         names.provider_name('compute1.example.org', offer))
+
+    def test_vgpu(self):
+        self.assertEqual('c_gpu_0000:3b:00.0_T4-2B',
+                         names.provider_name('c', samples.t4_offer()))
+
+    def test_known_profiles_keep_their_names(self):
+        for profile in samples.MIG_PROFILES + samples.VGPU_TYPES:
+            offer = samples.t4_offer(profile=profile)
+            self.assertEqual(profile.replace('+', '.'), names.label(offer))
+
+    def test_long_hosts_with_one_beginning_stay_apart(self):
+        offer = samples.whole_offer()
+        first = names.provider_name('c' * 250 + '1', offer)
+        second = names.provider_name('c' * 250 + '2', offer)
+        self.assertNotEqual(first, second)
+        self.assertIn('c' * 100, first)
+
+    def test_long_host_is_shortened_alike_for_each_gpu(self):
+        host = 'c' * 250
+        first, _, _ = names.provider_name(
+            host, samples.whole_offer()).partition('_gpu_')
+        second, _, _ = names.provider_name(
+            host, samples.t4_offer()).partition('_gpu_')
+        self.assertEqual(first, second)
+
+    def test_fqdn_of_full_label_is_not_shortened(self):
+        host = 'c' * 64 + '.' + 'd' * 63
+        name = names.provider_name(host, samples.whole_offer())
+        self.assertTrue(name.startswith(host + '_gpu_'))
+
+    def test_no_host(self):
+        self.assertRaises(exception.InvalidValue, names.provider_name, '',
+                          samples.whole_offer())
+
+    @hypothesis.settings(deadline=None)
+    @hypothesis.given(HOSTS, ADDRESSES,
+                      strategies.text(min_size=1, max_size=300))
+    def test_limits(self, host, address, profile):
+        offer = samples.t4_offer(gpu=address, profile=profile)
+        name = names.provider_name(host, offer)
+        self.assertLessEqual(len(name), 200)
+        self.assertRegex(name, r'\A[A-Za-z0-9._:-]+\Z')
+        self.assertEqual(name, names.provider_name(host, offer))
+        self.assertIn(f'_gpu_{address}_', name)
+        known = names.parse_provider_name(name)
+        self.assertEqual((str(address), names.label(offer)),
+                         (known.gpu, known.label))
+        self.assertEqual(f'{known.host}_gpu_{address}_{known.label}', name)
+
+    @hypothesis.settings(deadline=None)
+    @hypothesis.given(strategies.lists(
+        strategies.tuples(HOSTS, ADDRESSES,
+                          strategies.sampled_from(samples.MIG_PROFILES
+                                                  + samples.VGPU_TYPES)),
+        unique=True, min_size=2, max_size=6))
+    def test_unique(self, triples):
+        made = [names.provider_name(host, samples.t4_offer(
+            gpu=address, profile=profile))
+            for host, address, profile in triples]
+        self.assertEqual(len(triples), len(set(made)))
+
+    def test_what_is_none_of_ours(self):
+        for name in ('compute1', 'compute1_0000:D8:00.0', 'gpu_gpu_gpu_gpu',
+                     'NVIDIA_0000:d8:00.0_passthrough',
+                     'compute1_gpu_0000:d8:00.0_', '_gpu_0000:d8:00.0_x',
+                     'compute1_gpu_0000:d8:00.8_passthrough'):
+            self.assertIsNone(names.parse_provider_name(name), name)
+
+    def test_uuid_is_the_conductors(self):
+        name = 'compute1_gpu_0000:d8:00.0_passthrough'
+        self.assertEqual(str(uuid.uuid3(uuid.NAMESPACE_DNS, name)),
+                         names.provider_uuid(name))
+
+
+class TestResourceClass(base.BaseTestCase):
+
+    def resource_class(self, profile):
+        return names.resource_class(samples.t4_offer(profile=profile))
+
+    def test_whole(self):
+        self.assertEqual('PGPU', names.resource_class(samples.whole_offer()))
+
+    def test_profiles(self):
+        for profile, expected in (
+                ('1g.10gb', 'CUSTOM_NVIDIA_1G_10GB'),
+                ('1g.10gb+me', 'CUSTOM_NVIDIA_1G_10GB_ME'),
+                ('1g.24gb-me', 'CUSTOM_NVIDIA_1G_24GB_NOME'),
+                ('1g.24gb+me.all', 'CUSTOM_NVIDIA_1G_24GB_ME_ALL'),
+                ('4g.96gb+gfx', 'CUSTOM_NVIDIA_4G_96GB_GFX'),
+                ('1c.3g.20gb', 'CUSTOM_NVIDIA_1C_3G_20GB'),
+                ('T4-2B', 'CUSTOM_NVIDIA_T4_2B'),
+                ('A100-1-5CME', 'CUSTOM_NVIDIA_A100_1_5CME')):
+            self.assertEqual(expected, self.resource_class(profile))
+
+    def test_injective_and_valid_over_all_that_exist(self):
+        everything = samples.MIG_PROFILES + samples.VGPU_TYPES
+        made = {profile: self.resource_class(profile)
+                for profile in everything}
+        for one, two in itertools.combinations(made, 2):
+            self.assertNotEqual(made[one], made[two], (one, two))
+        for name in made.values():
+            self.assertTrue(CUSTOM.fullmatch(name), name)
+
+    @hypothesis.settings(deadline=None)
+    @hypothesis.given(strategies.text(max_size=600))
+    def test_always_valid(self, profile):
+        name = self.resource_class(profile)
+        self.assertTrue(CUSTOM.fullmatch(name), name)
+        self.assertLessEqual(len(name), 255)
+
+    def test_long_names_stay_apart(self):
+        made = {self.resource_class('x' * 400 + end) for end in '12'}
+        self.assertEqual(2, len(made))
+        for name in made:
+            self.assertEqual(255, len(name))
+            self.assertTrue(CUSTOM.fullmatch(name), name)
+
+    def test_names_without_a_usable_character_stay_apart(self):
+        made = {self.resource_class(profile) for profile in ('?', '??')}
+        self.assertEqual(2, len(made))
+        for name in made:
+            self.assertRegex(name, r'\ACUSTOM_NVIDIA_[0-9A-F]{12}\Z')
