@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
 
+from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import generate as layout_generate
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.tests.unit.program import layouts
@@ -36,7 +37,7 @@ class BoardCase(layouts.LayoutCase):
         """Apply layouts one after the other and look at each."""
         for devices in counts:
             now = self.transactions.read(self.gpu)
-            wanted = layouts.layout.wanted(self.gpu, True, devices)
+            wanted = target.wanted(self.gpu, True, devices)
             planned = self.applier.plan(now, wanted)
             kept = {item.instance.placement: item.instance.instance_id
                     for item in planned.keep}
