@@ -36,8 +36,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine
 
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet, which complains of itself.

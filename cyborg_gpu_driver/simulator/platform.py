@@ -22,9 +22,9 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import files as sysfs
-from cyborg_gpu_driver.simulator import machine as machine_module
-from cyborg_gpu_driver.simulator import sysfs as simulated
 from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.simulator.sysfs import sysfs as simulated
 
 _ACCESS: weakref.WeakKeyDictionary[
     machine_module.Machine, access.Access] = weakref.WeakKeyDictionary()

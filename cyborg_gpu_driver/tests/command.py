@@ -21,7 +21,7 @@ import logging
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import patch
+from cyborg_gpu_driver.simulator.machine import patch
 
 
 class _Output(io.StringIO):

@@ -29,7 +29,7 @@ import sys
 
 import cyborg_gpu_driver
 from cyborg_gpu_driver.baremetal import staged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _COMMAND = 'cyborg-gpu'
 _WANTS = 'etc/systemd/system/multi-user.target.wants'

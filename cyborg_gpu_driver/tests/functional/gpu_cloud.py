@@ -26,8 +26,8 @@ import fixtures
 from cyborg import context
 from cyborg.objects import attach_handle
 
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files

@@ -44,8 +44,8 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.simulator import library
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.library import library
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import host_files
 

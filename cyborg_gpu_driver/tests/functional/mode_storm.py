@@ -40,7 +40,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.steps import mig_mode
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import nobody
 

@@ -31,7 +31,7 @@ import urllib.parse
 import fixtures
 
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import test_mig
 
 _REFUSAL = (b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n'

@@ -23,7 +23,7 @@ import sys
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 

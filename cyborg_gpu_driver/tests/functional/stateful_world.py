@@ -40,12 +40,12 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import gpu as gpu_module
-from cyborg_gpu_driver.simulator import machine as simulator
-from cyborg_gpu_driver.simulator import mig
-from cyborg_gpu_driver.simulator import refusal
 from cyborg_gpu_driver.simulator import state
-from cyborg_gpu_driver.simulator import vgpu as vgpus
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import mig
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.driver import vgpu as vgpus
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import commands_apart
 from cyborg_gpu_driver.tests.functional import gpu_cloud

@@ -23,7 +23,7 @@ import pynvml
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
 

@@ -15,7 +15,7 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import explain
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services

@@ -18,7 +18,7 @@ import threading
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 GPU = '0000:07:00.0'

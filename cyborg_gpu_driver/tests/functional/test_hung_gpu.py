@@ -22,7 +22,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 GPU = '0000:07:00.0'

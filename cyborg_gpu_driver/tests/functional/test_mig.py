@@ -16,7 +16,7 @@ import threading
 import uuid
 
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _PROFILES = {

@@ -20,7 +20,7 @@ import sys
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import mode_storm
 
 _ROUNDS = int(os.environ.get('CYBORG_GPU_ROUNDS', '12'))

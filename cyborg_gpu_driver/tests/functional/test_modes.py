@@ -14,8 +14,8 @@
 
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import machine as simulator
-from cyborg_gpu_driver.simulator import mig
+from cyborg_gpu_driver.simulator.driver import mig
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 T4 = '0000:3b:00.0'

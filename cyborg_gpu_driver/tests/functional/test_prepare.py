@@ -15,7 +15,7 @@
 from cyborg.common import exception as cyborg_exception
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 

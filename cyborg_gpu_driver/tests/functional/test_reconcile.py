@@ -22,8 +22,8 @@ from cyborg import context
 from cyborg import objects
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cloud import keystone

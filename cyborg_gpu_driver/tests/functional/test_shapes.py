@@ -27,7 +27,7 @@ import fixtures
 import testscenarios
 
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 

@@ -38,9 +38,9 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import library
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.simulator.library import library
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files

@@ -20,7 +20,7 @@ import unittest
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
 from cyborg_gpu_driver.tests.functional import test_whole

@@ -12,7 +12,7 @@
 
 """vGPUs made without mdev at bind, on the released Cyborg and Placement."""
 
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _SLICES = '0000:31:00.0'

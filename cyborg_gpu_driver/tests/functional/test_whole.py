@@ -28,7 +28,7 @@ import fixtures
 from testtools import content
 
 from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 T4 = '0000:3b:00.0'

@@ -28,8 +28,8 @@ import sqlalchemy
 from openstack import config
 from openstack import connection
 
-from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.simulator.machine import machine
 
 DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
 OPTIONS_VARIABLE = 'CYBORG_GPU_MINICLOUD_OPTIONS'

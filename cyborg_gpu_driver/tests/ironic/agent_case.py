@@ -40,7 +40,7 @@ from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 MANAGER = 'NvidiaGpuHardwareManager'
 _SILENT = ('udevadm',)

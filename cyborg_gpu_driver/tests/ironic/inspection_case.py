@@ -35,7 +35,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 H100 = {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
         'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',

@@ -27,8 +27,8 @@ from oslotest import base
 from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.osc import baremetal
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.ironic import services
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.cloud import keystone

@@ -25,7 +25,7 @@ import sys
 import yaml
 
 from cyborg_gpu_driver.baremetal import staged
-from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.ironic import programs
 from cyborg_gpu_driver.tests.ironic import ramdisk

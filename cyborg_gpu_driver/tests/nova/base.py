@@ -45,7 +45,7 @@ from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.report.content import values
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 
 HOST = 'compute1'

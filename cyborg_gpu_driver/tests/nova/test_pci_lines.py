@@ -30,7 +30,7 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.nova import base
 
 POLICIES = '''

@@ -37,7 +37,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import weigher
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 CONF = nova.conf.CONF
 

@@ -27,7 +27,7 @@ from oslotest import base
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.simulator import library
+from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.tests import empty_placement
 
 PER_HOST = 1

@@ -225,7 +225,7 @@ class SchemasTest(base.BaseTestCase):
     def test_the_library_is_imported_when_it_is_needed(self):
         """Commands that read no document start without it."""
         code = ('import sys; from cyborg_gpu_driver.cmd import main; '
-                'from cyborg_gpu_driver.simulator import machine; '
+                'from cyborg_gpu_driver.simulator.machine import machine; '
                 'machine.Machine.load("t4x4"); '
                 'print("jsonschema" in sys.modules)')
         done = subprocess.run([sys.executable, '-c', code], text=True,

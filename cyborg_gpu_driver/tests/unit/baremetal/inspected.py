@@ -17,8 +17,8 @@ import json
 from cyborg_gpu_driver.baremetal.inventory import inventory
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 # It takes a while to read all the virtual functions of one.
 _SNAPSHOTS: dict = {}

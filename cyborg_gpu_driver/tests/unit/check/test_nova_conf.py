@@ -34,7 +34,7 @@ from cyborg_gpu_driver.nova import device_spec
 from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.check import case
 
 FIRST = model.PciAddress.parse('0000:16:00.0')

@@ -19,7 +19,7 @@ import json
 
 from oslotest import base
 
-from cyborg_gpu_driver.simulator import patch
+from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import command
 
 

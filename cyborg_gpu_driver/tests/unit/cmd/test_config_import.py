@@ -17,8 +17,8 @@ import fixtures
 from oslo_config import cfg
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _T4 = '''

@@ -22,8 +22,8 @@ from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _GPU = '0000:07:00.0'

@@ -20,7 +20,7 @@ import pynvml
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _MIG = '0000:41:00.0'
@@ -49,7 +49,7 @@ class ReadCase(base.CommandCase):
             return machine
 
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.simulator.machine.Machine.load',
+            'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
             classmethod(loaded)))
 
     def machine(self):

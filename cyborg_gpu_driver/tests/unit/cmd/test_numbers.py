@@ -20,7 +20,7 @@ import fixtures
 import pynvml
 import yaml
 
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _ROUNDS = 'CYBORG_GPU_NUMBER_ROUNDS'
@@ -60,7 +60,7 @@ class NumberCase(base.CommandCase):
             return machine
 
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.simulator.machine.Machine.load',
+            'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
             classmethod(loaded)))
 
     def entry(self, devices):

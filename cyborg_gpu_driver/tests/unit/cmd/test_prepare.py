@@ -19,7 +19,7 @@ import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 GPU = '0000:16:00.0'

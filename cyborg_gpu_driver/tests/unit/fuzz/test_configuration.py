@@ -26,8 +26,8 @@ from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _WORDS = strategies.one_of(

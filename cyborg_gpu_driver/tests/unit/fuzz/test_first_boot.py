@@ -19,8 +19,8 @@ import yaml
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 from cyborg_gpu_driver.tests.unit.fuzz import oddities

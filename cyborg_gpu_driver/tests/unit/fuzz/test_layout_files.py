@@ -20,8 +20,8 @@ import yaml
 from cyborg_gpu_driver.cmd import terminal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 from cyborg_gpu_driver.tests.unit.fuzz import oddities

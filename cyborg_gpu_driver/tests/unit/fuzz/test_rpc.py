@@ -29,7 +29,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'

@@ -31,8 +31,8 @@ from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.steps import vfio
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _UUID = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'

@@ -21,10 +21,10 @@ import fixtures
 import pynvml
 from oslotest import base
 
-from cyborg_gpu_driver.simulator import library
-from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import state
+from cyborg_gpu_driver.simulator.library import library
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 A100 = '0000:07:00.0'
 VF = '0000:07:00.4'

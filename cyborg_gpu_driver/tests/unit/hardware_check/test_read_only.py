@@ -22,7 +22,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.hardware_check import calls
 from cyborg_gpu_driver.hardware_check import document
-from cyborg_gpu_driver.simulator import symbols
+from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.tests.unit.hardware_check import base
 
 _L40S_24Q = 1155

@@ -18,8 +18,8 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 
 class LogTestCase(base.BaseTestCase):

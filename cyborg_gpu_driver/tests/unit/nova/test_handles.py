@@ -24,7 +24,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import handles
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 FUNCTION = '0000:16:00.4'
 

@@ -26,8 +26,8 @@ from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.program import wiring
 
 MUTATING = ('nvmlDeviceSetMigMode', 'nvmlDeviceCreateGpuInstance',

@@ -37,8 +37,8 @@ from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _STATE = states.State
 _H100 = model.PciAddress.parse('0000:81:00.0')

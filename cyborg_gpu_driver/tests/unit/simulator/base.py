@@ -21,7 +21,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files as sysfs
-from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 OTHER_UUID = '4b20d080-1b54-4048-85b3-a6a62d165c02'

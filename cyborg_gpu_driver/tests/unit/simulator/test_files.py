@@ -24,7 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import files
-from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests.unit.simulator import base as simulator_base
 
 HOST = """

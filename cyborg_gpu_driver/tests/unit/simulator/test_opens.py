@@ -26,9 +26,9 @@ from oslo_concurrency import processutils
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _FIRST, _SECOND, _THIRD = '0000:07:00.0', '0000:0f:00.0', '0000:47:00.0'
@@ -41,7 +41,7 @@ import sys
 
 import pynvml
 
-from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator.machine import machine
 
 machine.Machine.load('dgx-a100-40', sys.argv[1]).install()
 pynvml.nvmlInit()

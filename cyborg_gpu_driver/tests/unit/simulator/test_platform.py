@@ -17,8 +17,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 
 class TestPlatform(base.BaseTestCase):

@@ -23,7 +23,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 GPU = '0000:07:00.0'
@@ -35,7 +35,7 @@ import sys
 
 import pynvml
 
-from cyborg_gpu_driver.simulator import machine
+from cyborg_gpu_driver.simulator.machine import machine
 
 with machine.Machine.load('dgx-a100-40', sys.argv[1]) as simulated:
     pynvml.nvmlInit()

@@ -17,7 +17,7 @@ import os
 
 from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 T4 = '0000:3b:00.0'

@@ -17,8 +17,8 @@ import errno
 import pynvml
 from oslo_concurrency import processutils
 
-from cyborg_gpu_driver.simulator import machine as machine_module
 from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 

@@ -17,7 +17,7 @@ import pathlib
 
 import fixtures
 
-from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.integration import minicloud
 from cyborg_gpu_driver.tests.integration.tempest_run import guest
 from cyborg_gpu_driver.tests.unit.simulator import base

@@ -34,8 +34,8 @@ from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
-from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
 

@@ -27,8 +27,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.tools import documents
 from cyborg_gpu_driver.tests.unit.tools import test_checks

@@ -19,7 +19,7 @@ import os
 
 import fixtures
 
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 

@@ -22,8 +22,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal.first_boot import layout_sources
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.simulator import machine
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine
 
 _ITEM = {'devices': 'all', 'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}}
 _FILE = {'version': 'v1', 'mig-configs': {'pair': [_ITEM]}}

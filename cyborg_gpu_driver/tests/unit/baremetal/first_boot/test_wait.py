@@ -27,8 +27,8 @@ from cyborg_gpu_driver.baremetal.first_boot import report as reports
 from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _FIRST = '0000:18:00.0'
 

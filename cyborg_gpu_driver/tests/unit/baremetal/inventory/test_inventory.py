@@ -23,7 +23,7 @@ from cyborg_gpu_driver.baremetal.inventory import modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import enumeration
 from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 
 ADDRESS = model.PciAddress.parse('0000:1b:00.0')

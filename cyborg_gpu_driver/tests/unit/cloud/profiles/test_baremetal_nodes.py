@@ -20,8 +20,8 @@ from oslotest import base
 from cyborg_gpu_driver.baremetal.inventory import inventory
 from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.cloud.profiles import test_baremetal_profile
 

@@ -27,7 +27,7 @@ import time
 from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 machine = simulator.Machine.load('dgx-a100-80').install()
 gpu = model.PciAddress.parse('0000:07:00.0')
@@ -53,7 +53,7 @@ import eventlet
 eventlet.monkey_patch()
 
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.simulator import machine as simulator
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.simulator import platform
 
 machine = simulator.Machine.load('dgx-a100-80')

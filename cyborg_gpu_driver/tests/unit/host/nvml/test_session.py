@@ -21,7 +21,7 @@ from oslotest import base as oslo_base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _2G, _3G, _7G = 19, 14, 9, 0

@@ -23,8 +23,8 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _FIRST = '0000:31:00.0'
 _SECOND = '0000:4b:00.0'

@@ -20,8 +20,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 MDEV = model.Framework.MDEV_VF
 VENDOR = model.Framework.VENDOR_VFIO

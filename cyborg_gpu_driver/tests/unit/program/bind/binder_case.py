@@ -34,8 +34,8 @@ from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 
 class BinderCase(base.BaseTestCase):

@@ -31,8 +31,8 @@ from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import boards
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 
 class ReadyCase(base.BaseTestCase):

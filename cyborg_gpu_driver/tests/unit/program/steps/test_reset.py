@@ -26,8 +26,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import mig_mode
 from cyborg_gpu_driver.program.steps import reset
-from cyborg_gpu_driver.simulator import machine as simulator
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _GPU = '0000:31:00.0'
 _HOST = f"""\

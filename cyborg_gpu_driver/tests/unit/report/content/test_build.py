@@ -296,7 +296,7 @@ class TestImports(base.BaseTestCase):
 
     def test_without_cyborg(self):
         code = ('import sys; sys.modules["cyborg"] = None; '
-                'from cyborg_gpu_driver.report import build, view')
+                'from cyborg_gpu_driver.report.content import build, view')
         done = subprocess.run([sys.executable, '-c', code],
                               capture_output=True, text=True)
         self.assertEqual(0, done.returncode, done.stderr)

@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The caller's memory: reading arguments and filling out-arguments.
+
+Arguments come as pynvml passes them: integers or ctypes integers, arrays,
+pointers, ``byref()`` objects and None for NULL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.driver import refusal
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_BYREF = type(ctypes.byref(ctypes.c_int()))
+
+
+def number(argument: Any) -> int:
+    """The value of an integer argument."""
+    value = getattr(argument, 'value', argument)
+    if not isinstance(value, int):
+        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return value
+
+
+def text(argument: Any) -> str:
+    """The value of a ``char *`` argument."""
+    value = getattr(argument, 'value', argument)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return value.decode('utf-8', 'replace')
+
+
+def target(reference: Any) -> Any:
+    """The ctypes object that an out-argument points to.
+
+    :raises Refused: INVALID_ARGUMENT for NULL.
+    """
+    if isinstance(reference, _BYREF):
+        return reference._obj
+    if isinstance(reference, ctypes._Pointer):
+        if not reference:
+            raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return reference.contents
+    if reference is None:
+        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return reference
+
+
+def put(reference: Any, value: int) -> None:
+    """Fill an integer out-argument."""
+    target(reference).value = value
+
+
+def put_text(buffer: Any, length: int, value: str) -> None:
+    """Fill a text buffer of ``length`` bytes.
+
+    :raises Refused: INSUFFICIENT_SIZE if it does not fit with its NUL.
+    """
+    data = value.encode()
+    if len(data) >= length:
+        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    target(buffer).value = data
+
+
+def handle(argument: Any) -> int:
+    """The address that a handle holds; 0 for NULL."""
+    if isinstance(argument, _BYREF):
+        argument = argument._obj
+    if not isinstance(argument, ctypes._Pointer):
+        return 0
+    return ctypes.cast(argument, ctypes.c_void_p).value or 0
+
+
+def put_handle(reference: Any, value: int) -> None:
+    """Fill an out-argument that takes a handle."""
+    memory = target(reference)
+    if ctypes.sizeof(memory) < _POINTER:
+        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    ctypes.c_void_p.from_buffer(memory).value = value
+
+
+def as_handle(value: int, kind: type) -> Any:
+    """A handle to assign to a structure's field."""
+    return ctypes.cast(ctypes.c_void_p(value), kind)
+
+
+def array(reference: Any, kind: type, length: int,
+          capacity: int | None = None) -> Any:
+    """The caller's array of at least ``length`` elements of ``kind``.
+
+    :param capacity: how many elements the caller says it has room for,
+        where the array itself does not tell.
+    :raises Refused: INSUFFICIENT_SIZE if it is known to be shorter,
+        INVALID_ARGUMENT for NULL.
+    """
+    if isinstance(reference, ctypes._Pointer):
+        if not reference:
+            raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        address = ctypes.cast(reference, ctypes.c_void_p).value
+        known = capacity
+    else:
+        memory = target(reference)
+        address = ctypes.addressof(memory)
+        known = ctypes.sizeof(memory) // ctypes.sizeof(kind)
+    if known is not None and known < length:
+        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    return (kind * length).from_address(address)
+
+
+def put_list(reference: Any, count_reference: Any, kind: type,
+             values: list[Any]) -> None:
+    """Fill a list the way most of NVML does: size first, then content.
+
+    :raises Refused: INSUFFICIENT_SIZE, with the needed count filled in, if
+        there is no array or the count given is too small.
+    """
+    count = target(count_reference)
+    room = count.value
+    count.value = len(values)
+    if not values:
+        return
+    if reference is None or room < len(values):
+        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    memory = array(reference, kind, len(values), room)
+    for position, value in enumerate(values):
+        memory[position] = value

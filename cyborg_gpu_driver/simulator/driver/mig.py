@@ -1,0 +1,270 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The driver's rules for MIG: mode, GPU instances, compute instances."""
+
+from __future__ import annotations
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.driver import reset
+
+Refused = refusal.Refused
+
+
+def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
+    """Ask for a MIG mode; the activation status (nvmlReturn_t).
+
+    As nvml.h of nvmlDeviceSetMigMode has it. On Ampere the call resets the
+    GPU itself, so that handles die; where anybody else has the GPU open the
+    mode stays pending, with IN_USE. A virtual machine cannot reset the GPU
+    that was passed to it: RESET_REQUIRED until it is started again. Hopper
+    and later need no reset, and only what computes keeps the mode pending
+    (MIG user guide, "Enable MIG Mode").
+
+    :raises Refused: NOT_SUPPORTED without MIG; IN_USE while instances, vGPUs
+        or, when leaving MIG, virtual functions exist.
+    """
+    mig = gpu.mig()
+    state = gpu.state
+    if enable == state.mig:
+        state.pending = enable
+        return pynvml.NVML_SUCCESS
+    if state.vgpus or not enable and (state.instances or state.vfs):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    state.pending = enable
+    if not mig.needs_reset:
+        if state.processes:
+            return pynvml.NVML_ERROR_IN_USE
+        state.mig = enable
+        return pynvml.NVML_SUCCESS
+    if gpu.machine.host.virtual:
+        return pynvml.NVML_ERROR_RESET_REQUIRED
+    if state.vfs or gpu.held_by_others():
+        return pynvml.NVML_ERROR_IN_USE
+    if not reset.fabric_allows(gpu):
+        # What is answered here is in no public source.
+        return pynvml.NVML_ERROR_UNKNOWN
+    reset.done(gpu)
+    return pynvml.NVML_SUCCESS
+
+
+def enabled(gpu: gpu_module.Gpu) -> spec.Mig:
+    """What the GPU can do in MIG mode, in which it must be.
+
+    :raises Refused: NOT_SUPPORTED otherwise.
+    """
+    mig = gpu.mig()
+    if not gpu.state.mig:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return mig
+
+
+def profile_by_id(mig: spec.Mig, profile_id: int) -> spec.InstanceProfile:
+    """The profile that has the board's number.
+
+    :raises Refused: INVALID_ARGUMENT if there is none.
+    """
+    profile = mig.by_id(profile_id)
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return profile
+
+
+def _units(start, size):
+    return ((1 << size) - 1) << start
+
+
+def _occupied(gpu):
+    mask = 0
+    for instance in gpu.state.instances.values():
+        mask |= _units(instance.start, instance.size)
+    return mask
+
+
+def _media_room(gpu, mig, profile):
+    """How many more of a profile the media engines allow.
+
+    Instances share out the engines of the GPU. That alone makes +me exist
+    once and +me.all exclude all but -me.
+    """
+    room = profile.max_instances
+    for engine in spec.ENGINES:
+        each = getattr(profile, engine)
+        if not each:
+            continue
+        taken = sum(getattr(mig.by_id(instance.profile_id), engine)
+                    for instance in gpu.state.instances.values())
+        room = min(room, (mig.engines(engine) - taken) // each)
+    return room
+
+
+def _room(gpu, mig, profile):
+    """How many more of a profile its own maximum and the media allow."""
+    same = sum(instance.profile_id == profile.profile_id
+               for instance in gpu.state.instances.values())
+    return max(0, min(profile.max_instances - same,
+                      _media_room(gpu, mig, profile)))
+
+
+def remaining(gpu: gpu_module.Gpu, profile_id: int) -> int:
+    """How many more instances of a profile could be created.
+
+    :raises Refused: NOT_SUPPORTED unless in MIG mode, INVALID_ARGUMENT for
+        an unknown profile.
+    """
+    mig = enabled(gpu)
+    profile = profile_by_id(mig, profile_id)
+    mask = _occupied(gpu)
+    count = 0
+    # Of intervals of one size, taking the first free one each time packs
+    # the most.
+    for start in sorted(profile.starts):
+        units = _units(start, profile.size)
+        if not mask & units:
+            mask |= units
+            count += 1
+    return min(count, _room(gpu, mig, profile))
+
+
+def create(gpu: gpu_module.Gpu, profile_id: int,
+           placement: tuple[int, int] | None = None) -> int:
+    """Create a GPU instance; its id.
+
+    :param placement: start and size; None takes the driver's own choice.
+    :raises Refused: NOT_SUPPORTED unless in MIG mode; INVALID_ARGUMENT for
+        an unknown profile or a placement that it does not have;
+        INSUFFICIENT_RESOURCES where it is occupied or engines are spent.
+    """
+    mig = enabled(gpu)
+    profile = profile_by_id(mig, profile_id)
+    if placement is None:
+        starts = profile.order
+    else:
+        start, size = placement
+        if size != profile.size or start not in profile.starts:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        starts = (start,)
+    mask = _occupied(gpu)
+    free = [start for start in starts
+            if not mask & _units(start, profile.size)]
+    if not free or not _room(gpu, mig, profile):
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+    # Ids number the nodes of a binary heap over the grid, as seen on real
+    # boards: the whole is 0, the halves 1 and 2, and so on.
+    instance_id = mig.units // profile.size - 1 + free[0] // profile.size
+    gpu.state.instances[instance_id] = state_module.Instance(
+        profile_id=profile_id, start=free[0], size=profile.size,
+        serial=gpu.machine.state.number())
+    return instance_id
+
+
+def destroy(gpu: gpu_module.Gpu, instance_id: int) -> None:
+    """Destroy a GPU instance.
+
+    :raises Refused: IN_USE while it has compute instances, processes or a
+        vGPU.
+    """
+    state = gpu.state
+    if (state.instances[instance_id].compute
+            or any(process.instance == instance_id
+                   for process in state.processes)
+            or any(vgpu.instance == instance_id for vgpu in state.vgpus)):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    del state.instances[instance_id]
+
+
+def compute_profiles(gpu: gpu_module.Gpu, instance: state_module.Instance
+                     ) -> tuple[spec.ComputeProfile, ...]:
+    """Compute instance profiles that a GPU instance has."""
+    mig = gpu.mig()
+    slices = mig.by_id(instance.profile_id).slices
+    return mig.compute_profiles[slices]
+
+
+def compute_profile(gpu: gpu_module.Gpu, instance: state_module.Instance,
+                    number: int) -> spec.ComputeProfile | None:
+    """One of them by its index, which is its id too."""
+    return next((profile for profile in compute_profiles(gpu, instance)
+                 if profile.enum == number), None)
+
+
+def compute_starts(gpu: gpu_module.Gpu, instance: state_module.Instance,
+                   profile: spec.ComputeProfile) -> list[int]:
+    """Where a compute instance can start, in compute slices: end to end."""
+    slices = gpu.mig().by_id(instance.profile_id).slices
+    starts = range(0, slices - profile.slices + 1, profile.slices)
+    return list(starts)[:profile.max_instances]
+
+
+def _free_compute_starts(gpu, instance, profile):
+    mask = 0
+    for compute in instance.compute.values():
+        mask |= _units(compute.start, compute.size)
+    return [start for start in compute_starts(gpu, instance, profile)
+            if not mask & _units(start, profile.slices)]
+
+
+def compute_remaining(gpu: gpu_module.Gpu,
+                      instance: state_module.Instance,
+                      profile: spec.ComputeProfile) -> int:
+    """How many more compute instances of a profile could be created."""
+    return len(_free_compute_starts(gpu, instance, profile))
+
+
+def create_compute(gpu: gpu_module.Gpu, instance_id: int, number: int,
+                   placement: tuple[int, int] | None = None) -> int:
+    """Create a compute instance in a GPU instance; its id.
+
+    :raises Refused: INVALID_ARGUMENT for an unknown profile or placement,
+        INSUFFICIENT_RESOURCES where it is occupied.
+    """
+    instance = gpu.state.instances[instance_id]
+    profile = compute_profile(gpu, instance, number)
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    free = _free_compute_starts(gpu, instance, profile)
+    if placement is not None:
+        start, size = placement
+        if (size != profile.slices or start not in
+                compute_starts(gpu, instance, profile)):
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        free = [start] if start in free else []
+    if not free:
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+    compute_id = next(number for number in range(len(instance.compute) + 1)
+                      if number not in instance.compute)
+    serial = gpu.machine.state.number()
+    # The UUID is another one each time, also of the same place.
+    instance.compute[compute_id] = state_module.ComputeInstance(
+        profile_id=profile.enum, start=free[0], size=profile.slices,
+        uuid='MIG-' + files.made_up_uuid(gpu.spec.uuid, serial),
+        serial=serial)
+    return compute_id
+
+
+def destroy_compute(gpu: gpu_module.Gpu, instance_id: int,
+                    compute_id: int) -> None:
+    """Destroy a compute instance.
+
+    :raises Refused: IN_USE while a process runs in it.
+    """
+    if any(process.instance == instance_id
+           and process.compute == compute_id
+           for process in gpu.state.processes):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    del gpu.state.instances[instance_id].compute[compute_id]

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Resets of a GPU: NVIDIA's driver asks who uses it, the kernel nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import refusal
+
+_OFF_THE_BUS = 79
+
+
+def by_driver(gpu: gpu_module.Gpu) -> None:
+    """Reset a GPU as ``nvidia-smi --gpu-reset`` does.
+
+    A pending MIG mode becomes current; instances and handles are gone.
+
+    :raises OSError: ENODEV if NVIDIA's driver does not have it; EIO if it
+        is lost; EBUSY while anybody has its device node open
+        (NVIDIA/gpu-operator#118, NVIDIA/mig-parted#181) or VFs exist;
+        ENOTCONN without a fabric manager that it needs.
+    """
+    if not gpu.bound:
+        _fail(errno.ENODEV)
+    if gpu.unreachable:
+        _fail(errno.EIO)
+    if gpu.held() or gpu.busy() or gpu.state.vfs:
+        _fail(errno.EBUSY)
+    if not fabric_allows(gpu):
+        _fail(errno.ENOTCONN)
+    done(gpu)
+
+
+def by_kernel(gpu: gpu_module.Gpu) -> None:
+    """Reset a GPU as a write to its sysfs file ``reset`` does.
+
+    pci_reset_function (drivers/pci/pci.c of Linux) asks nobody. It tells
+    the driver through ``err_handler``, and nv_pci_driver has none
+    (kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules): the
+    driver goes on with a GPU that has forgotten it, and only a reboot, or
+    an unbind, a reset and a bind bring that back. What NVML then answers is
+    in no public source; here the GPU is lost to it, with XID 79.
+
+    :raises OSError: ENOTTY if the GPU is off the bus.
+    :raises Waits: while its driver is leaving it (the kernel's device lock).
+    """
+    state = gpu.state
+    if state.lost:
+        _fail(errno.ENOTTY)
+    if state.removing:
+        raise refusal.Waits()
+    if state.vfio or any(vgpu.guest for vgpu in state.vgpus):
+        gpu.harm('reset under a guest')
+    if state.driver in (None, drivers.VFIO):
+        done(gpu)
+        return
+    gpu.harm(f'reset under the driver {state.driver}')
+    state.dead = True
+    gpu.machine.raise_xid(gpu.address, _OFF_THE_BUS)
+
+
+def fabric_allows(gpu: gpu_module.Gpu) -> bool:
+    """Whether one GPU can be reset as the fabric manager is now.
+
+    The manual page of nvidia-smi: a running one is needed on NVSwitch
+    systems with Ampere GPUs, and no longer on Hopper and later.
+    """
+    return (gpu.model.architecture != pynvml.NVML_DEVICE_ARCH_AMPERE
+            or not gpu.on_switches
+            or bool(gpu.machine.state.fabric_manager))
+
+
+def done(gpu: gpu_module.Gpu) -> None:
+    """Be as a reset leaves the GPU."""
+    gpu.clear()
+    gpu.state.resets += 1
+    gpu.state.dead = False
+    gpu.state.mig = gpu.state.pending
+
+
+def _fail(code):
+    raise OSError(code, os.strerror(code))

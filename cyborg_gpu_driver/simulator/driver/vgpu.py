@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The driver's rules for vGPUs: what can be made where, and making it."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator.driver import refusal
+
+_PARAM = r'[\w.-]+=[^\s,=]+'
+_PARAMS = re.compile(rf'{_PARAM}(, *{_PARAM})*')
+
+
+def available(gpu: gpu_module.Gpu, kind: spec.VgpuType,
+              function: str) -> int:
+    """How many vGPUs of a type a function can still carry."""
+    if (gpu.framework == spec.NO_FRAMEWORK or gpu.unreachable
+            or function not in gpu.vgpu_functions()):
+        return 0
+    if not gpu.vgpu_on_pf and gpu.vgpus_on(function):
+        return 0
+    room = _room(gpu, kind)
+    return room if gpu.vgpu_on_pf else min(room, 1)
+
+
+def creatable(gpu: gpu_module.Gpu) -> list[spec.VgpuType]:
+    """Types of which one more can be made somewhere on the GPU."""
+    return [kind for kind in gpu.model.vgpu_types
+            if any(available(gpu, kind, function)
+                   for function in gpu.vgpu_functions())]
+
+
+def _room(gpu, kind):
+    same = sum(vgpu.type_id == kind.type_id for vgpu in gpu.state.vgpus)
+    if kind.profile_id is not None:
+        # Out of MIG mode there are no instances.
+        return min(kind.max_instances - same,
+                   sum(_instance_room(gpu, kind, instance_id)
+                       for instance_id in gpu.state.instances))
+    if gpu.state.mig:
+        return 0
+    if gpu.state.heterogeneous:
+        return len(placements.free(gpu, kind))
+    others = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus]
+    # One size at a time: a GPU whose vGPUs lie on itself takes only more of
+    # the very type; virtual functions take what has the same framebuffer.
+    if any(other != kind if gpu.vgpu_on_pf
+           else other.framebuffer_mib != kind.framebuffer_mib
+           for other in others):
+        return 0
+    return max(0, kind.max_instances - len(others))
+
+
+def _instance_room(gpu, kind, instance_id):
+    """How many vGPUs of a type a GPU instance can still hold.
+
+    It holds vGPUs of one framebuffer size. A process in it keeps vGPUs out.
+    """
+    if (gpu.state.instances[instance_id].profile_id != kind.profile_id
+            or any(process.instance == instance_id
+                   for process in gpu.state.processes)):
+        return 0
+    held = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus
+            if vgpu.instance == instance_id]
+    if any(other.framebuffer_mib != kind.framebuffer_mib for other in held):
+        return 0
+    return max(0, kind.per_instance - len(held))
+
+
+def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
+           uuid: str | None) -> state_module.Vgpu:
+    """Make a vGPU on a function.
+
+    A MIG-backed one takes the lowest instance of its profile with room,
+    which need not be the one that was created last.
+
+    :raises Unavailable: if it cannot be made there now.
+    """
+    if available(gpu, kind, function) < 1:
+        raise refusal.Unavailable()
+    instance = None
+    if kind.profile_id is not None:
+        instance = min(
+            instance_id for instance_id in gpu.state.instances
+            if _instance_room(gpu, kind, instance_id))
+    vgpu = state_module.Vgpu(
+        vgpu_id=3251634000 + gpu.machine.state.number(),
+        type_id=kind.type_id, function=function, uuid=uuid,
+        instance=instance, placement=_first_placement(gpu, kind, instance))
+    gpu.state.vgpus.append(vgpu)
+    return vgpu
+
+
+def _first_placement(gpu, kind, instance):
+    """The driver's own choice, where nobody wishes for another."""
+    if gpu.state.heterogeneous:
+        return placements.free(gpu, kind)[0]
+    taken = {vgpu.placement for vgpu in gpu.state.vgpus
+             if vgpu.instance == instance}
+    return next(number for number in range(len(taken) + 1)
+                if number not in taken)
+
+
+def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
+               text: str) -> None:
+    """Take plugin parameters, as they are written to ``vgpu_params``.
+
+    :param text: ``name=value[,name=value]``, which takes the place of what
+        was there; a space alone takes it away. Whether names and values
+        are right shows when a guest starts.
+    :raises OSError: EINVAL for other text, EBUSY while the vGPU's device is
+        open.
+    """
+    if vgpu.holders:
+        raise OSError(errno.EBUSY, '')
+    text = text.rstrip('\n')
+    if _PARAMS.fullmatch(text) is None and not text.isspace():
+        raise OSError(errno.EINVAL, '')
+    vgpu.params = text.strip()
+    if gpu.state.heterogeneous:
+        placements.settle(gpu, vgpu)
+
+
+def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
+                pid: int) -> None:
+    """Let a virtual machine run on a vGPU.
+
+    :param pid: of its process.
+    :raises OSError: if the vGPU cannot have the placement that was wished
+        for, so that the virtual machine does not boot: EINVAL where no
+        vGPU of its type ever can, EBUSY where another overlaps.
+    """
+    placements.check(gpu, vgpu)
+    vgpu.guest = True
+    vgpu.holders.append(pid)

@@ -1,0 +1,331 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVML's calls that find a device and say what it is."""
+
+from __future__ import annotations
+
+import re
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.abi import memory
+from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator.driver import refusal
+
+Refused = refusal.Refused
+_MIB = 1 << 20
+_MEMORY_V2 = 0x02000028
+_RESERVED_MIB = 600
+_BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
+                     '([0-9a-fA-F]{1,2})(?:[.]([0-7]))?')
+
+
+def asked_for(library, name, argument):
+    """The GPU that a GetHandleBy call asks for, None if there is none."""
+    if 'ByIndex' in name:
+        position = memory.number(argument)
+        gpus = library.visible()
+        return gpus[position] if 0 <= position < len(gpus) else None
+    if 'ByUUIDV' in name:
+        return _by_uuid(library, _uuid_of(memory.target(argument)))[0]
+    if 'ByUUID' in name:
+        return _by_uuid(library, memory.text(argument))[0]
+    if 'BySerial' in name:
+        return _first(library, lambda gpu: gpu.spec.serial
+                      == memory.text(argument))
+    address = sysfs_address(memory.text(argument))
+    return _first(library, lambda gpu: gpu.address == address)
+
+
+def _first(library, test):
+    return next((gpu for gpu in library.visible() if test(gpu)), None)
+
+
+def _open_until(library, found):
+    """Open the GPUs that NVML looks at before the one it searches for.
+
+    nvml.h of nvmlDeviceGetHandleBySerial and of nvmlDeviceGetHandleByUUID:
+    NVML may initialize additional GPUs as it searches for the target GPU.
+    """
+    for gpu in library.visible():
+        if not gpu.unreachable:
+            library.machine.opens.open(gpu)
+        if gpu is found:
+            return
+
+
+def sysfs_address(bus_id):
+    """Sysfs's spelling of a bus id in any spelling; None if it is none."""
+    match = _BUS_ID.fullmatch(bus_id)
+    if match is None:
+        return None
+    domain, bus, device, function = (int(part or '0', 16)
+                                     for part in match.groups())
+    return f'{domain:04x}:{bus:02x}:{device:02x}.{function}'
+
+
+def _uuid_of(argument):
+    if argument.version != pynvml.nvmlUUID_v1:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    if argument.type != pynvml.NVML_UUID_TYPE_ASCII:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return argument.value.str.decode()
+
+
+def _by_uuid(library, uuid):
+    """The GPU of a UUID, and the ids if it is a MIG device's."""
+    for gpu in library.visible():
+        if gpu.spec.uuid == uuid:
+            return gpu, None
+        for instance_id, instance in gpu.state.instances.items():
+            for compute_id, compute in instance.compute.items():
+                if compute.uuid == uuid:
+                    return gpu, (instance_id, compute_id)
+    return None, None
+
+
+@symbols.symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
+def handle_by_index(library, index, handle):
+    gpu = asked_for(library, 'ByIndex', index)
+    if gpu is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    memory.put_handle(handle, library.handle_of(gpu))
+
+
+@symbols.symbol('nvmlDeviceGetHandleByPciBusId_v2',
+                'nvmlDeviceGetHandleByPciBusId')
+def handle_by_bus_id(library, bus_id, handle):
+    if sysfs_address(memory.text(bus_id)) is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
+
+
+@symbols.symbol('nvmlDeviceGetHandleBySerial')
+def handle_by_serial(library, serial, handle):
+    found = asked_for(library, 'BySerial', serial)
+    _open_until(library, found)
+    _put_found(library, found, handle)
+
+
+def _put_found(library, gpu, handle):
+    if gpu is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    memory.put_handle(handle, library.handle_of(gpu))
+
+
+@symbols.symbol('nvmlDeviceGetHandleByUUID')
+def handle_by_uuid(library, uuid, handle):
+    _put_by_uuid(library, memory.text(uuid), handle)
+
+
+@symbols.symbol('nvmlDeviceGetHandleByUUIDV')
+def handle_by_uuid_v(library, uuid, handle):
+    _put_by_uuid(library, _uuid_of(memory.target(uuid)), handle)
+
+
+def _put_by_uuid(library, uuid, handle):
+    gpu, ids = _by_uuid(library, uuid)
+    _open_until(library, gpu)
+    if ids is None:
+        _put_found(library, gpu, handle)
+    else:
+        memory.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
+
+
+@symbols.symbol('nvmlDeviceGetIndex')
+def index_of(library, handle, index):
+    gpu = library.gpu(handle)
+    memory.put(index, library.visible().index(gpu))
+
+
+@symbols.symbol('nvmlDeviceGetName')
+def name(library, handle, buffer, length):
+    gpu, ids = library.device(handle)
+    text = gpu.model.product
+    if ids is not None:
+        text += ' MIG ' + _profile(gpu, ids).name
+    memory.put_text(buffer, memory.number(length), text)
+
+
+def _profile(gpu, ids):
+    return gpu.mig().by_id(gpu.state.instances[ids[0]].profile_id)
+
+
+@symbols.symbol('nvmlDeviceGetUUID')
+def uuid_of(library, handle, buffer, length):
+    gpu, ids = library.device(handle)
+    uuid = gpu.spec.uuid
+    if ids is not None:
+        uuid = gpu.state.instances[ids[0]].compute[ids[1]].uuid
+    memory.put_text(buffer, memory.number(length), uuid)
+
+
+@symbols.symbol('nvmlDeviceGetSerial')
+def serial_of(library, handle, buffer, length):
+    memory.put_text(buffer, memory.number(length),
+                    library.gpu(handle).spec.serial)
+
+
+@symbols.symbol('nvmlDeviceGetMinorNumber')
+def minor_number(library, handle, number):
+    memory.put(number, library.gpu(handle).spec.minor)
+
+
+@symbols.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
+def pci_info(library, handle, info):
+    gpu = library.gpu(handle)
+    info = memory.target(info)
+    model = gpu.model
+    fill_bus_id(info, gpu.address)
+    info.pciDeviceId = int(model.device + model.vendor, 16)
+    info.pciSubSystemId = int(
+        model.subsystem_device + model.subsystem_vendor, 16)
+
+
+@symbols.symbol('nvmlDeviceGetPciInfoExt')
+def pci_info_ext(library, handle, info):
+    gpu = library.gpu(handle)
+    info = memory.target(info)
+    if info.version != pynvml.nvmlPciInfoExt_v1:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    model = gpu.model
+    domain, bus, rest = gpu.address.split(':')
+    info.domain, info.bus = int(domain, 16), int(bus, 16)
+    info.device = int(rest.split('.')[0], 16)
+    info.pciDeviceId = int(model.device + model.vendor, 16)
+    info.pciSubSystemId = int(
+        model.subsystem_device + model.subsystem_vendor, 16)
+    info.baseClass = int(model.class_code[:2], 16)
+    info.subClass = int(model.class_code[2:4], 16)
+    info.busId = f'{domain.zfill(8)}:{bus}:{rest}'.upper().encode()
+
+
+def fill_bus_id(info, address):
+    """Write an address into nvmlPciInfo_t: eight digits, upper case."""
+    domain, bus, rest = address.upper().split(':')
+    info.domain, info.bus = int(domain, 16), int(bus, 16)
+    info.device = int(rest.split('.')[0], 16)
+    info.busId = f'{domain.zfill(8)}:{bus}:{rest}'.encode()
+    info.busIdLegacy = f'{domain}:{bus}:{rest}'.encode()
+
+
+def _memory_mib(gpu, ids):
+    return gpu.model.memory_mib if ids is None else (
+        _profile(gpu, ids).memory_mib)
+
+
+@symbols.symbol('nvmlDeviceGetMemoryInfo')
+def memory_info(library, handle, info):
+    total = _memory_mib(*library.device(handle)) * _MIB
+    info = memory.target(info)
+    info.total = total
+    info.used = min(_RESERVED_MIB * _MIB, total)
+    info.free = total - info.used
+
+
+@symbols.symbol('nvmlDeviceGetMemoryInfo_v2')
+def memory_info_v2(library, handle, info):
+    total = _memory_mib(*library.device(handle)) * _MIB
+    info = memory.target(info)
+    if info.version != _MEMORY_V2:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info.total = total
+    info.reserved = min(_RESERVED_MIB * _MIB, total)
+    info.used = 0
+    info.free = total - info.reserved
+
+
+@symbols.symbol('nvmlDeviceGetBAR1MemoryInfo')
+def bar1_memory_info(library, handle, info):
+    total = library.gpu(handle).model.bar1_mib * _MIB
+    info = memory.target(info)
+    info.bar1Total = info.bar1Free = total
+    info.bar1Used = 0
+
+
+@symbols.symbol('nvmlDeviceGetArchitecture')
+def architecture(library, handle, value):
+    memory.put(value, library.device(handle)[0].model.architecture)
+
+
+@symbols.symbol('nvmlDeviceGetBrand')
+def brand(library, handle, value):
+    memory.put(value, library.device(handle)[0].model.brand)
+
+
+@symbols.symbol('nvmlDeviceGetCudaComputeCapability')
+def compute_capability(library, handle, major, minor):
+    values = library.device(handle)[0].model.compute_capability
+    memory.put(major, values[0])
+    memory.put(minor, values[1])
+
+
+@symbols.symbol('nvmlDeviceGetNumaNodeId')
+def numa_node_id(library, handle, node):
+    # Only where the GPU's memory is itself a NUMA node (Grace); the node
+    # that a PCI GPU lies at is known to sysfs alone.
+    library.gpu(handle)
+    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@symbols.symbol('nvmlDeviceGetMemoryAffinity')
+def memory_affinity(library, handle, size, nodes, scope):
+    node = library.gpu(handle).spec.numa_node
+    if node < 0:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    nodes = memory.target(nodes)
+    for position in range(memory.number(size)):
+        nodes[position] = (
+            1 << node % 64 if position == node // 64 else 0)
+
+
+@symbols.symbol('nvmlDeviceGetPersistenceMode')
+def persistence_mode(library, handle, mode):
+    memory.put(mode, int(library.gpu(handle).state.persistence))
+
+
+@symbols.symbol('nvmlDeviceSetPersistenceMode', writes=True,
+                privileged=True)
+def set_persistence_mode(library, handle, mode):
+    gpu = library.gpu(handle)
+    value = memory.number(mode)
+    if value not in (pynvml.NVML_FEATURE_DISABLED,
+                     pynvml.NVML_FEATURE_ENABLED):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    gpu.state.persistence = bool(value)
+
+
+@symbols.symbol('nvmlDeviceGetComputeMode')
+def compute_mode(library, handle, mode):
+    library.device(handle)
+    memory.put(mode, pynvml.NVML_COMPUTEMODE_DEFAULT)
+
+
+@symbols.symbol('nvmlDeviceGetAttributes_v2')
+def attributes(library, handle, values):
+    gpu, ids = library.device(handle)
+    if ids is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    profile = _profile(gpu, ids)
+    compute = gpu.state.instances[ids[0]].compute[ids[1]]
+    values = memory.target(values)
+    values.multiprocessorCount = (
+        profile.multiprocessors * compute.size // profile.slices)
+    values.sharedCopyEngineCount = profile.copy_engines
+    values.sharedDecoderCount = profile.decoders
+    values.sharedEncoderCount = profile.encoders
+    values.sharedJpegCount = profile.jpeg
+    values.sharedOfaCount = profile.ofa
+    values.gpuInstanceSliceCount = profile.slices
+    values.computeInstanceSliceCount = compute.size
+    values.memorySizeMB = profile.memory_mib

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""NVML's events: sets of GPUs that a process waits on.
+
+Events live in the machine's state, so that a process hears of what another
+one has let happen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import time
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.abi import memory
+from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator.driver import refusal
+
+Refused = refusal.Refused
+_FIRST = 0x7f5300000000
+_STEP = 0x40
+_WHOLE_GPU = 0xffffffff
+_LOOK_EVERY = 0.05
+"""Seconds; another process cannot wake one that waits."""
+_MICROSECONDS = 1_000_000
+_sleep = ctypes.CDLL(None).usleep
+"""As a C library waits: eventlet has no hand in it, and the whole process of
+green threads stands still."""
+_SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
+              | pynvml.nvmlEventTypeDoubleBitEccError
+              | pynvml.nvmlEventTypePState
+              | pynvml.nvmlEventTypeXidCriticalError
+              | pynvml.nvmlEventTypeClock)
+
+
+@dataclasses.dataclass
+class _Registered:
+    """A GPU in a set."""
+
+    handle: int
+    epoch: int
+    """Of the GPU: after a reset nothing comes from it any more."""
+    types: int
+    seen: int
+    """Number of the last event of the machine that is no news."""
+
+
+class EventSets:
+    """The event sets of one session."""
+
+    def __init__(self):
+        self._sets: dict[int, dict[str, _Registered]] = {}
+        self._next = _FIRST
+
+    def make(self) -> int:
+        self._next += _STEP
+        self._sets[self._next] = {}
+        return self._next
+
+    def get(self, argument: object) -> dict[str, _Registered]:
+        """GPUs of the set of a handle, by address.
+
+        :raises Refused: INVALID_ARGUMENT if there is no such set.
+        """
+        try:
+            return self._sets[memory.handle(argument)]
+        except KeyError:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
+
+    def free(self, argument: object) -> None:
+        self.get(argument)
+        del self._sets[memory.handle(argument)]
+
+    def clear(self) -> None:
+        """Forget all, as at the end of a session."""
+        self._sets.clear()
+
+
+@symbols.symbol('nvmlEventSetCreate')
+def create(library, reference):
+    memory.put_handle(reference, library.events.make())
+
+
+@symbols.symbol('nvmlEventSetFree')
+def free(library, event_set):
+    library.events.free(event_set)
+
+
+@symbols.symbol('nvmlDeviceGetSupportedEventTypes')
+def supported_types(library, handle, types):
+    library.gpu(handle)
+    memory.put(types, _SUPPORTED)
+
+
+@symbols.symbol('nvmlDeviceRegisterEvents')
+def register(library, handle, types, event_set):
+    gpu = library.gpu(handle)
+    types = memory.number(types)
+    if types & ~_SUPPORTED:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    library.events.get(event_set)[gpu.address] = _Registered(
+        memory.handle(handle), gpu.state.epoch, types,
+        library.machine.state.counter)
+
+
+def _linger(library, event_set, _data, milliseconds):
+    """Wait until there is something to answer, or time is up."""
+    end = time.monotonic() + memory.number(milliseconds) / 1000
+    while not _has_answer(library, event_set):
+        left = end - time.monotonic()
+        if left <= 0:
+            return
+        _sleep(int(min(left, _LOOK_EVERY) * _MICROSECONDS))
+
+
+def _has_answer(library, event_set):
+    with library.machine.operation():
+        if not library.open:
+            return True
+        try:
+            members = library.events.get(event_set)
+        except Refused:
+            return True
+        return (_next(library, members) is not None
+                or _any_lost(library, members))
+
+
+@symbols.symbol('nvmlEventSetWait_v2', 'nvmlEventSetWait', before=_linger)
+def wait(library, event_set, data, milliseconds):
+    members = library.events.get(event_set)
+    event = _next(library, members)
+    if event is None:
+        raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST
+                      if _any_lost(library, members)
+                      else pynvml.NVML_ERROR_TIMEOUT)
+    member = members[event.gpu]
+    member.seen = event.number
+    data = memory.target(data)
+    data.device = memory.as_handle(member.handle, pynvml.c_nvmlDevice_t)
+    data.eventType = _type(event)
+    data.eventData = event.xid or 0
+    data.gpuInstanceId = _id(event.instance)
+    data.computeInstanceId = _id(event.compute)
+
+
+def _id(number):
+    return _WHOLE_GPU if number is None else number
+
+
+def _type(event):
+    if event.xid is None:
+        return pynvml.nvmlEventTypeDoubleBitEccError
+    return pynvml.nvmlEventTypeXidCriticalError
+
+
+def _next(library, members) -> state_module.Xid | None:
+    """The oldest event that the set has not told."""
+    for event in library.machine.state.xids:
+        member = members.get(event.gpu)
+        if (member is not None and event.number > member.seen
+                and _type(event) & member.types
+                and _epoch(library, event.gpu) == member.epoch):
+            return event
+    return None
+
+
+def _any_lost(library, members):
+    return any(library.machine.gpu(address).unreachable
+               for address in members)
+
+
+def _epoch(library, address):
+    return library.machine.gpu(address).state.epoch

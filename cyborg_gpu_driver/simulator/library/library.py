@@ -1,0 +1,279 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An object in the place of ``pynvml.nvmlLib``: NVML's C functions.
+
+Attributes are callables named after C symbols. They take what pynvml
+passes, fill the caller's ctypes structures and return ``nvmlReturn_t``. A
+symbol that is not there raises AttributeError, as ctypes does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.abi import handles
+from cyborg_gpu_driver.simulator.abi import memory
+from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.library import compute as library_compute
+from cyborg_gpu_driver.simulator.library import device as library_device
+from cyborg_gpu_driver.simulator.library import events as library_events
+from cyborg_gpu_driver.simulator.library import health as library_health
+from cyborg_gpu_driver.simulator.library import link as library_link
+from cyborg_gpu_driver.simulator.library import mig as library_mig
+from cyborg_gpu_driver.simulator.library import modes as library_modes
+from cyborg_gpu_driver.simulator.library import placement as library_placement
+from cyborg_gpu_driver.simulator.library import scheduler as library_scheduler
+from cyborg_gpu_driver.simulator.library import system as library_system
+from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
+
+TOPICS = (library_system, library_device, library_health, library_modes,
+          library_link, library_mig, library_compute, library_vgpu,
+          library_placement, library_scheduler, library_events)
+_WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
+                              'nvmlErrorString'})
+
+_LOOK_AGAIN = 5000
+"""Microseconds; another process cannot wake one that waits."""
+_sleep = ctypes.CDLL(None).usleep
+"""As a C library waits: eventlet has no hand in it."""
+
+Refused = refusal.Refused
+
+
+class Library:
+    """NVML as one process sees it: a session with its handles."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.handles = handles.Handles()
+        self.events = library_events.EventSets()
+        self._sessions = 0
+        self._hanging: list[str] = []
+        """Calls of this process that do not return."""
+        self._process = None
+        self._boot = None
+
+    def __getattr__(self, name):
+        try:
+            symbol = symbols.TABLE[name]
+        except KeyError:
+            raise AttributeError(name) from None
+        function = _Function(self, name, symbol)
+        setattr(self, name, function)
+        return function
+
+    def call(self, name: str, symbol: symbols.Symbol,
+             arguments: tuple[Any, ...]) -> Any:
+        """One call of a C function, as one operation on the machine."""
+        machine = self.machine
+        machine.faults.wait(name)
+        self._hang(name, arguments)
+        if symbol.before is not None:
+            symbol.before(self, *arguments)
+        with machine.operation(symbol.writes):
+            machine.calls[name] += 1
+            fault = None
+            try:
+                fault = machine.faults.symbol(
+                    name, self._address(name, arguments))
+                if fault and not fault.after:
+                    return fault.code
+                self._check(name, symbol, arguments)
+                answer = symbol.function(self, *arguments)
+            except Refused as refused:
+                answer = refused.code
+            if fault:
+                return fault.code
+            return pynvml.NVML_SUCCESS if answer is None else answer
+
+    def _hang(self, name, arguments):
+        """Come back when the GPU that a call is about answers.
+
+        nvmlShutdown comes back when all other calls have: whether the real
+        one waits or takes away what they work on, nobody may rely on it.
+        """
+        if name == 'nvmlShutdown':
+            while self._hanging:
+                _sleep(_LOOK_AGAIN)
+        elif self._is_hung(name, arguments):
+            self._hanging.append(name)
+            while self._is_hung(name, arguments):
+                _sleep(_LOOK_AGAIN)
+            self._hanging.remove(name)
+
+    def _is_hung(self, name, arguments):
+        machine = self.machine
+        with machine.operation():
+            hung = [gpu.address for gpu in machine.gpus if gpu.state.hung]
+            return bool(hung) and self._address(name, arguments) in hung
+
+    def _address(self, name, arguments):
+        """The GPU that a call is about, for faults limited to one."""
+        if name.startswith('nvmlDeviceGetHandleBy'):
+            gpu = library_device.asked_for(self, name, arguments[0])
+            return gpu and gpu.address
+        for argument in arguments:
+            key = self.handles.key(memory.handle(argument))
+            if key is not None:
+                return key[1]
+        return None
+
+    def _check(self, name, symbol, arguments):
+        if name in _WITHOUT_SESSION:
+            return
+        if not self.open:
+            raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
+        if (symbol.privileged and not self.machine.privileged
+                and not self._shows_instances(symbol, arguments)):
+            raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _shows_instances(self, symbol, arguments):
+        """Whether ``mig/config`` is enough, which it is in MIG mode.
+
+        What needs root and changes nothing reads GPU instances.
+        """
+        if symbol.writes or not self.machine.reads_instances:
+            return False
+        address = self._address('', arguments)
+        return (address is not None
+                and self.machine.gpu(address).state.mig)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a session, to be used within an operation."""
+        return (self._sessions > 0 and self._process == os.getpid()
+                and self._boot == self.machine.state.boot)
+
+    def start(self) -> None:
+        """nvmlInit: sessions nest; a fork or a reboot ends them all."""
+        state = self.machine.state
+        if state.nvml:
+            raise Refused(state.nvml)
+        here = (os.getpid(), state.boot)
+        if here != (self._process, self._boot):
+            self._sessions = 0
+            self.handles.clear()
+            self.events.clear()
+            self.machine.opens.close()
+        self._process, self._boot = here
+        self._sessions += 1
+
+    def stop(self) -> None:
+        """nvmlShutdown: handles and opens end with the last session."""
+        self._sessions -= 1
+        if not self._sessions:
+            self.handles.clear()
+            self.events.clear()
+            self.machine.opens.close()
+
+    def visible(self) -> list[gpu_module.Gpu]:
+        """GPUs that NVML counts: those that NVIDIA's driver has."""
+        return [gpu for gpu in self.machine.gpus
+                if gpu.bound and not gpu.state.removing]
+
+    def handle_of(self, gpu: gpu_module.Gpu) -> int:
+        """A handle of a GPU, whose device node is open from now on.
+
+        :raises Refused: GPU_IS_LOST if it fell off the bus.
+        """
+        if gpu.unreachable:
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.machine.opens.open(gpu)
+        return self._value('gpu', gpu.address, gpu.state.epoch)
+
+    def instance_handle(self, gpu: gpu_module.Gpu, instance_id: int) -> int:
+        return self._value('instance', gpu.address, instance_id,
+                           gpu.state.instances[instance_id].serial)
+
+    def compute_handle(self, gpu: gpu_module.Gpu, instance_id: int,
+                       compute_id: int, kind: str = 'compute') -> int:
+        """Handle of a compute instance, or with ``mig`` of its device."""
+        compute = gpu.state.instances[instance_id].compute[compute_id]
+        return self._value(kind, gpu.address, instance_id, compute_id,
+                           compute.serial)
+
+    def _value(self, *key):
+        return self.handles.value(key, lambda other: not self._lives(other))
+
+    def _lives(self, key):
+        """Whether what a key names is still there."""
+        state = self.machine.gpu(key[1]).state
+        if key[0] == 'gpu':
+            return state.epoch == key[2] and state.driver == 'nvidia'
+        instance = state.instances.get(key[2])
+        if key[0] == 'instance':
+            return instance is not None and instance.serial == key[3]
+        compute = instance and instance.compute.get(key[3])
+        return compute is not None and compute.serial == key[4]
+
+    def device(self, argument: Any
+               ) -> tuple[gpu_module.Gpu, tuple[int, int] | None]:
+        """The GPU of a device handle, and for a MIG device its ids.
+
+        :raises Refused: INVALID_ARGUMENT for a dead or foreign handle,
+            GPU_IS_LOST.
+        """
+        key = self._key(argument, 'gpu', 'mig')
+        gpu = self.machine.gpu(key[1])
+        return gpu, None if key[0] == 'gpu' else (key[2], key[3])
+
+    def gpu(self, argument: Any) -> gpu_module.Gpu:
+        """The GPU of a handle that must not be a MIG device's."""
+        gpu, ids = self.device(argument)
+        if ids is not None:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return gpu
+
+    def instance(self, argument: Any) -> tuple[
+            gpu_module.Gpu, int, state_module.Instance]:
+        """The GPU instance of a handle: its GPU, its id and itself."""
+        key = self._key(argument, 'instance')
+        gpu = self.machine.gpu(key[1])
+        return gpu, key[2], gpu.state.instances[key[2]]
+
+    def compute(self, argument: Any) -> tuple[gpu_module.Gpu, int, int]:
+        """The compute instance of a handle: its GPU and both ids."""
+        key = self._key(argument, 'compute')
+        return self.machine.gpu(key[1]), key[2], key[3]
+
+    def _key(self, argument, *kinds):
+        """What a handle names, which must be of these kinds and live."""
+        key = self.handles.key(memory.handle(argument))
+        if key is None or key[0] not in kinds:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if self.machine.gpu(key[1]).unreachable:
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if not self._lives(key):
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return key
+
+
+class _Function:
+    """A C function; ctypes' callers may set ``restype`` on it."""
+
+    restype = None
+
+    def __init__(self, library, name, symbol):
+        self._library = library
+        self._name = name
+        self._symbol = symbol
+
+    def __call__(self, *arguments):
+        return self._library.call(self._name, self._symbol, arguments)

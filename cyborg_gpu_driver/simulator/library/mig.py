@@ -1,0 +1,261 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVML's calls about MIG mode, GPU instances and MIG devices."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.abi import memory
+from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator.driver import mig as rules
+from cyborg_gpu_driver.simulator.driver import refusal
+
+Refused = refusal.Refused
+_VERSIONS = (2, 3)
+_PEER = 0x1
+"""NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
+
+
+@symbols.symbol('nvmlDeviceGetMigMode')
+def get_mode(library, handle, current, pending):
+    gpu = library.gpu(handle)
+    gpu.mig()
+    memory.put(current, int(gpu.state.mig))
+    memory.put(pending, int(gpu.state.pending))
+
+
+@symbols.symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
+def set_mode(library, handle, mode, activation):
+    gpu = library.gpu(handle)
+    gpu.mig()
+    value = memory.number(mode)
+    if value not in (0, 1):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    memory.target(activation)
+    memory.put(activation, rules.set_mode(gpu, bool(value)))
+
+
+def _enumerated(library, handle, number):
+    """The profile of an index: gaps are NOT_SUPPORTED, the end is not."""
+    gpu = library.gpu(handle)
+    mig = gpu.mig()
+    value = memory.number(number)
+    if not 0 <= value < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    profile = mig.by_enum(value)
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return profile
+
+
+def _fill(info, profile):
+    info.id = profile.profile_id
+    info.sliceCount = profile.slices
+    info.instanceCount = profile.max_instances
+    info.multiprocessorCount = profile.multiprocessors
+    info.copyEngineCount = profile.copy_engines
+    info.decoderCount = profile.decoders
+    info.encoderCount = profile.encoders
+    info.jpegCount = profile.jpeg
+    info.ofaCount = profile.ofa
+    info.memorySizeMB = profile.memory_mib
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfo')
+def profile_info(library, handle, number, info):
+    profile = _enumerated(library, handle, number)
+    info = memory.target(info)
+    _fill(info, profile)
+    info.isP2pSupported = profile.capabilities & _PEER
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
+def profile_info_v(library, handle, number, info):
+    _fill_versioned(info, _enumerated(library, handle, number))
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
+def profile_info_by_id(library, handle, profile_id, info):
+    gpu = library.gpu(handle)
+    _fill_versioned(info, rules.profile_by_id(gpu.mig(),
+                                       memory.number(profile_id)))
+
+
+def _fill_versioned(info, profile):
+    """Version 2 has a name; version 3 capabilities, not peer access."""
+    info = memory.target(info)
+    version = info.version >> 24
+    if (version not in _VERSIONS
+            or info.version & 0xffffff != ctypes.sizeof(info)):
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    _fill(info, profile)
+    if version == 3:
+        info.capabilities = profile.capabilities
+    else:
+        info.isP2pSupported = profile.capabilities & _PEER
+    info.name = f'MIG {profile.name}'.encode()
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2',
+                privileged=True)
+def possible_placements(library, handle, profile_id, placements, count):
+    gpu = library.gpu(handle)
+    profile = rules.profile_by_id(gpu.mig(), memory.number(profile_id))
+    put_placements(placements, count, profile.starts, profile.size,
+                   pynvml.c_nvmlGpuInstancePlacement_t)
+
+
+def put_placements(placements, count, starts, size, kind):
+    """Fill placements; NULL asks for their number alone."""
+    count = memory.target(count)
+    if placements is not None:
+        array = memory.array(placements, kind, len(starts), count.value)
+        for position, start in enumerate(starts):
+            array[position].start = start
+            array[position].size = size
+    count.value = len(starts)
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
+def remaining_capacity(library, handle, profile_id, count):
+    gpu = library.gpu(handle)
+    memory.put(count, rules.remaining(gpu, memory.number(profile_id)))
+
+
+@symbols.symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
+def create(library, handle, profile_id, instance):
+    gpu = library.gpu(handle)
+    memory.target(instance)
+    memory.put_handle(instance, library.instance_handle(
+        gpu, rules.create(gpu, memory.number(profile_id))))
+
+
+@symbols.symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
+                privileged=True)
+def create_with_placement(library, handle, profile_id, placement, instance):
+    gpu = library.gpu(handle)
+    memory.target(instance)
+    placement = memory.target(placement)
+    memory.put_handle(instance, library.instance_handle(
+        gpu, rules.create(gpu, memory.number(profile_id),
+                          (placement.start, placement.size))))
+
+
+@symbols.symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)
+def destroy(library, handle):
+    gpu, instance_id, _ = library.instance(handle)
+    rules.destroy(gpu, instance_id)
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstances', privileged=True)
+def instances(library, handle, profile_id, array, count):
+    gpu = library.gpu(handle)
+    number = memory.number(profile_id)
+    rules.profile_by_id(rules.enabled(gpu), number)
+    found = [instance_id for instance_id, instance
+             in sorted(gpu.state.instances.items())
+             if instance.profile_id == number]
+    put_handles(array, count, [library.instance_handle(gpu, instance_id)
+                               for instance_id in found])
+
+
+def put_handles(array, count, values):
+    """Fill an array of handles.
+
+    The count only goes out; how long the array must be, the caller has from
+    the profile. Python's own arrays tell their length, which is checked.
+    """
+    count = memory.target(count)
+    kind = pynvml.c_nvmlGpuInstance_t
+    memory_ = memory.array(array, kind, len(values))
+    for position, value in enumerate(values):
+        memory_[position] = memory.as_handle(value, kind)
+    count.value = len(values)
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
+def instance_by_id(library, handle, number, instance):
+    gpu = library.gpu(handle)
+    rules.enabled(gpu)
+    instance_id = memory.number(number)
+    if instance_id not in gpu.state.instances:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    memory.put_handle(instance, library.instance_handle(gpu, instance_id))
+
+
+@symbols.symbol('nvmlGpuInstanceGetInfo')
+def instance_info(library, handle, info):
+    gpu, instance_id, instance = library.instance(handle)
+    info = memory.target(info)
+    info.device = memory.as_handle(library.handle_of(gpu),
+                                   pynvml.c_nvmlDevice_t)
+    info.id = instance_id
+    info.profileId = instance.profile_id
+    info.placement.start = instance.start
+    info.placement.size = instance.size
+
+
+@symbols.symbol('nvmlDeviceIsMigDeviceHandle')
+def is_mig_device(library, handle, answer):
+    memory.put(answer, int(library.device(handle)[1] is not None))
+
+
+@symbols.symbol('nvmlDeviceGetGpuInstanceId')
+def gpu_instance_id(library, handle, number):
+    memory.put(number, _mig_device(library, handle)[1][0])
+
+
+@symbols.symbol('nvmlDeviceGetComputeInstanceId')
+def compute_instance_id(library, handle, number):
+    memory.put(number, _mig_device(library, handle)[1][1])
+
+
+def _mig_device(library, handle):
+    gpu, ids = library.device(handle)
+    if ids is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return gpu, ids
+
+
+@symbols.symbol('nvmlDeviceGetMaxMigDeviceCount')
+def max_mig_devices(library, handle, count):
+    gpu = library.gpu(handle)
+    mig = gpu.model.mig
+    memory.put(count, 0 if mig is None or library.machine.host.wsl else max(
+        profile.max_instances for profile in mig.profiles))
+
+
+@symbols.symbol('nvmlDeviceGetMigDeviceHandleByIndex')
+def mig_device_by_index(library, handle, index, device):
+    gpu = library.gpu(handle)
+    mig = rules.enabled(gpu)
+    number = memory.number(index)
+    if number >= max(profile.max_instances for profile in mig.profiles):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    devices = [(instance_id, compute_id)
+               for instance_id, instance
+               in sorted(gpu.state.instances.items())
+               for compute_id in sorted(instance.compute)]
+    if number >= len(devices):
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    memory.put_handle(device, library.compute_handle(
+        gpu, *devices[number], 'mig'))
+
+
+@symbols.symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
+def parent_device(library, handle, device):
+    gpu, _ = _mig_device(library, handle)
+    memory.put_handle(device, library.handle_of(gpu))

@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""NVML's calls about the placement of vGPUs of mixed sizes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.abi import memory
+from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
+
+Refused = refusal.Refused
+_V2_SINCE = 565
+"""Driver that first knows version 2 of the list."""
+
+
+class _ListV1(ctypes.Structure):
+    """nvmlVgpuPlacementList_v1_t of nvml.h.
+
+    The caller's memory is read as C has it, whatever pynvml calls it:
+    releases of pynvml differ in the order of its fields.
+    """
+
+    _fields_ = [('version', ctypes.c_uint),
+                ('size', ctypes.c_uint),
+                ('count', ctypes.c_uint),
+                ('ids', ctypes.POINTER(ctypes.c_uint))]
+
+
+class _ListV2(ctypes.Structure):
+    """nvmlVgpuPlacementList_v2_t."""
+
+    _fields_ = [*_ListV1._fields_, ('mode', ctypes.c_uint)]
+
+
+def _placement_list(library, argument):
+    """The caller's list.
+
+    :raises Refused: ARGUMENT_VERSION_MISMATCH for a version that the driver
+        does not know.
+    """
+    argument = memory.target(argument)
+    version = argument.version
+    if version == pynvml.VgpuPlacementList_v1:
+        return _ListV1.from_buffer(argument)
+    release = int(library.machine.host.driver_version.split('.')[0])
+    if version == pynvml.VgpuPlacementList_v2 and release >= _V2_SINCE:
+        return _ListV2.from_buffer(argument)
+    raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+
+
+def _time_sliced(library, handle, type_id):
+    """A GPU and a type that has placements on it.
+
+    :raises Refused: NOT_SUPPORTED if it has none.
+    """
+    gpu = library_vgpu.vgpu_host(library, handle)
+    kind = gpu.model.vgpu_type(
+        library_vgpu.vgpu_type(library, type_id).type_id)
+    if (kind is None or gpu.vgpu_on_pf
+            or not placements.supported(gpu.model, kind)):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu, kind
+
+
+def _fill(wanted, kind, ids):
+    """Give the caller ids.
+
+    Version 1 does not say how long the array is: it must be as long as
+    nvmlVgpuTypeGetMaxInstances says.
+
+    :raises Refused: INSUFFICIENT_SIZE, with the count that is needed filled
+        in, if the array is too short.
+    """
+    room = wanted.count if isinstance(wanted, _ListV2) else (
+        kind.max_instances)
+    wanted.count = len(ids)
+    wanted.size = placements.size(kind)
+    if ids:
+        memory.array(wanted.ids, ctypes.c_uint, len(ids), room)[:] = ids
+
+
+@symbols.symbol('nvmlDeviceGetVgpuTypeSupportedPlacements')
+def supported(library, handle, type_id, argument):
+    gpu, kind = _time_sliced(library, handle, type_id)
+    wanted = _placement_list(library, argument)
+    mode = getattr(wanted, 'mode', pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE)
+    if mode == pynvml.NVML_VGPU_PGPU_HOMOGENEOUS_MODE:
+        # A capability of its own (NVML_DEVICE_VGPU_CAP_HOMOGENEOUS_
+        # PLACEMENTS), which no GPU here has.
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if mode != pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    _fill(wanted, kind, placements.supported(gpu.model, kind))
+
+
+@symbols.symbol('nvmlDeviceGetVgpuTypeCreatablePlacements')
+def creatable(library, handle, type_id, argument):
+    gpu, kind = _time_sliced(library, handle, type_id)
+    wanted = _placement_list(library, argument)
+    if not gpu.state.heterogeneous:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    _fill(wanted, kind, placements.free(gpu, kind))

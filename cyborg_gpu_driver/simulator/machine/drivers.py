@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The drivers of a simulated machine's GPUs, and guests with whole GPUs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.driver import reset
+
+_FIRST_PID = 300000
+_LOOK_EVERY = 0.02
+"""Seconds; nv_pci_remove_helper looks every half second."""
+
+
+class DriverBinding:
+    """The part of a machine that binds and unbinds drivers."""
+
+    pause: Callable[[float], object] = staticmethod(time.sleep)
+    """What a system call that waits does before it looks again."""
+
+    def system_call(self, action: Callable[[], Any]) -> Any:
+        """Let the kernel do something, for as long as it takes.
+
+        :param action: called within an operation, again and again for as
+            long as it raises Waits; the machine is not held in between.
+        :raises OSError: EINTR if the machine was started again meanwhile.
+        """
+        start = None
+        while True:
+            with self.operation(write=True):
+                if start not in (None, self.state.starts):
+                    raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+                start = self.state.starts
+                try:
+                    return action()
+                except refusal.Waits:
+                    pass
+            self.pause(_LOOK_EVERY)
+
+    def bind_driver(self, address: str, driver: str | None) -> None:
+        """Let a GPU have another kernel driver, as if since the boot.
+
+        What sysfs does on real machines is to be had from sysfs; this is a
+        short cut for tests. Whoever has the GPU open has it no more.
+
+        :param driver: None for none.
+        :raises OSError: EBUSY while anything uses the GPU.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if gpu.busy() or gpu.state.vfs or gpu.state.vfio:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            gpu.clear()
+            drivers.unbound(gpu)
+            gpu.state.driver = driver
+            gpu.state.dead = False
+
+    @property
+    def blocked_unbinds(self) -> tuple[state_module.BlockedUnbind, ...]:
+        """Unbinds that had to wait for holders, which can last for ever."""
+        with self.operation():
+            return tuple(self.state.blocked)
+
+    @property
+    def damage(self) -> tuple[state_module.Damage, ...]:
+        """What has been done that breaks a GPU or a guest."""
+        with self.operation():
+            return tuple(self.state.damage)
+
+    def attach_whole(self, address: str) -> int:
+        """Start a guest that has a whole GPU, as libvirt does.
+
+        With managed='yes' it takes the GPU from its driver (so this waits
+        while anybody has it open), gives it to vfio-pci and opens it
+        (virPCIDeviceDetach in src/util/virpci.c of libvirt). A GPU that
+        vfio-pci has already stays with it, then and later.
+
+        :returns: id of the virtual machine's process.
+        :raises OSError: EBUSY if a guest has it; EPERM if its IOMMU group is
+            not viable: another driver has another function of it; ENODEV if
+            vfio-pci does not take it.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if gpu.state.vfio:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            managed = gpu.state.driver != drivers.VFIO
+        if managed:
+            self._rebind(gpu, drivers.VFIO)
+        with self.operation(write=True):
+            if not self._viable(gpu):
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            gpu.state.managed = managed
+            gpu.state.guest = True
+            gpu.state.vfio.append(_FIRST_PID + self.state.number())
+            return gpu.state.vfio[-1]
+
+    def detach_whole(self, address: str) -> None:
+        """End the guest that has a whole GPU, as libvirt does.
+
+        VFIO resets the GPU (vfio_pci_core_disable). libvirt gives it back
+        to its driver if it has taken it from one.
+
+        :raises SimulationError: if no guest has it.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if not gpu.state.guest:
+                raise exception.SimulationError(
+                    name=self.host.name, reason=f'no guest has {address}')
+            gpu.state.guest = False
+            gpu.state.vfio.pop()
+            reset.done(gpu)
+            managed, gpu.state.managed = gpu.state.managed, False
+        if managed:
+            self._rebind(gpu, None)
+
+    def _rebind(self, gpu, override):
+        """What libvirt writes to sysfs to move a GPU.
+
+        virPCIDeviceBindWithDriverOverride and virPCIDeviceRebind.
+        """
+        def unbind():
+            core.set_override(gpu.address, override or '')
+            if gpu.state.driver is not None:
+                core.unbind(gpu.state.driver, gpu.address)
+            core.probe(gpu.address)
+        core = self.drivers
+        self.system_call(unbind)
+        with self.operation():
+            if override is not None and gpu.state.driver != override:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    def _viable(self, gpu):
+        """Whether VFIO gives the GPU's IOMMU group to a guest.
+
+        Documentation/driver-api/vfio.rst: each function of the group has
+        vfio-pci or no driver.
+        """
+        return all(self.drivers.of(address) in (drivers.VFIO, None)
+                   for address in self.os.group_of(gpu.address))

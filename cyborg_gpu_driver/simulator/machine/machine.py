@@ -1,0 +1,329 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A simulated machine: NVIDIA GPUs with their driver, seen from two sides.
+
+``machine.library`` is NVML's C library, ``machine.os`` the kernel's sysfs;
+both work on one state. What else happens to a machine (a reboot, a process,
+a GPU that falls off the bus) is a method here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import faults
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import reset
+from cyborg_gpu_driver.simulator.driver import sriov
+from cyborg_gpu_driver.simulator.library import device as library_device
+from cyborg_gpu_driver.simulator.library import library
+from cyborg_gpu_driver.simulator.machine import drivers as machine_drivers
+from cyborg_gpu_driver.simulator.machine import faults as machine_faults
+from cyborg_gpu_driver.simulator.machine import opens
+from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import store
+from cyborg_gpu_driver.simulator.machine import users as machine_users
+from cyborg_gpu_driver.simulator.sysfs import sysfs
+
+names = files.names
+
+
+class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
+              machine_users.Users):
+    """One simulated machine, as one process sees it.
+
+    :param host: what it is made of.
+    :param state: file that keeps its state, which processes may share; None
+        keeps it in memory.
+
+    ``calls`` counts calls by C symbol and ``faults`` makes things fail,
+    both in this process alone.
+    """
+
+    def __init__(self, host: spec.Host, state: str | None = None):
+        self.host = host
+        self.faults = faults.Faults()
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._allowed = True
+        self._store = store.Store(host, state)
+        self.opens = opens.Opens(state)
+        self.gpus = tuple(gpu_module.Gpu(self, gpu) for gpu in host.gpus)
+        self._by_address = {gpu.address: gpu for gpu in self.gpus}
+        self.drivers = drivers.Drivers(self)
+        self.library = library.Library(self)
+        self.os = sysfs.SimulatedOs(self)
+        self._patches: list[patch.Patch] = []
+
+    @classmethod
+    def load(cls, name_or_path: str, state: str | None = None) -> Machine:
+        """The machine of that name (see :func:`names`) or file.
+
+        :raises SimulationError: if there is none, or its file or the state
+            file cannot be used.
+        """
+        machine = cls(files.load(name_or_path), state)
+        # Makes the state file, so that a bad place for it shows here.
+        with machine.operation(write=True):
+            return machine
+
+    @property
+    def privileged(self) -> bool:
+        """Whether this process is root: who may write the state file is.
+
+        Setting it False takes root away, and :attr:`reads_instances`.
+        """
+        return self._allowed and self._store.writable
+
+    @privileged.setter
+    def privileged(self, allowed: bool) -> None:
+        self._allowed = allowed
+
+    @property
+    def reads_instances(self) -> bool:
+        """Whether NVIDIA's capability ``mig/config`` can be read here.
+
+        It shows GPU instances; that it lets them be made too is left out.
+        """
+        return self._allowed
+
+    @property
+    def state(self) -> state_module.State:
+        """The state, to be used within :meth:`operation`."""
+        return self._store.state
+
+    @contextlib.contextmanager
+    def operation(self, write: bool = False) -> Iterator[None]:
+        """Hold the machine; nothing else happens to it meanwhile."""
+        with self._store.operation(write):
+            yield
+
+    def install(self) -> Machine:
+        """Put :attr:`library` under pynvml in this process."""
+        self._patches.append(patch.Patch(self).apply())
+        return self
+
+    def uninstall(self) -> None:
+        """Give pynvml back what it had before :meth:`install`.
+
+        The last one ends NVML in this process, as the process's end does.
+        """
+        self._patches.pop().undo()
+        if not self._patches:
+            with self.operation():
+                self.opens.close()
+
+    def __enter__(self) -> Machine:
+        return self.install()
+
+    def __exit__(self, *details: object) -> None:
+        self.uninstall()
+
+    def gpu(self, address: str) -> gpu_module.Gpu:
+        """The GPU at an address, written as in sysfs.
+
+        :raises SimulationError: if there is none.
+        """
+        try:
+            return self._by_address[str(address)]
+        except KeyError:
+            raise exception.SimulationError(
+                name=self.host.name,
+                reason=f'no GPU at {address}; there are '
+                       + ', '.join(self._by_address)) from None
+
+    def reset_calls(self) -> None:
+        """Let :attr:`calls` count from zero."""
+        with self.operation():
+            self.calls.clear()
+
+    def reset_gpu(self, address: str) -> None:
+        """Let a GPU have been reset, as if nobody had it open.
+
+        What nvidia-smi does is :meth:`smi_reset`; this is a short cut for
+        tests.
+
+        A pending MIG mode becomes current; instances and handles are gone.
+
+        :raises OSError: EBUSY while processes, vGPUs or VFs use it.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if gpu.busy() or gpu.state.vfs:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            reset.done(gpu)
+
+    def smi_reset(self, name: str) -> None:
+        """Reset a GPU with nvidia-smi.
+
+        :param name: address in any spelling, UUID, or NVML's index.
+        :raises OSError: as :func:`reset.by_driver`; ENXIO if there is no
+            such GPU; what a fault of the name ``nvidia-smi`` says.
+        """
+        with self.operation(write=True):
+            gpu = self._named(name)
+            with self._tool('nvidia-smi', gpu and gpu.address):
+                if gpu is None:
+                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                reset.by_driver(gpu)
+
+    def _named(self, name):
+        """The GPU that a user of nvidia-smi means, None if there is none."""
+        gpus = self.library.visible()
+        if name.isdecimal():
+            return gpus[int(name)] if int(name) < len(gpus) else None
+        address = library_device.sysfs_address(name)
+        return next((gpu for gpu in gpus
+                     if name == gpu.spec.uuid or address == gpu.address),
+                    None)
+
+    @property
+    def fabric_manager_runs(self) -> bool:
+        """Whether nv-fabricmanager runs."""
+        with self.operation():
+            return bool(self.state.fabric_manager)
+
+    def start_fabric_manager(self) -> None:
+        """Let nv-fabricmanager run."""
+        with self.operation(write=True):
+            self.state.fabric_manager = True
+
+    def stop_fabric_manager(self) -> None:
+        """Let nv-fabricmanager end."""
+        with self.operation(write=True):
+            self.state.fabric_manager = False
+
+    def reboot(self) -> None:
+        """Start the machine again.
+
+        Instances, vGPUs and VFs are gone; MIG mode stays on Ampere only.
+        Lost GPUs are back. NVML sessions and handles are dead.
+        """
+        with self.operation(write=True):
+            self.state.boot += 1
+            self.state.starts += 1
+            for function in self.host.functions:
+                self.state.functions[function.address] = (
+                    state_module.Function(function.driver))
+            for gpu in self.gpus:
+                state = gpu.state
+                gpu.clear()
+                gpu.remove_node()
+                state.driver = gpu.spec.driver
+                state.override = None
+                state.vfio.clear()
+                state.aer = [0, 0, 0]
+                state.removing = state.guest = state.managed = False
+                state.lost = state.dead = False
+                state.vfs = 0
+                if gpu.model.mig is not None:
+                    state.pending = (state.pending
+                                     and gpu.model.mig.needs_reset)
+                    state.mig = state.pending
+
+    def sriov_manage(self, address: str, enable: bool = True,
+                     count: int | None = None,
+                     unless_open: bool = False) -> None:
+        """Make or remove virtual functions, as NVIDIA's sriov-manage.
+
+        It unbinds the GPU from its driver meanwhile, so that handles die.
+
+        Idle GPU instances are wiped, mixed-size mode and the scheduler's
+        setting forgotten. A GPU that is already as wanted is left alone.
+
+        :param address: a GPU's, or ``ALL``, which skips those without
+            SR-IOV.
+        :param count: how many; None for all that the model has.
+        :param unless_open: refuse while anybody has the GPU open, as the
+            script does; tests that set a machine up need not close it.
+        :raises OSError: EBUSY while anything uses the GPU, ENODEV if it is
+            not bound to NVIDIA's driver or has no SR-IOV.
+        """
+        gpus = self.gpus if address == 'ALL' else (self.gpu(address),)
+        with self.operation(write=True):
+            for gpu in gpus:
+                with self._tool('sriov-manage', gpu.address):
+                    try:
+                        sriov.manage(gpu, enable, count, unless_open)
+                    except OSError as error:
+                        if (address != 'ALL'
+                                or error.errno != errno.ENODEV):
+                            raise
+
+    def define_mdev(self, uuid: str) -> None:
+        """Let mdevctl have an mdev on file, as Nova (libvirt) does.
+
+        That outlives the mdev, and reboots.
+        """
+        with self.operation(write=True):
+            if uuid not in self.state.defined:
+                self.state.defined.append(uuid)
+
+    def undefine_mdev(self, uuid: str) -> None:
+        """Take an mdev from mdevctl's files, as ``mdevctl undefine``.
+
+        :raises OSError: ENODEV if it is not there, or what a fault of the
+            name ``mdevctl`` says.
+        """
+        with self.operation(write=True), self._tool('mdevctl'):
+            if uuid not in self.state.defined:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            self.state.defined.remove(uuid)
+
+    @property
+    def defined_mdevs(self) -> tuple[str, ...]:
+        """UUIDs of the mdevs that mdevctl has on file."""
+        with self.operation():
+            return tuple(self.state.defined)
+
+    @contextlib.contextmanager
+    def _tool(self, name, address=None):
+        """One run of a program, which is counted and may have a fault."""
+        self.calls[name] += 1
+        fault = self.faults.symbol(name, address)
+        if fault is None or fault.after:
+            yield
+        if fault:
+            raise OSError(fault.code, os.strerror(fault.code))
+
+    @property
+    def boot_id(self) -> str:
+        """What is another one after each start of the machine."""
+        with self.operation():
+            return f'{self.host.name} {self.state.starts}'
+
+    def unload_library(self, code: int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+                       ) -> None:
+        """Take NVML away; the GPUs stay as they are.
+
+        :param code: what nvmlInit answers from now on:
+            NVML_ERROR_LIBRARY_NOT_FOUND or NVML_ERROR_DRIVER_NOT_LOADED.
+        """
+        with self.operation(write=True):
+            self.state.nvml = code
+            self.state.boot += 1
+
+    def load_library(self) -> None:
+        """Bring NVML back; sessions must be opened anew."""
+        with self.operation(write=True):
+            self.state.nvml = pynvml.NVML_SUCCESS

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Device nodes that processes have open: ``/dev/nvidia0`` and so on.
+
+NVML opens the node of a GPU when a handle of it is asked for and keeps it
+open until the last session of the process ends (nvml.h: nvmlInit_v2 and
+nvmlDeviceGetHandleByIndex_v2). The kernel counts these opens.
+
+A machine with a state file has a real file for each node, and a process
+that opens the node opens that file. So the real kernel does the counting:
+a process that dies has nothing open, a forked child has what its parent
+had, and a program that is executed has not (NVML sets O_CLOEXEC).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import weakref
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+
+_EVERYBODY = 0o1777
+_UNSEEN = state_module.Holder(-1, 'a process of another user')
+
+
+class Opens:
+    """What the NVML of one process has open, and who else has.
+
+    To be used within an operation on the machine.
+
+    :param state: the machine's state file; None if it has none.
+    """
+
+    def __init__(self, state: str | None):
+        self._directory = state and f'{os.path.realpath(state)}.dev'
+        self._process = os.getpid()
+        self._open: dict[str, tuple[int, int | None]] = {}
+        """Generation of the node, and the file's descriptor."""
+        self._inherited: dict[str, int] = {}
+        if self._directory is not None:
+            # By root, who comes first. Any user may then open a GPU, as
+            # the mode of /dev/nvidia0 is 0666.
+            with contextlib.suppress(OSError):
+                os.mkdir(self._directory)
+                os.chmod(self._directory, _EVERYBODY)
+        weakref.finalize(self, _close, self._process, self._open)
+
+    def open(self, gpu: gpu_module.Gpu) -> None:
+        """Open the node of a GPU, unless it is open."""
+        self._notice_fork()
+        found = self._open.get(gpu.address)
+        if found is not None and found[0] == gpu.state.node:
+            return
+        if found is not None:
+            _close_file(found[1])
+        self._open[gpu.address] = (gpu.state.node, self._open_file(gpu))
+
+    def close(self) -> None:
+        """Close all that this process has opened.
+
+        What a forked child has inherited stays open until the child ends.
+        """
+        self._notice_fork()
+        _close(self._process, self._open)
+
+    def held(self, gpu: gpu_module.Gpu) -> bool:
+        """Whether any process has the node of a GPU open."""
+        if self._directory is None:
+            return self._holds(gpu)
+        try:
+            descriptor = os.open(self._path(gpu), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def holders(self, gpu: gpu_module.Gpu) -> list[state_module.Holder]:
+        """Processes that have the node of a GPU open."""
+        if not self.held(gpu):
+            return []
+        if self._directory is None:
+            return [_holder(os.getpid())]
+        path = self._path(gpu)
+        return [_holder(pid) for pid in _processes()
+                if path in _files(pid)] or [_UNSEEN]
+
+    def _holds(self, gpu):
+        self._notice_fork()
+        found = self._open.get(gpu.address)
+        return gpu.state.node in (found and found[0],
+                                  self._inherited.get(gpu.address))
+
+    def _notice_fork(self):
+        if self._process == os.getpid():
+            return
+        self._inherited.update((address, node) for address, (node, _)
+                               in self._open.items())
+        self._process = os.getpid()
+        self._open.clear()
+
+    def _path(self, gpu):
+        return os.path.join(
+            self._directory, f'nvidia{gpu.spec.minor}.{gpu.state.node}')
+
+    def _open_file(self, gpu):
+        if self._directory is None:
+            return None
+        try:
+            descriptor = _open_or_make(self._path(gpu))
+        except OSError as error:
+            raise exception.SimulationError(
+                name=error.filename, reason=error.strerror) from error
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
+
+    def remove(self, gpu: gpu_module.Gpu) -> None:
+        """Remove the node of a GPU, as the driver does that leaves it."""
+        if self._directory is not None:
+            # It is not there if nobody opened it.
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(gpu))
+        gpu.state.node += 1
+
+
+def _open_or_make(path):
+    # With O_CREAT Linux opens no file of another user in a directory with
+    # the sticky bit, not even for root (fs.protected_regular).
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+
+
+def _close(process, opened):
+    """Close what a process has opened, if this is that process."""
+    if process == os.getpid():
+        for _, descriptor in opened.values():
+            _close_file(descriptor)
+        opened.clear()
+
+
+def _close_file(descriptor):
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _processes():
+    return [int(name) for name in os.listdir('/proc') if name.isdigit()]
+
+
+def _files(pid):
+    """What a process has open; nothing if that may not be seen."""
+    place = f'/proc/{pid}/fd'
+    found = set()
+    # It may end or close a file meanwhile, or be another user's.
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f'{place}/{name}'))
+    return found
+
+
+def _holder(pid):
+    try:
+        with open(f'/proc/{pid}/comm', encoding='utf-8') as file:
+            name = file.read().strip()
+    except OSError:
+        name = 'unknown'
+    return state_module.Holder(pid, name)

@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who uses the GPUs of a simulated machine: processes and guests."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import vgpu as rules
+
+_FIRST_PID = 100000
+
+
+class Users:
+    """The part of a machine that lets processes and guests use it."""
+
+    def holders(self, address: str) -> tuple[tuple[int, str], ...]:
+        """Who has a GPU's device node (``/dev/nvidia0``) open.
+
+        :returns: process id and name of each, real or simulated; id 0 is a
+            kernel module.
+        """
+        with self.operation():
+            return tuple((holder.pid, holder.name)
+                         for holder in self.gpu(address).holders())
+
+    def add_holder(self, address: str, pid: int, name: str) -> None:
+        """Let a simulated process open a GPU's device node.
+
+        NVML does not list it: it computes nothing. Such are
+        nvidia-persistenced, DCGM (nv-hostengine) and nvsm.
+
+        :raises SimulationError: if NVIDIA's driver does not have the GPU.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if not gpu.bound:
+                raise exception.SimulationError(
+                    name=self.host.name, reason=f'{address} has no device '
+                    "node: NVIDIA's driver does not have it")
+            gpu.state.outsiders.append(state_module.Holder(pid, name))
+
+    def remove_holder(self, pid: int) -> None:
+        """Let a simulated process close all that it has open."""
+        with self.operation(write=True):
+            for gpu in self.gpus:
+                gpu.state.outsiders = [
+                    holder for holder in gpu.state.outsiders
+                    if holder.pid != pid]
+
+    def load_drm(self, modeset: bool = True) -> None:
+        """Load the kernel module nvidia_drm.
+
+        With ``modeset=1`` it holds each GPU (nv_drm_dev_load of nvidia-drm
+        allocates a device where DRIVER_MODESET is set, and that opens it);
+        NVIDIA/mig-parted#181 shows a reset that is refused for it.
+        """
+        with self.operation(write=True):
+            self.state.drm_modeset = modeset
+
+    def unload_drm(self) -> None:
+        """Remove the kernel module nvidia_drm."""
+        with self.operation(write=True):
+            self.state.drm_modeset = None
+
+    def add_process(self, address: str, pid: int,
+                    instance: int | None = None,
+                    compute: int | None = None) -> None:
+        """Let a process use a GPU, or one of its instances."""
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if instance is not None:
+                found = gpu.state.instances.get(instance)
+                if found is None or (compute is not None
+                                     and compute not in found.compute):
+                    raise exception.SimulationError(
+                        name=self.host.name,
+                        reason=f'{address} has no such instance '
+                               f'({instance}, {compute})')
+            gpu.state.processes.append(state_module.Process(
+                pid=pid, instance=instance, compute=compute))
+
+    def remove_process(self, pid: int) -> None:
+        """Let a process end, on every GPU."""
+        with self.operation(write=True):
+            for gpu in self.gpus:
+                gpu.state.processes = [
+                    process for process in gpu.state.processes
+                    if process.pid != pid]
+
+    def start_guest(self, vgpu: str) -> int:
+        """Let a virtual machine run on a vGPU, which then cannot go.
+
+        :param vgpu: an mdev's UUID, the address of a function that carries
+            a vGPU, or that of a GPU without, which the guest gets as a whole
+            (:meth:`attach_whole`).
+        :returns: id of the virtual machine's process.
+        :raises OSError: if the virtual machine does not boot because of the
+            placement that was wished for in ``vgpu_params``: EINVAL if the
+            type cannot have it, EBUSY if another vGPU is in its place.
+        """
+        if self._is_whole(vgpu):
+            return self.attach_whole(vgpu)
+        with self.operation(write=True):
+            gpu, found = self._vgpu(vgpu)
+            if not found.guest:
+                rules.start_guest(gpu, found,
+                                  _FIRST_PID + self.state.number())
+            return found.holders[-1]
+
+    def stop_guest(self, vgpu: str) -> None:
+        """Let the virtual machine that :meth:`start_guest` started end."""
+        if self._is_whole(vgpu):
+            self.detach_whole(vgpu)
+            return
+        with self.operation(write=True):
+            found = self._vgpu(vgpu)[1]
+            if found.guest:
+                found.guest = False
+                found.holders.pop()
+
+    def open_vfio(self, vgpu: str, pid: int) -> None:
+        """Let a process open a VFIO device, without a guest yet.
+
+        :param vgpu: as :meth:`start_guest`; a whole GPU must have vfio-pci.
+        """
+        with self.operation(write=True):
+            self._vfio(vgpu).insert(0, pid)
+
+    def close_vfio(self, vgpu: str, pid: int) -> None:
+        """Let a process close a VFIO device."""
+        with self.operation(write=True):
+            self._vfio(vgpu).remove(pid)
+
+    def vfio_holders(self, address: str) -> tuple[int, ...]:
+        """Processes that have the VFIO device of a function open."""
+        with self.operation():
+            whole = [pid for gpu in self.gpus
+                     if gpu.address == str(address)
+                     for pid in gpu.state.vfio]
+            return (*whole, *(pid for gpu in self.gpus
+                              for vgpu in gpu.vgpus_on(str(address))
+                              for pid in vgpu.holders))
+
+    def _is_whole(self, name):
+        """Whether a name is that of a GPU that carries no vGPU itself."""
+        with self.operation():
+            return any(gpu.address == str(name)
+                       and not gpu.vgpus_on(gpu.address)
+                       for gpu in self.gpus)
+
+    def _vfio(self, name):
+        """Who has a VFIO device open, as a list to change."""
+        if not self._is_whole(name):
+            return self._vgpu(name)[1].holders
+        state = self.gpu(name).state
+        if state.driver != drivers.VFIO:
+            raise exception.SimulationError(
+                name=self.host.name, reason=f'vfio-pci does not have {name}')
+        return state.vfio
+
+    def _vgpu(self, name):
+        for gpu in self.gpus:
+            for vgpu in gpu.state.vgpus:
+                if str(name) in (vgpu.uuid, vgpu.function):
+                    return gpu, vgpu
+        raise exception.SimulationError(
+            name=self.host.name, reason=f'there is no vGPU {name}')

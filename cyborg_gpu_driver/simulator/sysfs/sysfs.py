@@ -1,0 +1,207 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""An object in the place of :mod:`os` for paths below ``/sys``.
+
+It has the few functions that :mod:`cyborg_gpu_driver.host.sysfs.files` calls
+and raises OSError as the kernel does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_modes
+from typing import Any
+from typing import NoReturn
+
+from cyborg_gpu_driver.simulator.sysfs import nodes
+from cyborg_gpu_driver.simulator.sysfs import tree
+
+ROOT = '/sys'
+_FIRST_DESCRIPTOR = 1 << 20
+"""Far from the real ones, which must never be mixed up with ours."""
+_LONGEST = 4096
+"""A sysfs attribute is at most a page."""
+
+
+class SimulatedOs:
+    """The system calls on a machine's sysfs."""
+
+    def __init__(self, machine):
+        self._machine = machine
+        self._root = tree.build(machine)
+        self._open = {}
+        self._next = _FIRST_DESCRIPTOR
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        """Open a file; a descriptor that only this object knows."""
+        with self._machine.operation():
+            place, node = self._find(path)
+            if isinstance(node, nodes.Directory):
+                if _writes(flags):
+                    _fail(errno.EISDIR, path)
+            elif (_wants(flags, node)
+                    or _writes(flags) and not self._machine.privileged):
+                _fail(errno.EACCES, path)
+            descriptor = self._next
+            self._next += 1
+            self._open[descriptor] = _OpenFile(path, place, node)
+            return descriptor
+
+    def read(self, descriptor: int, length: int) -> bytes:
+        with self._machine.operation():
+            file = self._file(descriptor)
+            if isinstance(file.node, nodes.Directory):
+                _fail(errno.EISDIR, file.path)
+            if file.node.read is None:
+                _fail(errno.EBADF, file.path)
+            if file.data is None:
+                fault = self._machine.faults.read(file.path, file.place)
+                if fault:
+                    _fail(fault.code, file.path)
+                data = self._act(file, file.node.read)
+                file.data = (data if isinstance(data, bytes)
+                             else data.encode() + b'\n')
+            data, file.data = file.data[:length], file.data[length:]
+            return data
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """One write to a control file, which acts."""
+        with self._machine.operation(write=True):
+            file = self._file(descriptor)
+            if getattr(file.node, 'write', None) is None:
+                _fail(errno.EBADF, file.path)
+            if len(data) > _LONGEST:
+                _fail(errno.EINVAL, file.path)
+            fault = self._machine.faults.write(file.path, file.place)
+            if fault and not fault.after:
+                _fail(fault.code, file.path)
+        text = bytes(data).decode('utf-8', 'replace')
+        self._machine.system_call(
+            lambda: self._act(file, lambda: file.node.write(text)))
+        if fault:
+            _fail(fault.code, file.path)
+        return len(data)
+
+    def close(self, descriptor: int) -> None:
+        with self._machine.operation():
+            self._file(descriptor)
+            del self._open[descriptor]
+
+    def listdir(self, path: str = ROOT) -> list[str]:
+        with self._machine.operation():
+            node = self._find(path)[1]
+            if not isinstance(node, nodes.Directory):
+                _fail(errno.ENOTDIR, path)
+            return list(node.names())
+
+    def readlink(self, path: str) -> str:
+        with self._machine.operation():
+            place, node = self._find(path, follow=False)
+            if not isinstance(node, nodes.Link):
+                _fail(errno.EINVAL, path)
+            fault = self._machine.faults.read(path, place)
+            if fault:
+                _fail(fault.code, path)
+            depth = place.count('/') - ROOT.count('/') - 1
+            return '../' * depth + node.target()
+
+    def stat(self, path: str) -> os.stat_result:
+        """Only the kind and the permissions mean anything."""
+        with self._machine.operation():
+            return _stat(self._find(path)[1])
+
+    def lstat(self, path: str) -> os.stat_result:
+        with self._machine.operation():
+            return _stat(self._find(path, follow=False)[1])
+
+    def realpath(self, path: str) -> str:
+        """The path without links in it."""
+        with self._machine.operation():
+            return self._find(path)[0]
+
+    def group_of(self, address: str) -> list[str]:
+        """Functions of a function's IOMMU group, within an operation."""
+        return list(self._find(
+            f'{ROOT}/bus/pci/devices/{address}/iommu_group/devices'
+        )[1].names())
+
+    def _find(self, path, follow=True):
+        path = os.fspath(path)
+        if path != ROOT and not path.startswith(ROOT + '/'):
+            _fail(errno.ENOENT, path)
+        try:
+            parts, node = nodes.find(
+                self._root, path[len(ROOT):].split('/'), follow)
+        except OSError as error:
+            _fail(error.errno, path)
+        return '/'.join((ROOT, *parts)), node
+
+    def _file(self, descriptor):
+        try:
+            return self._open[descriptor]
+        except KeyError:
+            _fail(errno.EBADF, str(descriptor))
+
+    def _act(self, file, action):
+        # A file of something that went away while it was open is still
+        # open, and answers that the device is gone.
+        try:
+            still = self._find(file.path)[0] == file.place
+        except FileNotFoundError:
+            still = False
+        if not still:
+            _fail(errno.ENODEV, file.path)
+        try:
+            return action()
+        except OSError as error:
+            _fail(error.errno, file.path)
+
+
+class _OpenFile:
+    def __init__(self, path: str, place: str, node: nodes.Node):
+        self.path = path
+        self.place = place
+        self.node: Any = node
+        self.data: bytes | None = None
+
+
+def _writes(flags):
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _wants(flags, file):
+    """Whether more is asked for than the file's permissions give.
+
+    Root may open anything, but for sysfs the kernel also refuses root what
+    an attribute has no function for.
+    """
+    access = flags & os.O_ACCMODE
+    return (access in (os.O_RDONLY, os.O_RDWR) and file.read is None
+            or access in (os.O_WRONLY, os.O_RDWR) and file.write is None)
+
+
+def _stat(node):
+    if isinstance(node, nodes.Directory):
+        mode = stat_modes.S_IFDIR | 0o755
+    elif isinstance(node, nodes.Link):
+        mode = stat_modes.S_IFLNK | 0o777
+    else:
+        mode = stat_modes.S_IFREG
+        mode |= 0o444 if node.read is not None else 0
+        mode |= 0o200 if node.write is not None else 0
+    return os.stat_result((mode, 0, 0, 1, 0, 0, _LONGEST, 0, 0, 0))
+
+
+def _fail(code: int, path: str) -> NoReturn:
+    raise OSError(code, os.strerror(code), path)

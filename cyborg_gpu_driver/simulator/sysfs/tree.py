@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The sysfs of a machine: which files there are and what they say.
+
+Built once, as far as it is looked at; what comes and goes (virtual functions,
+mdevs, bindings) is looked up in the machine's state each time.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator.driver import reset
+from cyborg_gpu_driver.simulator.sysfs import nodes
+from cyborg_gpu_driver.simulator.sysfs import tree_pci
+from cyborg_gpu_driver.simulator.sysfs import tree_vgpu
+
+_FIRST_GROUP = 40
+"""IOMMU groups that the machine gives where its file does not."""
+
+
+def build(machine) -> nodes.Directory:
+    """The root of the tree of a machine."""
+    return _Builder(machine).root()
+
+
+class _Builder:
+    def __init__(self, machine):
+        self.machine = machine
+        self.host = machine.host
+        self.drivers = machine.drivers
+        self.gpus = () if machine.host.wsl else machine.gpus
+        self.vgpu_files = {gpu.address: tree_vgpu.VgpuFiles(gpu)
+                           for gpu in self.gpus}
+        self.functions = {function.address: function
+                          for function in machine.host.functions}
+        self.owner = {}
+        for gpu in self.gpus:
+            self.owner[gpu.address] = gpu
+            self.owner.update((vf, gpu) for vf in gpu.vf_addresses)
+        self.groups = self._iommu_groups()
+        self._devices = {}
+
+    def _iommu_groups(self):
+        groups = {}
+        number = _FIRST_GROUP
+        given = {item.address: item.iommu_group for item
+                 in (*self.host.functions, *self.host.gpus)
+                 if item.iommu_group is not None}
+        boards = {address: gpu.address for gpu in self.gpus
+                  for address in self.functions
+                  if address[:-1] == gpu.address[:-1]}
+        for address in (*self.functions, *self.owner):
+            if address in given:
+                groups[address] = given[address]
+            elif address not in boards:
+                while number in given.values():
+                    number += 1
+                groups[address] = number
+                number += 1
+        # The IOMMU does not tell functions of one board apart.
+        for address, board in boards.items():
+            groups.setdefault(address, groups[board])
+        return groups
+
+    def root(self):
+        directory = nodes.Directory
+        entries = {
+            'bus': directory({
+                'pci': directory({
+                    'devices': nodes.Listing(
+                        self.present, lambda address: nodes.Link(
+                            _place(address)), has=self.is_present),
+                    'drivers': nodes.Listing(
+                        self.drivers.names, self._driver),
+                    'drivers_probe': nodes.File(
+                        write=self.drivers.probe)}),
+                'mdev': directory({
+                    'devices': nodes.Listing(
+                        self.mdevs, lambda uuid: nodes.Link(
+                            f'{_place(self._mdev_parent(uuid))}/{uuid}'))},
+                    present=self._has_mdev_bus)}),
+            'class': directory({
+                'mdev_bus': nodes.Listing(
+                    self._mdev_parents, lambda address: nodes.Link(
+                        _place(address)), present=self._has_mdev_bus),
+                'misc': directory({
+                    # The paravirtual GPU of WSL 2.
+                    'dxg': directory({'dev': nodes.File('10:124')},
+                                     present=lambda: self.host.wsl)})}),
+            'devices': directory({
+                'pci0000:00': nodes.Listing(
+                    self.present, self._device, has=self.is_present)}),
+            'kernel': directory({
+                'iommu_groups': nodes.Listing(
+                    self._group_names, self._group)}),
+            'module': directory({
+                'nvidia_drm': directory(
+                    {'parameters': directory({'modeset': nodes.File(
+                        lambda: 'Y' if self.machine.state.drm_modeset
+                        else 'N')})},
+                    present=lambda: self.machine.state.drm_modeset
+                    is not None),
+                'nvidia': directory(
+                    {'version': nodes.File(self.host.driver_version)},
+                    present=lambda: any(gpu.bound
+                                        for gpu in self.gpus))}),
+        }
+        return directory(entries)
+
+    def present(self) -> list[str]:
+        """Addresses of all PCI functions that there are now."""
+        addresses = list(self.functions)
+        for gpu in self.gpus:
+            addresses.append(gpu.address)
+            addresses.extend(gpu.vfs())
+        return sorted(addresses)
+
+    def is_present(self, address: str) -> bool:
+        """Whether there is such a PCI function now."""
+        gpu = self.owner.get(address)
+        if gpu is None:
+            return address in self.functions
+        return address == gpu.address or address in gpu.vfs()
+
+    def _driver(self, name):
+        return nodes.Listing(
+            lambda: [address for address in self.present()
+                     if self.drivers.of(address) == name],
+            lambda address: nodes.Link(_place(address)), {
+                'bind': nodes.File(
+                    write=lambda text: self.drivers.bind(name, text)),
+                'unbind': nodes.File(
+                    write=lambda text: self.drivers.unbind(name, text))})
+
+    def mdevs(self) -> list[str]:
+        return [vgpu.uuid for gpu in self.gpus for vgpu in gpu.state.vgpus
+                if vgpu.uuid]
+
+    def _mdev_parent(self, uuid):
+        return next(vgpu.function for gpu in self.gpus
+                    for vgpu in gpu.state.vgpus if vgpu.uuid == uuid)
+
+    def _has_mdev_bus(self):
+        return any(gpu.framework == spec.MDEV for gpu in self.gpus)
+
+    def _mdev_parents(self):
+        return [function for gpu in self.gpus
+                if gpu.framework == spec.MDEV
+                for function in gpu.vgpu_functions()]
+
+    def _group_names(self):
+        return [str(self.groups[address]) for address in self.present()]
+
+    def _group(self, name):
+        return nodes.Directory({'devices': nodes.Listing(
+            lambda: [address for address in self.present()
+                     if str(self.groups[address]) == name],
+            lambda address: nodes.Link(_place(address)))})
+
+    def _device(self, address):
+        # Hundreds of functions with thousands of files: made when asked
+        # for, once.
+        if address not in self._devices:
+            self._devices[address] = self._make_device(address)
+        return self._devices[address]
+
+    def _make_device(self, address):
+        gpu = self.owner.get(address)
+        entries = {
+            'driver': nodes.Link(
+                lambda: f'bus/pci/drivers/{self.drivers.of(address)}',
+                present=lambda: self.drivers.of(address) is not None),
+            'driver_override': nodes.File(
+                lambda: self.drivers.override(address),
+                lambda text: self.drivers.set_override(address, text)),
+            'iommu_group': nodes.Link(
+                f'kernel/iommu_groups/{self.groups[address]}'),
+        }
+        if gpu is None:
+            function = self.functions[address]
+            entries.update(_identity(
+                function.vendor, function.device, function.class_code,
+                function.vendor, '0000', function.numa_node))
+            return nodes.Directory(entries)
+        model = gpu.model
+        entries.update(_identity(
+            model.vendor, model.device, model.class_code,
+            model.subsystem_vendor, model.subsystem_device,
+            gpu.spec.numa_node))
+        if address == gpu.address:
+            entries.update(self._physical(gpu))
+        else:
+            entries['physfn'] = nodes.Link(_place(gpu.address))
+        files = self.vgpu_files[gpu.address]
+        entries.update(files.entries(address))
+        return nodes.Listing(
+            lambda: files.mdevs(address),
+            lambda uuid: files.mdev(address, uuid), entries)
+
+    def _physical(self, gpu):
+        entries = {
+            'reset': nodes.File(write=lambda text: self._reset(gpu, text)),
+            'reset_method': nodes.File(self._reset_methods(gpu)),
+            'drm': nodes.Directory({}, present=lambda: gpu.bound and
+                                   gpu.machine.state.drm_modeset
+                                   is not None)}
+        entries.update(tree_pci.entries(gpu))
+        if not gpu.model.totalvfs:
+            return entries
+        entries['sriov_totalvfs'] = nodes.File(str(gpu.model.totalvfs))
+        entries['sriov_numvfs'] = nodes.File(
+            lambda: str(gpu.state.vfs), _refuse_numvfs)
+        for index, vf in enumerate(gpu.vf_addresses):
+            entries[f'virtfn{index}'] = nodes.Link(
+                _place(vf), present=lambda index=index:
+                index < gpu.state.vfs)
+        return entries
+
+    def _reset_methods(self, gpu):
+        """Ways in which Linux can reset it.
+
+        pci_parent_bus_reset does not where the bus has another function.
+        """
+        bus = gpu.address[:-4]
+        alone = not any(address.startswith(bus)
+                        for address in self.functions)
+        return 'flr bus' if alone else 'flr'
+
+    def _reset(self, gpu, text):
+        if text.strip() != '1':
+            raise OSError(errno.EINVAL, '')
+        reset.by_kernel(gpu)
+
+
+def _place(address):
+    return f'devices/pci0000:00/{address}'
+
+
+def _identity(vendor, device, class_code, subsystem_vendor,
+              subsystem_device, numa_node):
+    return {
+        'vendor': nodes.File(f'0x{vendor}'),
+        'device': nodes.File(f'0x{device}'),
+        'class': nodes.File(f'0x{class_code}'),
+        'subsystem_vendor': nodes.File(f'0x{subsystem_vendor}'),
+        'subsystem_device': nodes.File(f'0x{subsystem_device}'),
+        'numa_node': nodes.File(str(numa_node)),
+    }
+
+
+def _refuse_numvfs(text):
+    # NVIDIA's driver leaves this to its own sriov-manage; the kernel then
+    # has no function to call and says so.
+    raise OSError(errno.ENOENT, '')

@@ -1,0 +1,386 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Drivers of PCI functions, as the kernel binds them through sysfs."""
+
+import dataclasses
+import errno
+import threading
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+_GPU, _OTHER = '0000:41:00.0', '0000:81:00.0'
+_VFIO_GPU = '0000:c1:00.0'
+_SOUND = '0000:41:00.1'
+_PCI = ('bus', 'pci')
+_LONG = 60
+"""Seconds after which a test that waits has failed."""
+
+
+class DriversTestCase(base.MachineTestCase):
+    host = 'mixed'
+
+    def setUp(self):
+        super().setUp()
+        pynvml.nvmlShutdown()
+        for gpu in (_GPU, _OTHER):
+            self.machine.sriov_manage(gpu, enable=False)
+
+    def driver(self, address):
+        return self.sysfs.link_name(*_PCI, 'devices', address, 'driver')
+
+    def override(self, address, driver):
+        self.sysfs.write(driver, *_PCI, 'devices', address,
+                         'driver_override')
+
+    def unbind(self, address, driver):
+        self.sysfs.write(address, *_PCI, 'drivers', driver, 'unbind')
+
+    def bind(self, address, driver):
+        self.sysfs.write(address, *_PCI, 'drivers', driver, 'bind')
+
+    def probe(self, address):
+        self.sysfs.write(address, *_PCI, 'drivers_probe')
+
+    def refused(self, code, function, *args):
+        error = self.assertRaises(exception.SysfsError, function, *args)
+        self.assertEqual(code, error.errno)
+
+    def blocked(self, action, *args):
+        """A thread in a system call that has begun to wait."""
+        waiting = threading.Event()
+        self.go_on = threading.Event()
+
+        def pause(seconds):
+            waiting.set()
+            self.go_on.wait(_LONG)
+        self.machine.pause = pause
+        thread = threading.Thread(target=action, args=args, daemon=True)
+        thread.start()
+        self.assertTrue(waiting.wait(_LONG))
+        return thread
+
+    def finish(self, thread):
+        self.go_on.set()
+        thread.join(_LONG)
+        self.assertFalse(thread.is_alive())
+
+
+class TestBinding(DriversTestCase):
+    def test_to_vfio_and_back(self):
+        self.assertEqual('(null)', self.sysfs.read(
+            *_PCI, 'devices', _GPU, 'driver_override'))
+        self.override(_GPU, 'vfio-pci')
+        self.unbind(_GPU, 'nvidia')
+        self.assertIsNone(self.driver(_GPU))
+        self.bind(_GPU, 'vfio-pci')
+        self.assertEqual('vfio-pci', self.driver(_GPU))
+        self.assertIn(_GPU, self.sysfs.listdir(*_PCI, 'drivers', 'vfio-pci'))
+        self.override(_GPU, '\n')
+        self.sysfs.write(_GPU, *_PCI, 'devices', _GPU, 'driver', 'unbind')
+        self.probe(_GPU)
+        self.assertEqual('nvidia', self.driver(_GPU))
+        self.assertEqual((), self.machine.blocked_unbinds)
+        self.assertEqual((), self.machine.damage)
+
+    def test_what_the_kernel_refuses(self):
+        self.refused(errno.ENODEV, self.unbind, _GPU, 'vfio-pci')
+        self.refused(errno.ENODEV, self.unbind, '0000:ff:00.0', 'nvidia')
+        self.refused(errno.EBUSY, self.bind, _GPU, 'nvidia')
+        self.refused(errno.ENODEV, self.bind, '0000:ff:00.0', 'nvidia')
+        self.refused(errno.ENODEV, self.probe, '0000:ff:00.0')
+        self.refused(errno.EINVAL, self.override, _GPU, 'x' * 4095)
+        self.unbind(_GPU, 'nvidia')
+        self.refused(errno.ENODEV, self.bind, _GPU, 'vfio-pci')
+        self.override(_GPU, 'vfio-pci')
+        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+
+    def test_an_override_that_nothing_matches(self):
+        self.override(_GPU, 'none')
+        self.unbind(_GPU, 'nvidia')
+        self.probe(_GPU)
+        self.assertIsNone(self.driver(_GPU))
+
+    def test_a_gpu_given_to_vfio_at_boot(self):
+        self.assertEqual('vfio-pci', self.driver(_VFIO_GPU))
+        self.unbind(_VFIO_GPU, 'vfio-pci')
+        self.bind(_VFIO_GPU, 'nvidia')
+        self.unbind(_VFIO_GPU, 'nvidia')
+        self.probe(_VFIO_GPU)
+        self.assertEqual('vfio-pci', self.driver(_VFIO_GPU))
+
+    def test_a_lost_gpu_is_not_taken(self):
+        self.unbind(_GPU, 'nvidia')
+        self.machine.lose_gpu(_GPU)
+        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.probe(_GPU)
+        self.assertIsNone(self.driver(_GPU))
+
+    def test_what_the_driver_knew_is_gone(self):
+        pynvml.nvmlInit()
+        self.create(self.at(_GPU), 19)
+        pynvml.nvmlDeviceSetMigMode(self.at(_OTHER), 1)
+        pynvml.nvmlShutdown()
+        for gpu in (_GPU, _OTHER):
+            self.unbind(gpu, 'nvidia')
+            self.bind(gpu, 'nvidia')
+        pynvml.nvmlInit()
+        self.assertEqual([], self.instances(self.at(_GPU), 19))
+        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))
+        self.assertEqual([0, 0],
+                         pynvml.nvmlDeviceGetMigMode(self.at(_OTHER)))
+
+    def test_virtual_functions_are_harmed(self):
+        self.machine.sriov_manage(_OTHER)
+        self.unbind(_OTHER, 'nvidia')
+        self.assertEqual([_OTHER],
+                         [item.address for item in self.machine.damage])
+
+    def test_a_reboot_brings_first_drivers_back(self):
+        self.override(_GPU, 'vfio-pci')
+        self.unbind(_GPU, 'nvidia')
+        self.machine.reboot()
+        self.assertEqual('nvidia', self.driver(_GPU))
+        self.assertEqual('(null)', self.sysfs.read(
+            *_PCI, 'devices', _GPU, 'driver_override'))
+
+
+class TestBlockedUnbind(DriversTestCase):
+    """nv_pci_remove_helper waits for holders."""
+
+    def setUp(self):
+        super().setUp()
+        self.machine.add_holder(_GPU, 812, 'nvidia-persistenced')
+
+    def test_it_waits_for_the_last_holder(self):
+        pynvml.nvmlInit()
+        self.at(_GPU)
+        thread = self.blocked(self.unbind, _GPU, 'nvidia')
+        self.assertEqual('nvidia', self.driver(_GPU))
+        self.machine.remove_holder(812)
+        self.assertEqual('nvidia', self.driver(_GPU))
+        pynvml.nvmlShutdown()
+        self.finish(thread)
+        self.assertIsNone(self.driver(_GPU))
+        blocked, = self.machine.blocked_unbinds
+        self.assertEqual((_GPU, 'nvidia'), (blocked.address, blocked.driver))
+        self.assertIn('nvidia-persistenced',
+                      [holder.name for holder in blocked.holders])
+
+    def test_nobody_opens_a_gpu_that_is_leaving(self):
+        thread = self.blocked(self.unbind, _GPU, 'nvidia')
+        pynvml.nvmlInit()
+        self.addCleanup(pynvml.nvmlShutdown)
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, self.at, _GPU)
+        self.assertEqual(_OTHER, self.sysfs_address(self.device(1)))
+        self.machine.remove_holder(812)
+        self.finish(thread)
+
+    @staticmethod
+    def sysfs_address(device):
+        return pynvml.nvmlDeviceGetPciInfo(device).busId.lower()[4:]
+
+    def test_the_display_module_blocks(self):
+        self.machine.remove_holder(812)
+        self.machine.load_drm()
+        thread = self.blocked(self.unbind, _GPU, 'nvidia')
+        self.machine.unload_drm()
+        self.finish(thread)
+
+    def test_a_reboot_ends_it(self):
+        errors = []
+
+        def unbind():
+            try:
+                self.unbind(_GPU, 'nvidia')
+            except exception.SysfsError as error:
+                errors.append(error.errno)
+        thread = self.blocked(unbind)
+        self.machine.reboot()
+        self.finish(thread)
+        self.assertEqual([errno.EINTR], errors)
+        self.assertEqual('nvidia', self.driver(_GPU))
+
+    def test_a_fault_strikes_once(self):
+        self.machine.faults.fail_write('*/unbind', errno.EIO, after=True)
+        self.machine.remove_holder(812)
+        self.refused(errno.EIO, self.unbind, _GPU, 'nvidia')
+        self.assertIsNone(self.driver(_GPU))
+
+
+class TestWholeGpus(DriversTestCase):
+    """Guests that have a whole GPU, as libvirt starts and ends them."""
+
+    def test_libvirt_brings_the_gpu_back(self):
+        pid = self.machine.start_guest(_GPU)
+        self.assertEqual('vfio-pci', self.driver(_GPU))
+        self.assertEqual((pid,), self.machine.vfio_holders(_GPU))
+        self.assertRaises(OSError, self.machine.attach_whole, _GPU)
+        self.machine.stop_guest(_GPU)
+        self.assertEqual('nvidia', self.driver(_GPU))
+        self.assertEqual((), self.machine.vfio_holders(_GPU))
+        self.assertRaises(exception.SimulationError,
+                          self.machine.detach_whole, _GPU)
+
+    def test_what_was_prepared_stays(self):
+        self.override(_GPU, 'vfio-pci')
+        self.unbind(_GPU, 'nvidia')
+        self.bind(_GPU, 'vfio-pci')
+        for gpu in (_GPU, _VFIO_GPU):
+            self.machine.start_guest(gpu)
+            self.machine.stop_guest(gpu)
+            self.assertEqual('vfio-pci', self.driver(gpu))
+
+    def test_it_blocks_while_anybody_has_the_gpu_open(self):
+        self.machine.add_holder(_GPU, 913, 'nv-hostengine')
+        thread = self.blocked(self.machine.start_guest, _GPU)
+        self.machine.remove_holder(913)
+        self.finish(thread)
+        self.assertEqual([_GPU], [item.address for item
+                                  in self.machine.blocked_unbinds])
+        self.assertEqual(1, len(self.machine.vfio_holders(_GPU)))
+
+    def test_a_guest_blocks_vfio(self):
+        self.machine.start_guest(_VFIO_GPU)
+        thread = self.blocked(self.unbind, _VFIO_GPU, 'vfio-pci')
+        self.machine.stop_guest(_VFIO_GPU)
+        self.finish(thread)
+        self.assertIsNone(self.driver(_VFIO_GPU))
+        self.assertEqual(['vfio-pci'], [item.driver for item
+                                        in self.machine.blocked_unbinds])
+
+    def test_a_process_that_has_vfio_open(self):
+        self.machine.open_vfio(_VFIO_GPU, 4711)
+        self.assertEqual((4711,), self.machine.vfio_holders(_VFIO_GPU))
+        self.machine.close_vfio(_VFIO_GPU, 4711)
+        self.assertEqual((), self.machine.vfio_holders(_VFIO_GPU))
+        self.assertRaises(exception.SimulationError,
+                          self.machine.open_vfio, _GPU, 4711)
+
+
+class TestOtherFunctions(DriversTestCase):
+    """A board with an audio function beside the GPU."""
+
+    def setUp(self):
+        super().setUp()
+        host = files.load(self.host)
+        sound = spec.Function(
+            address=_SOUND, vendor='10de', device='1aef',
+            class_code='040300', driver='snd_hda_intel', numa_node=0)
+        self.use(machine_module.Machine(dataclasses.replace(
+            host, functions=(*host.functions, sound))))
+        pynvml.nvmlShutdown()
+        self.machine.sriov_manage(_GPU, enable=False)
+
+    def test_one_group(self):
+        self.assertEqual([_GPU, _SOUND], self.sysfs.listdir(
+            *_PCI, 'devices', _GPU, 'iommu_group', 'devices'))
+
+    def test_it_has_its_own_driver(self):
+        self.override(_SOUND, 'vfio-pci')
+        self.unbind(_SOUND, 'snd_hda_intel')
+        self.bind(_SOUND, 'vfio-pci')
+        self.assertEqual('vfio-pci', self.driver(_SOUND))
+        self.assertEqual('nvidia', self.driver(_GPU))
+        self.override(_SOUND, '\n')
+        self.unbind(_SOUND, 'vfio-pci')
+        self.refused(errno.ENODEV, self.bind, _SOUND, 'vfio-pci')
+        self.probe(_SOUND)
+        self.assertEqual('snd_hda_intel', self.driver(_SOUND))
+
+    def test_a_guest_needs_the_whole_group(self):
+        error = self.assertRaises(OSError, self.machine.start_guest, _GPU)
+        self.assertEqual(errno.EPERM, error.errno)
+        self.unbind(_SOUND, 'snd_hda_intel')
+        self.machine.start_guest(_GPU)
+
+
+class TestKernelReset(DriversTestCase):
+    """A write to ``reset`` asks nobody."""
+
+    def reset(self, address):
+        self.sysfs.write('1', *_PCI, 'devices', address, 'reset')
+
+    def mistakes(self):
+        return [(item.address, item.mistake) for item in self.machine.damage]
+
+    def test_without_a_driver_it_is_clean(self):
+        self.machine.set_remapped_rows(_GPU, pending=True)
+        self.unbind(_GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        self.reset(_VFIO_GPU)
+        self.assertEqual([], self.mistakes())
+        pynvml.nvmlInit()
+        self.assertEqual((0, 0, 0, 0), pynvml.nvmlDeviceGetRemappedRows(
+            self.at(_GPU)))
+
+    def test_under_the_driver_the_gpu_dies(self):
+        pynvml.nvmlInit()
+        device = self.at(_GPU)
+        events = pynvml.nvmlEventSetCreate()
+        pynvml.nvmlDeviceRegisterEvents(
+            device, pynvml.nvmlEventTypeXidCriticalError, events)
+        self.reset(_GPU)
+        self.assertEqual([(_GPU, 'reset under the driver nvidia')],
+                         self.mistakes())
+        self.assertEqual(79, pynvml.nvmlEventSetWait_v2(events, 0).eventData)
+        lost = pynvml.NVML_ERROR_GPU_IS_LOST
+        self.assert_code(lost, pynvml.nvmlDeviceGetName, device)
+        self.assert_code(lost, self.at, _GPU)
+        self.reset(_GPU)
+        self.assert_code(lost, self.at, _GPU)
+
+    def test_what_brings_a_dead_gpu_back(self):
+        self.reset(_GPU)
+        self.unbind(_GPU, 'nvidia')
+        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        pynvml.nvmlInit()
+        self.at(_GPU)
+        self.reset(_GPU)
+        self.machine.reboot()
+        pynvml.nvmlInit()
+        self.at(_GPU)
+
+    def test_under_a_guest(self):
+        self.machine.start_guest(_VFIO_GPU)
+        self.reset(_VFIO_GPU)
+        self.assertEqual([(_VFIO_GPU, 'reset under a guest')],
+                         self.mistakes())
+
+    def test_it_waits_for_a_driver_that_is_leaving(self):
+        self.machine.add_holder(_GPU, 812, 'nvidia-persistenced')
+        unbind = self.blocked(self.unbind, _GPU, 'nvidia')
+        reset = threading.Thread(target=self.reset, args=(_GPU,),
+                                 daemon=True)
+        reset.start()
+        self.machine.remove_holder(812)
+        self.finish(unbind)
+        self.finish(reset)
+        self.assertEqual([], self.mistakes())
+
+    def test_it_makes_a_pending_mig_mode_current(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(_GPU).state.pending = False
+        self.unbind(_GPU, 'nvidia')
+        self.reset(_GPU)
+        self.bind(_GPU, 'nvidia')
+        pynvml.nvmlInit()
+        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))

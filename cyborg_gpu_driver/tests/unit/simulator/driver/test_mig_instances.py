@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPU instances through pynvml, and every refusal."""
+
+import ctypes
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
+
+
+class TestInstances(base.MachineTestCase):
+    def remaining(self, profile_id, device=None):
+        return pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
+            device or self.device(), profile_id)
+
+    def test_where_the_driver_puts_them_itself(self):
+        device = self.device()
+        made = [self.create(device, ONE)[:2] for _ in range(7)]
+        self.assertEqual([6, 4, 5, 0, 1, 2, 3],
+                         [start for _, start in made])
+        self.assertEqual([13, 11, 12, 7, 8, 9, 10],
+                         [number for number, _ in made])
+
+    def test_where_the_driver_puts_two_slices(self):
+        device = self.device()
+        self.assertEqual([(5, 4), (3, 0), (4, 2)],
+                         [self.create(device, TWO)[:2] for _ in range(3)])
+
+    def test_where_the_driver_puts_halves(self):
+        device = self.device()
+        self.assertEqual((1, 0), self.create(device, FOUR)[:2])
+        self.assertEqual((2, 4), self.create(device, THREE)[:2])
+
+    def test_ids_are_used_again_and_lists_are_by_profile(self):
+        device = self.device()
+        number, start, handle = self.create(device, ONE)
+        self.create(device, TWO)
+        self.assertEqual([number], self.instances(device, ONE))
+        pynvml.nvmlGpuInstanceDestroy(handle)
+        self.assertEqual([], self.instances(device, ONE))
+        self.assertEqual((number, start), self.create(device, ONE)[:2])
+
+    def test_an_explicit_placement_is_taken(self):
+        device = self.device()
+        self.assertEqual(2, self.create(device, ONE, 2, 1)[1])
+        self.assertEqual(4, self.create(device, THREE, 4, 4)[1])
+
+    def test_an_occupied_placement(self):
+        device = self.device()
+        self.create(device, ONE, 6, 1)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, device, ONE, 6, 1)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, device, ONE_DOUBLE, 6, 2)
+
+    def test_a_placement_that_the_profile_does_not_have(self):
+        device = self.device()
+        for start, size in ((7, 1), (1, 2), (0, 2)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                             self.create, device, ONE, start, size)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.create,
+                         device, FOUR, 4, 4)
+
+    def test_no_room_anywhere(self):
+        device = self.device()
+        self.create(device, SEVEN)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, device, ONE)
+
+    def test_remaining_capacity(self):
+        every = (ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN)
+        self.assertEqual([7, 1, 4, 3, 2, 1, 1],
+                         [self.remaining(number) for number in every])
+        self.create(self.device(), THREE, 4, 4)
+        self.assertEqual([4, 1, 2, 2, 1, 1, 0],
+                         [self.remaining(number) for number in every])
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         self.remaining, 1)
+
+    def test_fragments_leave_no_half(self):
+        device = self.device()
+        for start in (0, 1, 5):
+            self.create(device, ONE, start, 1)
+        self.assertEqual(0, self.remaining(THREE))
+        self.assertEqual(4, self.remaining(ONE))
+
+    def test_the_last_unit_is_for_large_instances(self):
+        device = self.device()
+        for start in range(7):
+            self.create(device, ONE, start, 1)
+        self.assertEqual([0] * 4, [self.remaining(number) for number in
+                                   (ONE, ONE_DOUBLE, TWO, THREE)])
+
+    def test_the_media_extension_exists_once(self):
+        device = self.device()
+        self.create(device, ONE_ME)
+        self.assertEqual(0, self.remaining(ONE_ME))
+        self.assertEqual(6, self.remaining(ONE))
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, device, ONE_ME)
+
+    def test_all_media_engines_in_one_instance(self):
+        self.use(machine_module.Machine.load('rtxpro6000x8'))
+        device = self.device()
+        self.create(device, 65)
+        free = {number: self.remaining(number, device) for number in
+                (14, 21, 47, 65, 67, 5, 35, 64, 66, 0, 32)}
+        self.assertEqual({67: 3, 66: 1},
+                         {number: left for number, left in free.items()
+                          if left})
+        self.create(device, 67)
+
+    def test_by_id(self):
+        device = self.device()
+        number, _, _ = self.create(device, TWO)
+        handle = pynvml.nvmlDeviceGetGpuInstanceById(device, number)
+        info = pynvml.nvmlGpuInstanceGetInfo(handle)
+        self.assertEqual((number, TWO, 4, 2),
+                         (info.id, info.profileId, info.placement.start,
+                          info.placement.size))
+        self.assertEqual(
+            pynvml.nvmlDeviceGetUUID(device),
+            pynvml.nvmlDeviceGetUUID(info.device))
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlDeviceGetGpuInstanceById, device, 14)
+
+    def test_a_handle_of_something_destroyed(self):
+        device = self.device()
+        _, _, handle = self.create(device, ONE)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceGetInfo, handle)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceDestroy, handle)
+
+    def test_a_handle_may_come_back_as_another_instance(self):
+        device = self.device()
+        first, _, handle = self.create(device, ONE, 0, 1)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+        second, _, _ = self.create(device, ONE, 5, 1)
+        self.assertNotEqual(first, second)
+        self.assertEqual(second, pynvml.nvmlGpuInstanceGetInfo(handle).id)
+
+    def test_each_gpu_has_its_own(self):
+        self.create(self.device(0), SEVEN)
+        self.create(self.device(1), SEVEN)
+        self.assertEqual([0], self.instances(self.device(0), SEVEN))
+
+    def test_too_small_an_array_of_instances(self):
+        device = self.device()
+        for _ in range(3):
+            self.create(device, TWO)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
+                         pynvml.nvmlDeviceGetGpuInstances, device, TWO,
+                         (pynvml.c_nvmlGpuInstance_t * 2)(),
+                         ctypes.byref(ctypes.c_uint(2)))
+
+    def test_destroy_is_refused_while_in_use(self):
+        device = self.device()
+        number, _, handle = self.create(device, ONE)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(handle, 0)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, handle)
+        self.machine.add_process('0000:07:00.0', 9, number, 0)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlComputeInstanceDestroy, compute)
+        self.machine.remove_process(9)
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        self.machine.add_process('0000:07:00.0', 9, number)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, handle)
+        self.machine.remove_process(9)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+        self.assertEqual([], self.instances(device, ONE))

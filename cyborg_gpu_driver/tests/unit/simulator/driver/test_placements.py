@@ -1,0 +1,312 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""vGPUs of several sizes on one GPU, and where they lie."""
+
+import ctypes
+import errno
+
+import pynvml
+
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+# The vGPU guide's tables: region of a GPU, framebuffer, placement ids.
+GUIDE = {
+    80: {80: '0', 40: '0 40', 20: '0 20 40 60', 16: '0 24 40 64',
+         10: '0 10 20 30 40 50 60 70', 8: '0 12 20 32 40 52 60 72',
+         5: '0 5 10 15 20 25 30 35 40 45 50 55 60 65 70 75',
+         4: '0 6 10 16 20 26 30 36 40 46 50 56 60 66 70 76'},
+    40: {40: '0', 20: '0 20', 10: '0 10 20 30', 8: '0 12 20 32',
+         5: '0 5 10 15 20 25 30 35', 4: '0 6 10 16 20 26 30 36'},
+    24: {24: '0', 12: '0 12', 8: '0 16', 6: '0 6 12 18', 4: '0 8 12 20',
+         3: '0 3 6 9 12 15 18 21', 2: '0 4 6 10 12 16 18 22',
+         1: '0 2 3 5 6 8 9 11 12 14 15 17 18 20 21 23'},
+}
+SUPPORTED = pynvml.nvmlDeviceGetVgpuTypeSupportedPlacements
+CREATABLE = pynvml.nvmlDeviceGetVgpuTypeCreatablePlacements
+
+
+class TestTables(base.MachineTestCase):
+    def test_they_are_the_guides(self):
+        for region, sizes in GUIDE.items():
+            for size, ids in sizes.items():
+                self.assertEqual(
+                    ids, ' '.join(map(str, placements.starts(region, size))),
+                    (region, size))
+
+    def test_too_big(self):
+        self.assertEqual((), placements.starts(24, 40))
+
+    def test_every_type_of_every_model(self):
+        for name in files.model_names():
+            model = files.load_model(name)
+            for kind in model.vgpu_types:
+                starts = placements.supported(model, kind)
+                if (model.placement_region is None
+                        or kind.profile_id is not None):
+                    self.assertEqual((), starts)
+                    continue
+                size = placements.size(kind)
+                self.assertTrue(starts, kind.name)
+                self.assertLessEqual(len(starts), kind.max_instances)
+                # All of a size go beside each other, within the region.
+                ends = [0] + [start + size for start in starts]
+                self.assertTrue(all(
+                    end <= start for end, start
+                    in zip(ends, (*starts, model.placement_region))),
+                    kind.name)
+
+
+class MixedTestCase(base.MachineTestCase):
+    """Time-sliced vGPUs of an A100 with 40 GB or 80 GB."""
+
+    gpu = '0000:07:00.0'
+    vf = '0000:07:00.4'
+
+    def setUp(self):
+        super().setUp()
+        self.machine.sriov_manage(self.gpu, enable=False)
+        pynvml.nvmlDeviceSetMigMode(self.at(self.gpu), 0)
+        self.machine.reset_gpu(self.gpu)
+        self.machine.sriov_manage(self.gpu)
+        self.vfs = self.machine.gpu(self.gpu).vfs()
+
+    def mix(self, on=1):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), on)
+
+    def mixes(self):
+        return pynvml.nvmlDeviceGetVgpuHeterogeneousMode(self.at(self.gpu))
+
+    def ids(self, function, type_id, *version):
+        found = function(self.at(self.gpu), type_id, *version)
+        return (found.placementSize,
+                [found.placementIds[n] for n in range(found.count)])
+
+
+class TestMode(MixedTestCase):
+    def test_sizes_mix(self):
+        self.create_mdev(self.vf, 461)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix)
+        self.remove_mdev()
+        self.mix()
+        self.create_mdev(self.vf, 461)
+        self.assertEqual(1, self.available(self.vfs[1], 457))
+        self.assertEqual(0, self.available(self.vfs[1], 462))
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix, 0)
+
+    def test_it_goes_with_the_driver(self):
+        self.mix()
+        # Nothing to do for sriov-manage: it does nothing.
+        self.machine.sriov_manage(self.gpu)
+        self.assertEqual(1, self.mixes())
+        self.machine.sriov_manage(self.gpu, enable=False)
+        self.assertEqual(0, self.mixes())
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mix)
+        self.machine.sriov_manage(self.gpu)
+        self.mix()
+        self.machine.reboot()
+        pynvml.nvmlInit()
+        self.assertEqual(0, self.mixes())
+
+    def test_not_with_fixed_shares(self):
+        state = pynvml.c_nvmlVgpuSchedulerSetState_t()
+        state.schedulerPolicy = 3
+        pynvml.nvmlDeviceSetVgpuSchedulerState(self.at(self.gpu), state)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mix)
+        state.schedulerPolicy = 1
+        pynvml.nvmlDeviceSetVgpuSchedulerState(self.at(self.gpu), state)
+        self.mix()
+
+    def test_not_in_mig_mode(self):
+        self.gpu = '0000:0f:00.0'
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mix)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mixes)
+
+    def test_mode_is_privileged(self):
+        self.machine.privileged = False
+        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.mix)
+
+    def test_capabilities(self):
+        get = pynvml.nvmlDeviceGetVgpuCapabilities
+        sizes = pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES
+        mig = pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_SUPPORTED
+        self.assertEqual([1, 0], [get(self.device(), number)
+                                  for number in (sizes, mig)])
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get,
+                         self.device(), pynvml.NVML_DEVICE_VGPU_CAP_COUNT)
+        for host, expected in (('t4x4', [0, 0]), ('rtxpro6000x8', [1, 1])):
+            with machine_module.Machine.load(host):
+                pynvml.nvmlInit()
+                self.assertEqual(expected, [get(self.device(), number)
+                                            for number in (sizes, mig)])
+        with machine_module.Machine.load('t4x4'):
+            pynvml.nvmlInit()
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
+                             pynvml.nvmlDeviceGetVgpuHeterogeneousMode,
+                             self.device())
+
+
+class TestPlacements(MixedTestCase):
+    def test_supported_in_any_mode(self):
+        self.assertEqual((4, [0, 6, 10, 16, 20, 26, 30, 36]),
+                         self.ids(SUPPORTED, 457))
+        self.assertEqual((8, [0, 12, 20, 32]), self.ids(SUPPORTED, 459))
+
+    def test_not_for_mig_backed_types(self):
+        for function in (SUPPORTED, CREATABLE):
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, function,
+                             self.device(), 463)
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, function,
+                             self.device(), 1)
+
+    def test_creatable_ones_follow(self):
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, CREATABLE,
+                         self.device(), 459)
+        self.mix()
+        self.assertEqual((8, [0, 12, 20, 32]), self.ids(CREATABLE, 459))
+        self.create_mdev(self.vf, 457)
+        self.assertEqual((8, [12, 20, 32]), self.ids(CREATABLE, 459))
+        self.create_mdev(self.vfs[1], 461, base.OTHER_UUID)
+        self.assertEqual((8, [12]), self.ids(CREATABLE, 459))
+        self.assertEqual((40, []), self.ids(CREATABLE, 462))
+
+    def test_drivers_before_565_know_one_version(self):
+        self.assertEqual('550', self.machine.host.driver_version[:3])
+        for function, arguments in ((SUPPORTED, (0, 2)), (CREATABLE, (2,))):
+            self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+                             function, self.device(), 459, *arguments)
+
+    def test_as_many_as_there_are_places(self):
+        # Fewer than the ten of equal sizes.
+        self.mix()
+        for number in range(8):
+            self.create_mdev(self.vfs[number], 457,
+                             f'{base.UUID[:-2]}{number:02}')
+        self.assertEqual(0, self.available(self.vfs[8], 457))
+
+
+class TestPlacementsVersion2(base.MachineTestCase):
+    host = 'l40sx4'
+
+    def test_it_says_how_long_the_array_is(self):
+        found = SUPPORTED(self.device(), 1180, 0, 2)
+        self.assertEqual([0, 12, 24, 36], found.placementIds[:found.count])
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, SUPPORTED,
+                         self.device(), 1180, 1, 2)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, SUPPORTED,
+                         self.device(), 1180, 2, 2)
+
+    def test_too_short_an_array(self):
+        wanted = pynvml.c_nvmlVgpuPlacementList_v2_t()
+        wanted.version = pynvml.VgpuPlacementList_v2
+        wanted.count = 3
+        wanted.placementIds = (ctypes.c_uint * 3)()
+        function = pynvml.nvmlLib.nvmlDeviceGetVgpuTypeSupportedPlacements
+        self.assertEqual(
+            pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
+            function(self.device(), 1180, ctypes.byref(wanted)))
+        self.assertEqual(4, wanted.count)
+
+    def test_creatable_where_one_was_made(self):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.device(), 1)
+        self.sysfs.write('1181', 'bus', 'pci', 'devices', '0000:16:00.4',
+                         'nvidia', 'current_vgpu_type')
+        found = CREATABLE(self.device(), 1180, 2)
+        self.assertEqual([24, 36], found.placementIds[:found.count])
+
+
+class TestWishes(MixedTestCase):
+    """``vgpu-placement-id`` in an mdev's parameters."""
+
+    def setUp(self):
+        super().setUp()
+        self.mix()
+        self.create_mdev(self.vf, 457)
+        self.create_mdev(self.vfs[1], 457, base.OTHER_UUID)
+
+    def wish(self, uuid, text):
+        self.sysfs.write(text, 'bus', 'mdev', 'devices', uuid, 'nvidia',
+                         'vgpu_params')
+
+    def placed(self, uuid):
+        """Where a vGPU with a guest is, as NVML tells."""
+        self.machine.start_guest(uuid)
+        vgpu = pynvml.nvmlDeviceGetActiveVgpus(self.at(self.gpu))[-1]
+        return pynvml.nvmlVgpuInstanceGetPlacementId(vgpu)
+
+    def assert_no_boot(self, code, uuid):
+        error = self.assertRaises(OSError, self.machine.start_guest, uuid)
+        self.assertEqual(code, error.errno)
+        self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(
+            self.at(self.gpu)))
+
+    def test_the_drivers_choice_is_the_lowest(self):
+        self.assertEqual(0, self.placed(base.UUID))
+        self.assertEqual(6, self.placed(base.OTHER_UUID))
+
+    def test_a_wish_takes_its_place_at_once(self):
+        self.wish(base.UUID, 'frame_rate_limiter=0,vgpu-placement-id=36\n')
+        self.assertEqual((20, []), self.ids(CREATABLE, 461))
+        self.assertEqual((8, [12, 20]), self.ids(CREATABLE, 459))
+        self.assertEqual(36, self.placed(base.UUID))
+
+    def test_a_space_takes_it_back(self):
+        self.wish(base.UUID, 'vgpu-placement-id=36')
+        self.wish(base.UUID, ' \n')
+        self.assertEqual(0, self.placed(base.UUID))
+
+    def test_one_that_cannot_be(self):
+        for text in ('5', '40', 'x', '-6'):
+            self.wish(base.UUID, f'vgpu-placement-id={text}')
+            self.assert_no_boot(errno.EINVAL, base.UUID)
+        self.wish(base.UUID, 'vgpu-placement-id=6')
+        self.assert_no_boot(errno.EBUSY, base.UUID)
+
+    def test_one_that_has_become_free(self):
+        self.wish(base.UUID, 'vgpu-placement-id=6')
+        self.remove_mdev(base.OTHER_UUID)
+        self.assertEqual(6, self.placed(base.UUID))
+
+    def test_not_with_equal_sizes(self):
+        self.remove_mdev(base.OTHER_UUID)
+        self.remove_mdev()
+        self.mix(0)
+        self.create_mdev(self.vf, 457)
+        self.wish(base.UUID, 'vgpu-placement-id=6')
+        self.assert_no_boot(errno.EINVAL, base.UUID)
+        self.wish(base.UUID, ' ')
+        # NVML_INVALID_VGPU_PLACEMENT_ID
+        self.assertEqual(0xffff, self.placed(base.UUID))
+
+
+class TestWishesWithVendorVfio(base.MachineTestCase):
+    host = 'a100x4-vfio'
+    place = ('bus', 'pci', 'devices', '0000:b1:00.4', 'nvidia')
+
+    def test_read_back(self):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at('0000:b1:00.0'), 1)
+        self.sysfs.write('693', *self.place, 'current_vgpu_type')
+        self.assertEqual('0', self.sysfs.read(*self.place, 'placement_id'))
+        self.sysfs.write('vgpu-placement-id=52', *self.place, 'vgpu_params')
+        self.assertEqual('52', self.sysfs.read(*self.place, 'placement_id'))
+        self.sysfs.write('697', *self.place[:3], '0000:b1:00.5', 'nvidia',
+                         'current_vgpu_type')
+        self.assertEqual(
+            '0', self.sysfs.read(*self.place[:3], '0000:b1:00.5', 'nvidia',
+                                 'placement_id'))
+        creatable = self.sysfs.read(*self.place[:3], '0000:b1:00.6',
+                                    'nvidia', 'creatable_vgpu_types')
+        self.assertIn('A100D-20C', creatable)
+        self.assertNotIn('A100D-40C', creatable)

@@ -1,0 +1,457 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""vGPUs of all three kinds, through sysfs and NVML."""
+
+import errno
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+DEVICES = ('bus', 'pci', 'devices')
+
+
+class TestMdevOnTheGpu(base.MachineTestCase):
+    """Turing: types on the physical function."""
+
+    host = 't4x4'
+    gpu = '0000:3b:00.0'
+
+    def test_what_a_type_says(self):
+        kind = self.mdev_type(self.gpu, 231)
+        self.assertEqual('NVIDIA T4-2Q', self.sysfs.read(*kind, 'name'))
+        self.assertEqual('vfio-pci', self.sysfs.read(*kind, 'device_api'))
+        description = self.sysfs.read(*kind, 'description')
+        self.assertIn('framebuffer=2048M', description)
+        self.assertIn('max_instance=8', description)
+        self.assertEqual(8, self.available(self.gpu, 231))
+        self.assertIn(self.gpu, self.sysfs.listdir('class', 'mdev_bus'))
+
+    def test_the_first_excludes_the_other_types(self):
+        self.create_mdev(self.gpu, 231)
+        self.assertEqual(7, self.available(self.gpu, 231))
+        self.assertEqual(0, self.available(self.gpu, 226))
+        self.assertEqual(0, self.available(self.gpu, 230))
+        self.assertEqual(8, self.available('0000:5e:00.0', 226))
+        self.remove_mdev()
+        self.assertEqual(8, self.available(self.gpu, 226))
+
+    def test_until_the_gpu_is_full(self):
+        self.create_mdev(self.gpu, 233)
+        self.create_mdev(self.gpu, 233, base.OTHER_UUID)
+        self.assert_errno(errno.ENOSPC, self.create_mdev, self.gpu, 233,
+                          '4b20d080-1b54-4048-85b3-a6a62d165c03')
+
+    def test_where_an_mdev_is(self):
+        self.create_mdev(self.gpu, 231)
+        place = ('bus', 'mdev', 'devices', base.UUID)
+        self.assertEqual('nvidia-231', self.sysfs.link_name(*place,
+                                                            'mdev_type'))
+        self.assertEqual(
+            f'/sys/devices/pci0000:00/{self.gpu}/{base.UUID}',
+            self.machine.os.realpath('/sys/' + '/'.join(place)))
+        self.assertTrue(self.sysfs.exists(*DEVICES, self.gpu, base.UUID))
+        self.assertTrue(self.sysfs.exists(*place, 'nvidia', 'vgpu_params'))
+
+    def test_uuids(self):
+        for uuid in ('', 'x', base.UUID[:-1], base.UUID + '0',
+                     base.UUID.replace('-', ''), base.UUID + '\n\n'):
+            self.assert_errno(errno.EINVAL, self.create_mdev, self.gpu, 231,
+                              uuid)
+        self.create_mdev(self.gpu, 231, base.UUID.upper() + '\n')
+        self.assertEqual([base.UUID], self.sysfs.listdir('bus', 'mdev',
+                                                         'devices'))
+        self.assert_errno(errno.EEXIST, self.create_mdev, self.gpu, 231)
+        self.assert_errno(errno.EEXIST, self.create_mdev, '0000:5e:00.0',
+                          231)
+
+    def test_remove(self):
+        self.create_mdev(self.gpu, 231)
+        place = ('bus', 'mdev', 'devices', base.UUID)
+        self.assert_errno(errno.EINVAL, self.sysfs.write, 'yes', *place,
+                          'remove')
+        self.sysfs.write('0', *place, 'remove')
+        self.assertTrue(self.sysfs.exists(*place))
+        self.remove_mdev()
+        self.assertFalse(self.sysfs.exists(*place))
+        self.assert_errno(errno.ENOENT, self.remove_mdev)
+
+    def test_a_guest_keeps_its_mdev(self):
+        self.create_mdev(self.gpu, 231)
+        self.machine.start_guest(base.UUID)
+        self.assert_errno(errno.EBUSY, self.remove_mdev)
+        self.machine.stop_guest(base.UUID)
+        self.remove_mdev()
+
+    def test_mdevs_do_not_outlive_a_reboot(self):
+        self.create_mdev(self.gpu, 231)
+        self.machine.reboot()
+        self.assertEqual([], self.sysfs.listdir('bus', 'mdev', 'devices'))
+
+
+class TestMdevOnVirtualFunctions(base.MachineTestCase):
+    """Ampere in MIG mode: a vGPU needs an instance behind it."""
+
+    host = 'dgx-a100-40'
+    vf = '0000:07:00.4'
+    other_vf = '0000:07:00.5'
+
+    def test_types_lie_on_virtual_functions(self):
+        self.assertFalse(self.sysfs.exists(*DEVICES, '0000:07:00.0',
+                                           'mdev_supported_types'))
+        self.assertIn('nvidia-463', self.sysfs.listdir(
+            *DEVICES, self.vf, 'mdev_supported_types'))
+        parents = self.sysfs.listdir('class', 'mdev_bus')
+        self.assertEqual(8 * 16, len(parents))
+        self.assertNotIn('0000:07:00.0', parents)
+
+    def test_available_only_with_an_instance(self):
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 463)
+        self.create(self.device(), 19)
+        self.assertEqual(1, self.available(self.vf, 463))
+        self.assertEqual(0, self.available(self.vf, 464))
+        self.assertEqual(0, self.available('0000:0f:00.4', 463))
+
+    def test_time_sliced_types_are_not_for_mig_mode(self):
+        self.assertEqual(0, self.available(self.vf, 457))
+
+    def test_one_vgpu_a_function_and_one_an_instance(self):
+        device = self.device()
+        self.create(device, 19)
+        self.create(device, 19)
+        self.create_mdev(self.vf, 463)
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assertEqual(1, self.available(self.other_vf, 463))
+        self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 463,
+                          base.OTHER_UUID)
+        self.create_mdev(self.other_vf, 463, base.OTHER_UUID)
+        self.assertEqual(0, self.available('0000:07:00.6', 463))
+
+    def test_an_mdev_holds_an_instance_until_it_goes(self):
+        _, _, instance = self.create(self.device(), 19)
+        self.create_mdev(self.vf, 463)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, instance)
+        self.remove_mdev()
+        pynvml.nvmlGpuInstanceDestroy(instance)
+
+    def test_it_need_not_be_the_newest_instance(self):
+        device = self.device()
+        _, _, first = self.create(device, 19, 0, 1)
+        _, _, second = self.create(device, 19, 6, 1)
+        self.create_mdev(self.vf, 463)
+        pynvml.nvmlGpuInstanceDestroy(second)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, first)
+
+    def test_a_process_keeps_vgpus_out(self):
+        number, _, _ = self.create(self.device(), 19)
+        self.machine.add_process('0000:07:00.0', 5, number)
+        self.assertEqual(0, self.available(self.vf, 463))
+
+    def test_guests_show_in_nvml(self):
+        device = self.device()
+        number, _, _ = self.create(device, 19)
+        self.create_mdev(self.vf, 463)
+        self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(device))
+        self.machine.start_guest(base.UUID)
+        vgpu, = pynvml.nvmlDeviceGetActiveVgpus(device)
+        self.assertEqual(463, pynvml.nvmlVgpuInstanceGetType(vgpu))
+        self.assertEqual(base.UUID,
+                         pynvml.nvmlVgpuInstanceGetMdevUUID(vgpu))
+        self.assertEqual(number,
+                         pynvml.nvmlVgpuInstanceGetGpuInstanceId(vgpu))
+        # Where it is in the guest, which has no driver yet.
+        self.assertEqual('00000000:00:00.0',
+                         pynvml.nvmlVgpuInstanceGetGpuPciId(vgpu))
+        self.machine.stop_guest(base.UUID)
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlVgpuInstanceGetType, vgpu)
+
+    def time_sliced(self):
+        """The first GPU out of MIG mode, with virtual functions."""
+        gpu = '0000:07:00.0'
+        self.machine.sriov_manage(gpu, enable=False)
+        pynvml.nvmlDeviceSetMigMode(self.device(), 0)
+        self.machine.reset_gpu(gpu)
+        self.machine.sriov_manage(gpu)
+
+    def test_time_sliced_up_to_the_gpus_maximum(self):
+        self.time_sliced()
+        self.assertEqual(0, self.available(self.vf, 463))
+        self.assertEqual(1, self.available(self.vf, 461))
+        self.create_mdev(self.vf, 461)
+        # Another framebuffer does not go beside it.
+        self.assertEqual(0, self.available(self.other_vf, 457))
+        self.create_mdev(self.other_vf, 461, base.OTHER_UUID)
+        self.assertEqual(0, self.available('0000:07:00.6', 461))
+
+
+class TestVendorVfio(base.MachineTestCase):
+    """Ada: files of the vendor's VFIO driver instead of mdevs."""
+
+    host = 'l40sx4'
+    gpu = '0000:16:00.0'
+    vf = '0000:16:00.4'
+    other_vf = '0000:16:00.5'
+
+    def read(self, address, name):
+        return self.sysfs.read(*DEVICES, address, 'nvidia', name)
+
+    def set_type(self, address, value):
+        self.sysfs.write(str(value), *DEVICES, address, 'nvidia',
+                         'current_vgpu_type')
+
+    def creatable(self, address):
+        header, *lines = self.read(address,
+                                   'creatable_vgpu_types').split('\n')
+        self.assertEqual('ID    : vGPU Name', header)
+        return [tuple(part.strip() for part in line.split(':'))
+                for line in lines]
+
+    def test_there_is_no_mdev_bus(self):
+        self.assertFalse(self.sysfs.exists('bus', 'mdev'))
+        self.assertFalse(self.sysfs.exists('class', 'mdev_bus'))
+        self.assertFalse(self.sysfs.exists(*DEVICES, self.vf,
+                                           'mdev_supported_types'))
+
+    def test_files_lie_on_virtual_functions(self):
+        self.assertFalse(self.sysfs.exists(*DEVICES, self.gpu, 'nvidia'))
+        self.assertEqual('0', self.read(self.vf, 'current_vgpu_type'))
+        self.assertIn(('1145', 'NVIDIA L40S-1B'), self.creatable(self.vf))
+
+    def test_create_and_delete(self):
+        self.set_type(self.vf, 1145)
+        self.assertEqual('1145', self.read(self.vf, 'current_vgpu_type'))
+        self.assertEqual('0', self.read(self.vf, 'placement_id'))
+        self.assertEqual([], self.creatable(self.vf))
+        self.set_type(self.vf, 0)
+        self.assertEqual('0', self.read(self.vf, 'current_vgpu_type'))
+        self.set_type(self.vf, 0)
+
+    def test_siblings_change(self):
+        before = dict(self.creatable(self.other_vf))
+        self.set_type(self.vf, 1145)
+        after = dict(self.creatable(self.other_vf))
+        self.assertLess(set(after), set(before))
+        self.assertEqual({'L40S-1B', 'L40S-1A', 'L40S-1Q'},
+                         {name.split()[-1] for name in after.values()})
+        big = next(number for number, name in before.items()
+                   if name.endswith('L40S-48Q'))
+        self.assert_errno(errno.EIO, self.set_type, self.other_vf, big)
+
+    def make(self):
+        """A vGPU on the first virtual function."""
+        self.set_type(self.vf, 1145)
+
+    def test_a_vgpu_has_a_vfio_device(self):
+        place = (*DEVICES, self.vf, 'vfio-dev')
+        self.assertFalse(self.sysfs.exists(*place))
+        self.make()
+        name, = self.sysfs.listdir(*place)
+        self.assertRegex(name, '^vfio[0-9]+$')
+        self.assertFalse(self.sysfs.exists(*DEVICES, self.other_vf,
+                                           'vfio-dev'))
+
+    def test_an_open_device_keeps_its_vgpu(self):
+        self.make()
+        self.assertEqual((), self.machine.vfio_holders(self.vf))
+        self.machine.open_vfio(self.vf, 7)
+        pid = self.machine.start_guest(self.vf)
+        self.assertEqual(pid, self.machine.start_guest(self.vf))
+        self.assertEqual((7, pid), self.machine.vfio_holders(self.vf))
+        self.assertEqual((), self.machine.vfio_holders(self.other_vf))
+        self.machine.stop_guest(self.vf)
+        self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(self.device()))
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 0)
+        self.machine.close_vfio(self.vf, 7)
+        self.set_type(self.vf, 0)
+        self.assertRaises(exception.SimulationError,
+                          self.machine.start_guest, self.vf)
+
+    def test_params(self):
+        place = (*DEVICES, self.vf, 'nvidia', 'vgpu_params')
+        write = self.sysfs.write
+        self.assertEqual('', self.sysfs.read(*place))
+        self.assert_errno(errno.ENXIO, write, 'a=1', *place)
+        self.make()
+        for wrong in ('', '\n', 'a', '=1', 'a=', 'a=1,', 'a=1 b=2'):
+            self.assert_errno(errno.EINVAL, write, wrong, *place)
+        write('frame_rate_limiter=0, disable_vnc=1\n', *place)
+        self.assertEqual('frame_rate_limiter=0, disable_vnc=1',
+                         self.sysfs.read(*place))
+        self.machine.start_guest(self.vf)
+        self.assert_errno(errno.EBUSY, write, ' ', *place)
+        self.machine.stop_guest(self.vf)
+        write(' ', *place)
+        self.assertEqual('', self.sysfs.read(*place))
+        write('a=1', *place)
+        self.set_type(self.vf, 0)
+        self.make()
+        self.assertEqual('', self.sysfs.read(*place))
+
+    def test_each_file_may_fail(self):
+        self.make()
+        for name in ('current_vgpu_type', 'creatable_vgpu_types',
+                     'placement_id', 'vgpu_params'):
+            path = f'/sys/bus/pci/devices/*/nvidia/{name}'
+            self.machine.faults.fail_read(path, errno.ETIMEDOUT)
+            self.assert_errno(errno.ETIMEDOUT, self.read, self.vf, name)
+        for name in ('current_vgpu_type', 'vgpu_params'):
+            self.machine.faults.fail_write(
+                f'/sys/bus/pci/devices/*/nvidia/{name}', errno.ETIMEDOUT)
+            self.assert_errno(errno.ETIMEDOUT, self.sysfs.write, '0',
+                              *DEVICES, self.vf, 'nvidia', name)
+
+    def test_driver_outputs_need_a_vgpu(self):
+        for name in ('gpu_instance_id', 'placement_id'):
+            self.assert_errno(errno.ENXIO, self.read, self.vf, name)
+
+    def test_refusals(self):
+        for value in ('', 'x', '-1', '99999'):
+            self.assert_errno(errno.EINVAL, self.set_type, self.vf, value)
+        self.set_type(self.vf, 1145)
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 1145)
+        self.machine.start_guest(self.vf)
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 0)
+        self.machine.stop_guest(self.vf)
+        self.set_type(self.vf, 0)
+
+
+class TestVendorVfioWithMig(TestVendorVfio):
+    """Blackwell: several vGPUs of one size in a +gfx instance."""
+
+    host = 'rtxpro6000x8'
+    q3, q6, plain = 1461, 1463, 14
+
+    def setUp(self):
+        super().setUp()
+        kinds = {kind.name: kind.type_id for kind in
+                 self.machine.gpus[0].model.vgpu_types}
+        self.q3, self.a3 = kinds['DC-1-3Q'], kinds['DC-1-3A']
+        self.q6, self.sliced = kinds['DC-1-6Q'], kinds['DC-24Q']
+
+    def make(self):
+        self.create(self.device(), 47)
+        self.set_type(self.vf, self.q3)
+
+    def test_files_lie_on_virtual_functions(self):
+        self.assertEqual([], self.creatable(self.vf))
+        self.create(self.device(), 47)
+        self.assertIn((str(self.q3), 'NVIDIA DC-1-3Q'),
+                      self.creatable(self.vf))
+
+    def test_create_and_delete(self):
+        number, _, instance = self.create(self.device(), 47)
+        self.set_type(self.vf, self.q3)
+        self.assertEqual(str(number), self.read(self.vf,
+                                                'gpu_instance_id'))
+        self.assert_code(pynvml.NVML_ERROR_IN_USE,
+                         pynvml.nvmlGpuInstanceDestroy, instance)
+        self.set_type(self.vf, 0)
+        pynvml.nvmlGpuInstanceDestroy(instance)
+
+    def test_siblings_change(self):
+        self.create(self.device(), 47)
+        self.set_type(self.vf, self.q3)
+        self.assert_errno(errno.EIO, self.set_type, self.other_vf, self.q6)
+        # Another series of the same size goes beside it.
+        self.set_type(self.other_vf, self.a3)
+        self.assertEqual('1', self.read(self.other_vf, 'placement_id'))
+
+    def test_refusals(self):
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.q3)
+        self.create(self.device(), self.plain)
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.q3)
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.sliced)
+
+    def test_as_many_as_an_instance_holds(self):
+        self.create(self.device(), 47)
+        functions = self.machine.gpus[0].vfs()
+        for function in functions[:8]:
+            self.set_type(function, self.q3)
+        self.assert_errno(errno.EIO, self.set_type, functions[8], self.q3)
+        self.create(self.device(), 47)
+        self.set_type(functions[8], self.q3)
+
+
+class TestTypesInNvml(base.MachineTestCase):
+    def test_mig_backed_and_time_sliced(self):
+        kinds = pynvml.nvmlDeviceGetSupportedVgpus(self.device())
+        described = {
+            pynvml.nvmlVgpuTypeGetName(kind):
+            (kind, pynvml.nvmlVgpuTypeGetGpuInstanceProfileId(kind),
+             pynvml.nvmlVgpuTypeGetMaxInstances(self.device(), kind),
+             pynvml.nvmlVgpuTypeGetFramebufferSize(kind) >> 20)
+            for kind in kinds}
+        none = 0xffffffff
+        self.assertEqual({
+            'NVIDIA A100X-4C': (457, none, 10, 4096),
+            'NVIDIA A100X-5C': (458, none, 8, 5120),
+            'NVIDIA A100X-8C': (459, none, 5, 8192),
+            'NVIDIA A100X-10C': (460, none, 4, 10240),
+            'NVIDIA A100X-20C': (461, none, 2, 20480),
+            'NVIDIA A100X-40C': (462, none, 1, 40960),
+            'NVIDIA A100X-1-5C': (463, 19, 7, 5120),
+            'NVIDIA A100X-2-10C': (464, 14, 3, 10240),
+            'NVIDIA A100X-3-20C': (465, 9, 2, 20480),
+            'NVIDIA A100X-4-20C': (466, 5, 1, 20480),
+            'NVIDIA A100X-7-40C': (467, 0, 1, 40960),
+            'NVIDIA A100X-1-5CME': (704, 20, 1, 5120)}, described)
+
+    def test_class_and_licence(self):
+        self.assertEqual('Compute', pynvml.nvmlVgpuTypeGetClass(463))
+        self.assertIn('Compute-Server', pynvml.nvmlVgpuTypeGetLicense(463))
+
+    def test_creatable_follows_the_instances(self):
+        device = self.device()
+        self.assertEqual([], pynvml.nvmlDeviceGetCreatableVgpus(device))
+        self.create(device, 9)
+        self.assertEqual([465], pynvml.nvmlDeviceGetCreatableVgpus(device))
+
+    def test_how_many_an_instance_holds(self):
+        get = pynvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance
+        self.assertEqual(1, get(463))
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, 457)
+
+    def test_unknown_type(self):
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlVgpuTypeGetName, 1)
+
+    def test_modes(self):
+        self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
+                         pynvml.nvmlDeviceGetVirtualizationMode(
+                             self.device()))
+        self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_SRIOV,
+                         pynvml.nvmlDeviceGetHostVgpuMode(self.device()))
+        with machine_module.Machine.load('t4x4'):
+            pynvml.nvmlInit()
+            self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV,
+                             pynvml.nvmlDeviceGetHostVgpuMode(
+                                 self.device()))
+
+    def test_a_driver_without_vgpus(self):
+        with machine_module.Machine.load('mixed'):
+            pynvml.nvmlInit()
+            device = self.at('0000:81:00.0')
+            self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE,
+                             pynvml.nvmlDeviceGetVirtualizationMode(
+                                 device))
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
+                             pynvml.nvmlDeviceGetSupportedVgpus, device)
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
+                             pynvml.nvmlVgpuTypeGetMaxInstances, device,
+                             231)

@@ -1,0 +1,152 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""NVML's event sets, waited on through pynvml."""
+
+import threading
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+A100 = '0000:07:00.0'
+OTHER = '0000:0f:00.0'
+WHOLE = 0xffffffff
+XID = pynvml.nvmlEventTypeXidCriticalError
+DBE = pynvml.nvmlEventTypeDoubleBitEccError
+
+
+class TestEvents(base.MachineTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.machine.sriov_manage(A100, enable=False)
+        self.set = pynvml.nvmlEventSetCreate()
+
+    def register(self, address=A100, types=XID | DBE):
+        pynvml.nvmlDeviceRegisterEvents(self.at(address), types, self.set)
+
+    def wait(self, milliseconds=0):
+        return pynvml.nvmlEventSetWait_v2(self.set, milliseconds)
+
+    def assert_nothing(self):
+        self.assert_code(pynvml.NVML_ERROR_TIMEOUT, self.wait)
+
+    def test_an_error_is_told_once(self):
+        self.register()
+        self.machine.raise_xid(A100, 94, instance=5, compute=0)
+        data = self.wait()
+        self.assertEqual((XID, 94, 5, 0), (
+            data.eventType, data.eventData, data.gpuInstanceId,
+            data.computeInstanceId))
+        self.assertEqual(pynvml.nvmlDeviceGetUUID(self.at(A100)),
+                         pynvml.nvmlDeviceGetUUID(data.device))
+        self.assert_nothing()
+
+    def test_an_error_of_the_whole_gpu_names_no_instance(self):
+        self.register()
+        self.machine.raise_xid(A100, 62)
+        data = self.wait()
+        self.assertEqual((WHOLE, WHOLE), (data.gpuInstanceId,
+                                          data.computeInstanceId))
+
+    def test_errors_come_in_their_order(self):
+        self.register()
+        self.register(OTHER)
+        self.machine.raise_xid(OTHER, 31)
+        self.machine.raise_xid(A100, 43)
+        self.assertEqual([31, 43], [self.wait().eventData
+                                    for _ in range(2)])
+
+    def test_what_was_before_registration_is_not_told(self):
+        self.machine.raise_xid(A100, 62)
+        self.register()
+        self.assert_nothing()
+
+    def test_only_registered_gpus_and_types(self):
+        self.register(types=DBE)
+        self.machine.raise_xid(A100, 62)
+        self.machine.raise_xid(OTHER, None)
+        self.assert_nothing()
+        self.machine.raise_xid(A100, None)
+        data = self.wait()
+        self.assertEqual((DBE, 0), (data.eventType, data.eventData))
+
+    def test_types_that_there_are_not(self):
+        types = pynvml.nvmlDeviceGetSupportedEventTypes(self.at(A100))
+        self.assertEqual(XID | DBE, types & (XID | DBE))
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.register,
+                         A100, pynvml.nvmlEventMigConfigChange)
+
+    def test_nothing_comes_after_a_reset(self):
+        self.register()
+        self.machine.reset_gpu(A100)
+        self.machine.raise_xid(A100, 62)
+        self.assert_nothing()
+        self.register()
+        self.machine.raise_xid(A100, 62)
+        self.assertEqual(62, self.wait().eventData)
+
+    def test_a_lost_gpu_tells_of_it_and_spoils_the_set(self):
+        self.register()
+        self.register(OTHER)
+        self.machine.lose_gpu(A100)
+        self.assertEqual(79, self.wait().eventData)
+        self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.wait)
+        self.machine.raise_xid(OTHER, 62)
+        self.assertEqual(62, self.wait().eventData)
+
+    def test_a_freed_set_is_gone(self):
+        pynvml.nvmlEventSetFree(self.set)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.wait)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlEventSetFree, self.set)
+
+    def test_sets_end_with_the_session(self):
+        self.register()
+        pynvml.nvmlShutdown()
+        self.assert_code(pynvml.NVML_ERROR_UNINITIALIZED, self.wait)
+        pynvml.nvmlInit()
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.wait)
+
+    def test_one_that_waits_holds_up_nobody(self):
+        self.register()
+        told = []
+        thread = threading.Thread(
+            target=lambda: told.append(self.wait(60000).eventData))
+        thread.start()
+        self.machine.raise_xid(A100, 62)
+        thread.join(30)
+        self.assertEqual([62], told)
+
+    def test_the_end_of_nvml_wakes_who_waits(self):
+        self.register()
+        thread = threading.Thread(
+            target=self.assert_code, args=(
+                pynvml.NVML_ERROR_UNINITIALIZED, self.wait, 60000))
+        thread.start()
+        self.machine.unload_library()
+        thread.join(30)
+        self.assertFalse(thread.is_alive())
+
+    def test_errors_reach_other_processes(self):
+        path = self.useFixture(fixtures.TempDir()).join('state')
+        here = machine_module.Machine.load(self.host, path)
+        there = machine_module.Machine.load(self.host, path)
+        self.use(here)
+        self.set = pynvml.nvmlEventSetCreate()
+        self.register()
+        there.raise_xid(A100, 62)
+        self.assertEqual(62, self.wait().eventData)

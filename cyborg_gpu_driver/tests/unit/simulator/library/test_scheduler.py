@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How time-sliced vGPUs share a GPU."""
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+BEST, EQUAL, FIXED = 1, 2, 3
+DEFAULT, DISABLE, ENABLE = 0, 1, 2
+
+
+class TestScheduler(base.MachineTestCase):
+    host = 'l40sx4'
+    gpu = '0000:16:00.0'
+    vf = '0000:16:00.4'
+
+    def set(self, policy, arr=DISABLE, time_slice=None, arr_data=None,
+            device=None):
+        wanted = pynvml.c_nvmlVgpuSchedulerSetState_t()
+        wanted.schedulerPolicy, wanted.enableARRMode = policy, arr
+        if time_slice is not None:
+            wanted.schedulerParams.vgpuSchedData.timeslice = time_slice
+        if arr_data is not None:
+            data = wanted.schedulerParams.vgpuSchedDataWithARR
+            data.avgFactor, data.frequency = arr_data
+        pynvml.nvmlDeviceSetVgpuSchedulerState(
+            device or self.at(self.gpu), wanted)
+
+    def state(self):
+        found = pynvml.nvmlDeviceGetVgpuSchedulerState(self.at(self.gpu))
+        data = found.schedulerParams
+        return (found.schedulerPolicy, found.arrMode,
+                data.vgpuSchedData.timeslice if found.arrMode == DISABLE
+                else (data.vgpuSchedDataWithARR.avgFactor,
+                      data.vgpuSchedDataWithARR.timeslice))
+
+    def make_vgpu(self):
+        self.sysfs.write('1145', 'bus', 'pci', 'devices', self.vf, 'nvidia',
+                         'current_vgpu_type')
+
+    def test_capabilities(self):
+        found = pynvml.nvmlDeviceGetVgpuSchedulerCapabilities(self.device())
+        self.assertEqual([BEST, EQUAL, FIXED],
+                         list(found.supportedSchedulers))
+        self.assertEqual(
+            (1000000, 30000000, 1, 63, 960, 1, 60),
+            (found.minTimeslice, found.maxTimeslice,
+             found.isArrModeSupported, found.minFrequencyForARR,
+             found.maxFrequencyForARR, found.minAvgFactorForARR,
+             found.maxAvgFactorForARR))
+
+    def test_best_effort_at_first(self):
+        self.assertEqual((BEST, DEFAULT, (0, 0)), self.state())
+
+    def test_slices(self):
+        self.set(EQUAL, time_slice=5000000)
+        self.assertEqual((EQUAL, DISABLE, 5000000), self.state())
+        self.set(FIXED)
+        self.assertEqual((FIXED, DISABLE, 2000000), self.state())
+        self.set(BEST, time_slice=5000000)
+        self.assertEqual((BEST, DEFAULT, (0, 0)), self.state())
+        other = pynvml.nvmlDeviceGetVgpuSchedulerState(self.device(1))
+        self.assertEqual(BEST, other.schedulerPolicy)
+
+    def test_adaptive_round_robin(self):
+        self.set(EQUAL, ENABLE, arr_data=(10, 500))
+        self.assertEqual((EQUAL, ENABLE, (10, 2000000)), self.state())
+        self.set(EQUAL, DEFAULT)
+        self.assertEqual((EQUAL, ENABLE, (33, 2000000)), self.state())
+
+    def test_out_of_range(self):
+        for policy, *arguments in (
+                (0,), (4,), (EQUAL, 3), (EQUAL, DISABLE, 999999),
+                (EQUAL, DISABLE, 30000001), (EQUAL, ENABLE, None, (61, 0)),
+                (EQUAL, ENABLE, None, (0, 62)),
+                # A slice where adaptive round robin takes a factor.
+                (EQUAL, DEFAULT, 5000000)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
+                             policy, *arguments)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_under_a_guest(self):
+        self.make_vgpu()
+        self.set(EQUAL)
+        self.machine.start_guest(self.vf)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
+        self.machine.stop_guest(self.vf)
+        self.set(FIXED)
+
+    def test_not_without_root(self):
+        self.machine.privileged = False
+        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, EQUAL)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_no_fixed_shares_of_mixed_sizes(self):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), 1)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, FIXED)
+        self.set(EQUAL)
+
+    def test_it_goes_with_the_driver(self):
+        self.set(EQUAL)
+        self.machine.sriov_manage(self.gpu, enable=False)
+        self.assertEqual(BEST, self.state()[0])
+        self.set(EQUAL)
+        self.machine.sriov_manage(self.gpu)
+        self.assertEqual(BEST, self.state()[0])
+        self.machine.sriov_manage(self.gpu, enable=False)
+        self.set(EQUAL)
+        self.machine.reset_gpu(self.gpu)
+        self.assertEqual(BEST, self.state()[0])
+        self.set(EQUAL)
+        self.machine.bind_driver(self.gpu, 'vfio-pci')
+        self.machine.bind_driver(self.gpu, 'nvidia')
+        self.assertEqual(BEST, self.state()[0])
+        self.set(EQUAL)
+        self.machine.reboot()
+        pynvml.nvmlInit()
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_in_mig_mode_nor_without_vgpus(self):
+        for host, address in (('dgx-a100-80', '0000:07:00.0'),
+                              ('mixed', '0000:81:00.0')):
+            with machine_module.Machine.load(host):
+                pynvml.nvmlInit()
+                device = self.at(address)
+                self.assert_code(
+                    pynvml.NVML_ERROR_NOT_SUPPORTED,
+                    pynvml.nvmlDeviceGetVgpuSchedulerState, device)
+                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set,
+                                 EQUAL, device=device)
+
+    def test_on_the_gpu_itself(self):
+        self.use(machine_module.Machine.load('t4x4'))
+        self.gpu = '0000:3b:00.0'
+        self.set(EQUAL, time_slice=1000000)
+        self.assertEqual((EQUAL, DISABLE, 1000000), self.state())
