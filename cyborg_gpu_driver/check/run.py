@@ -100,7 +100,7 @@ def _missing(facts, check):
     if Needs.CYBORG in check.needs and facts.cyborg is None:
         return [result.skipped(
             result.HOST, facts.cyborg_problem,
-            'Name cyborg.conf with --config-file, before "check"')]
+            'Name cyborg.conf with --config-file, before the command')]
     if Needs.NOVA in check.needs and facts.nova is None:
         return [result.skipped(
             result.HOST, facts.nova_problem,

@@ -18,11 +18,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from keystoneauth1 import loading
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 
-_CREDENTIALS = (cfg.StrOpt('auth_type'), cfg.StrOpt('auth_section'))
+_CREDENTIALS = loading.get_auth_common_conf_options()
 
 
 @dataclasses.dataclass(frozen=True)

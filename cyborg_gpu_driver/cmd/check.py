@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from cyborg_gpu_driver import exception
@@ -26,6 +27,7 @@ from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.check.rules import agents
 from cyborg_gpu_driver.check.rules import cyborg_conf
 from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.cmd import machine as machine_module
 from cyborg_gpu_driver.cmd import nova
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
@@ -49,26 +51,16 @@ class CheckHost(table.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            '--nova-config-file', metavar='FILE', action='append',
-            help="nova-compute's configuration file; may be repeated "
-                 f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
-        parser.add_argument(
-            '--placement-config-file', metavar='FILE', action='append',
-            help="Placement's configuration file; may be repeated (default: "
-                 f'{_PLACEMENT_CONF}, if it is there and the host is not '
-                 'simulated)')
+        add_options(parser)
         parser.add_argument(
             '--offline', action='store_true', help='do not ask Placement')
         return parser
 
     def take_action(self, parsed_args):
-        found = list(run.run(gather(
-            self.app.machine, parsed_args.nova_config_file or [
-                path for path in _NOVA_CONF if os.path.exists(path)],
-            parsed_args.offline, parsed_args.placement_config_file)))
+        found = list(run.run(gather(self.app.machine, parsed_args,
+                                    parsed_args.offline)))
         self._code = result.exit_code(finding for _, finding in found)
-        return (('Check', 'Subject', 'Result', 'Details', 'What to do'),
+        return (('check', 'subject', 'result', 'details', 'action'),
                 [(name, finding.subject, finding.code.name.lower(),
                   finding.details, finding.advice)
                  for name, finding in found])
@@ -77,16 +69,30 @@ class CheckHost(table.Lister):
         return super().run(parsed_args) or self._code
 
 
-def gather(host, nova_files, offline, placement_files=None):
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name configuration files."""
+    parser.add_argument(
+        '--nova-config-file', metavar='FILE', action='append',
+        help="nova-compute's configuration file; may be repeated "
+             f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
+    parser.add_argument(
+        '--placement-config-file', metavar='FILE', action='append',
+        help="Placement's configuration file; may be repeated (default: "
+             f'{_PLACEMENT_CONF}, if it is there and the host is not '
+             'simulated)')
+
+
+def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
+           offline: bool = False) -> facts.Facts:
     """Everything that the checks look at.
 
-    :param host: :class:`cyborg_gpu_driver.cmd.machine.Machine`.
-    :param nova_files: paths of ``nova.conf``.
+    :param parsed_args: with the options of :func:`add_options`.
     :param offline: whether Placement is not to be asked.
-    :param placement_files: paths of ``placement.conf``; None for the usual
-        one.
     """
     conf = host.conf
+    nova_files = parsed_args.nova_config_file or [
+        path for path in _NOVA_CONF if os.path.exists(path)]
+    placement_files = parsed_args.placement_config_file
     if (placement_files is None and not conf.gpu.simulate
             and os.access(_PLACEMENT_CONF, os.R_OK)):
         placement_files = [_PLACEMENT_CONF]

@@ -10,87 +10,151 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu doctor``: where the accounts of who has what disagree."""
+"""``cyborg-gpu doctor``: all that is wrong on this host, and what to do."""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import math
+from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
+from cyborg_gpu_driver.check import run as checks
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement
+from cyborg_gpu_driver.cmd import check
 from cyborg_gpu_driver.cmd import cloud_options
+from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import diagnosis
 from cyborg_gpu_driver.cmd import machine as cmd_machine
 from cyborg_gpu_driver.cmd import table
-from cyborg_gpu_driver.host.snapshot import choice
-from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
 
-_DIFFERENT = 1
-_NOT_COMPARED = 2
+_COMPARED = frozenset({diagnosis.Section.GPUS, diagnosis.Section.RECORDS,
+                       diagnosis.Section.CLOUD})
+"""Sections that one comparison of all accounts finds."""
+_SECONDS = 60.0
+_QUESTIONS = 3
+"""That the comparison asks services."""
 
 
 class Doctor(table.Lister):
-    """Compare journal, hardware, Cyborg and Placement on this host.
+    """Find what is wrong on this host, and say what to do about it.
 
-    Lists every difference with what to do about it. Exits 1 if there is one,
-    and 2 if there is none and a GPU could not be compared. With --repair
-    those that are safe to repair are repaired first.
+    Looks at the configuration and the host, as "check" does; at the health
+    of the GPUs, as "health show" does; at differences between records and
+    GPUs; at damaged records; and at differences between this host and
+    Placement or Cyborg. The exit code is 0 if nothing is found, 1 if
+    something is to be done, and 2 if all that is wrong is that something
+    could not be looked at. With --repair differences that are safe to repair
+    are repaired first; nothing else is changed.
     Accelerator requests are known only where a cloud is named, to an
     administrator of it; Placement where cyborg.conf has [placement].
     """
 
-    brief = ('gpu', 'kind', 'what', 'remedy')
+    brief = ('severity', 'gpu', 'message', 'action')
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._code = 0
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
+            '--only', metavar='SECTION', action='append',
+            choices=[section.value for section in diagnosis.Section],
+            help='look at this section only: '
+                 + ', '.join(section.value for section in diagnosis.Section)
+                 + '; may be repeated')
+        parser.add_argument(
+            '--timeout', metavar='SECONDS', type=_seconds, default=_SECONDS,
+            help='how long a section may take (default: %(default)g)')
+        parser.add_argument(
             '--repair', action='store_true',
-            help='repair what is safe to repair')
+            help='repair differences that are safe to repair')
         cloud_options.add(parser)
+        check.add_options(parser)
         return parser
 
     def take_action(self, parsed_args):
-        self.app.machine.explain()
-        there = _Node(
-            self.app.machine, parsed_args.host or self.app.machine.hostname,
-            parsed_args.os_cloud)
         if parsed_args.repair:
-            cmd_machine.check_root(there.platform, 'repair what is on its '
-                                   'GPUs')
-            _rebuild(there)
-        found = there.reconciler.find(refresh=True)
-        if parsed_args.repair:
-            for difference in found:
-                if difference.safe:
-                    _repair(there, difference)
-            found = there.reconciler.find(refresh=True)
-        unread = _unread(self.app.machine.host)
-        if not found and not unread:
-            cmd_machine.say('No difference.')
-        self._code = (_DIFFERENT if found else
-                      _NOT_COMPARED if unread else 0)
-        return (('kind', 'gpu', 'subject', 'what', 'remedy', 'safe'), [
-            (item.kind.value, str(item.gpu), item.subject, item.text,
-             item.remedy, item.safe) for item in found])
+            self._repair(parsed_args)
+        found = list(self._findings(parsed_args))
+        if not found:
+            cmd_machine.say('No problem was found.')
+        self._code = diagnosis.exit_code(found)
+        return (('section', 'code', 'severity', 'gpu', 'subject', 'message',
+                 'action', 'safe'), [
+            (item.section.value, item.code, item.severity.value,
+             columns.Optional(item.gpu), columns.Optional(item.subject),
+             item.message, item.action, item.safe) for item in found])
 
     def run(self, parsed_args):
-        self._code = 0
         return super().run(parsed_args) or self._code
 
+    def _findings(self, parsed_args) -> Iterator[diagnosis.Finding]:
+        chosen = [section for section in diagnosis.Section
+                  if section.value in (parsed_args.only or
+                                       (section.value,))]
+        machine = self.app.machine
+        host = diagnosis.attempt(chosen[0], parsed_args.timeout,
+                                 lambda: machine.host)
+        if isinstance(host, diagnosis.Finding):
+            # Each section needs the GPUs.
+            yield host
+            return
+        machine.explain()
+        looks = {
+            diagnosis.Section.HOST: lambda: diagnosis.of_check(
+                checks.run(check.gather(machine, parsed_args))),
+            diagnosis.Section.HEALTH: lambda: diagnosis.of_health(
+                machine.health.statuses(host))}
+        for section, look in looks.items():
+            if section in chosen:
+                yield from diagnosis.section(section, parsed_args.timeout,
+                                             look)
+        compared = [section for section in chosen if section in _COMPARED]
+        if compared:
+            yield from self._compare(parsed_args, compared)
 
-def _unread(host):
-    """GPUs of which nothing can be compared; says so."""
-    unread = [gpu for gpu in host.gpus if condition.is_failed(gpu)]
-    for gpu in unread:
-        cmd_machine.say(f'{choice.name(host, gpu)} is not compared: '
-                        + ': '.join(filter(None, (
-                            condition.state(gpu), '; '.join(gpu.problems)))))
-    return unread
+    def _compare(self, parsed_args, chosen):
+        """Findings of the sections that one comparison makes."""
+        cloud = diagnosis.Section.CLOUD in chosen
+        there = _Node.of(self.app.machine, parsed_args, cloud)
+        found = diagnosis.section(
+            chosen[0], parsed_args.timeout * (1 + cloud),
+            lambda: diagnosis.of_differences(
+                there.reconciler.find(refresh=True)))
+        if diagnosis.Section.GPUS in chosen:
+            yield from diagnosis.of_unread(self.app.machine.host)
+        yield from there.unanswered
+        yield from (item for item in found if item.section in chosen)
+
+    def _repair(self, parsed_args):
+        there = _Node.of(self.app.machine, parsed_args, True, strict=True)
+        cmd_machine.check_root(there.platform, 'repair what is on its GPUs')
+        _rebuild(there)
+        for difference in there.reconciler.find(refresh=True):
+            if difference.safe:
+                _repair(there, difference)
+        for item in there.unanswered:
+            cmd_machine.say(f'{item.message}: what it knows is left out.')
+
+
+def _seconds(text):
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(
+            f'{text}: expected a number of seconds above 0')
+    return number
 
 
 class _Node(node.Node):
@@ -99,42 +163,73 @@ class _Node(node.Node):
     :param machine: the host of the command.
     :param hostname: name of the compute node.
     :param cloud: name of the cloud, None for that of the environment.
+    :param seconds: how long all questions to services may take; 0 if none
+        is to be asked.
+    :param strict: whether a named cloud that does not answer is an error:
+        nothing is repaired without the requests that it knows.
     """
 
-    def __init__(self, machine, hostname, cloud):
-        super().__init__(machine.conf, machine.settings, hostname,
-                         _open_placement(machine.conf), machine.mdev_problem)
+    def __init__(self, machine, hostname, cloud, seconds, strict):
+        super().__init__(
+            machine.conf, machine.settings, hostname,
+            _open_placement(machine.conf) if seconds else None,
+            machine.mdev_problem)
         self._cloud = cloud
+        self._seconds = seconds
+        self._strict = strict
+        self.unanswered: list[diagnosis.Finding] = []
+        """What services did not answer."""
         self.act_here()
 
-    def requests(self):
-        """Cyborg's accelerator requests; None where no cloud is named.
+    @classmethod
+    def of(cls, machine, parsed_args, asks, strict=False):
+        """That of a command line.
 
-        :raises CloudError: if the cloud that is named cannot be asked.
+        :param asks: whether services are asked.
         """
-        if not (self._cloud or connection.is_named()):
+        return cls(machine, parsed_args.host or machine.hostname,
+                   parsed_args.os_cloud, parsed_args.timeout * asks, strict)
+
+    def requests(self):
+        """Cyborg's accelerator requests.
+
+        None where no cloud is named, or it does not answer.
+
+        :raises CloudError: if it does not answer a strict node.
+        """
+        if not self._seconds or not (self._cloud or connection.is_named()):
             return None
-        return arqs.read_claims(self._named_cloud, self.hostname)
+        if self._strict:
+            return self._claims()
+        return self._ask(self._claims)
 
     def usages(self, looked):
         if self.tree is None:
             return None
         self.draining = self.withdrawn()
-        found = self._drift.read(looked, {
-            address: self.inventories(address) for address in looked})
-        if found is None:
-            cmd_machine.say('Placement does not answer and is left out.')
-        return found
+        return self._ask(lambda: self._drift.read(looked, {
+            address: self.inventories(address) for address in looked}),
+            'Placement does not answer')
 
     def earlier(self, host):
         if self.tree is None:
             return ()
-        try:
-            return earlier.read(self.tree, self.hostname, host)
-        except exception.GpuDriverError as error:
-            cmd_machine.say("GPUs that servers have through Cyborg's own "
-                            f'driver are left out: {error}')
-            return ()
+        return self._ask(lambda: earlier.read(self.tree, self.hostname, host)
+                         ) or ()
+
+    def _ask(self, look, without=None):
+        """What a service answers; None if it does not.
+
+        :param without: what it means that ``look`` returns None.
+        """
+        found = diagnosis.attempt(diagnosis.Section.CLOUD,
+                                  self._seconds / _QUESTIONS, look)
+        if found is None and without:
+            found = diagnosis.unknown(diagnosis.Section.CLOUD, without)
+        if not isinstance(found, diagnosis.Finding):
+            return found
+        self.unanswered.append(found)
+        return None
 
     def publish(self, address):
         """Write what can be made now; the agent does so as well."""
@@ -146,6 +241,9 @@ class _Node(node.Node):
                 [inventory.provider for inventory in wanted]))
         except exception.GpuDriverError as error:
             cmd_machine.say(f'Placement was not written: {error}')
+
+    def _claims(self):
+        return arqs.read_claims(self._named_cloud, self.hostname)
 
     @functools.cached_property
     def _named_cloud(self):

@@ -22,14 +22,11 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd import diagnosis
 from cyborg_gpu_driver.cmd import machine as machine_module
 from cyborg_gpu_driver.cmd import table
 from cyborg_gpu_driver.host.snapshot import choice
-from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-
-_SICK = 1
-_NOT_KNOWN = 2
 
 
 class ShowHealth(table.Lister):
@@ -53,7 +50,7 @@ class ShowHealth(table.Lister):
         if host.nvml_problem:
             machine_module.say(f'NVML: {host.nvml_problem}')
         statuses = machine.health.statuses(host)
-        self._code = _code(statuses)
+        self._code = diagnosis.exit_code(diagnosis.of_health(statuses))
         return (('address', 'instance', 'state', 'reasons', 'since',
                  'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
                 [row for status in statuses for row in _rows(status)])
@@ -83,14 +80,6 @@ class ClearHealth(command.Command):
             if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
                 return
         keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)
-
-
-def _code(statuses):
-    if any(status.verdict.sick or status.instances for status in statuses):
-        return _SICK
-    if any(condition.is_failed(status.gpu) for status in statuses):
-        return _NOT_KNOWN
-    return 0
 
 
 def _rows(status):

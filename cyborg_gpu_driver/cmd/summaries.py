@@ -24,7 +24,7 @@ SUMMARIES = {
     'config import': (
         "Write policies from the options of Cyborg's own driver and of Nova"),
     'doctor': (
-        'Compare journal, hardware, Cyborg and Placement on this host'),
+        'Find what is wrong on this host, and say what to do about it'),
     'firstboot': (
         'Partition the GPUs of a bare-metal server as its layout says'),
     'gpu list': (

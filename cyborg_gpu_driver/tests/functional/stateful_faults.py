@@ -284,7 +284,7 @@ class Faults:
         if self.settled:
             self.case.assertEqual([], [
                 item for item in self.case.differences()
-                if item['kind'] == 'reserved'])
+                if item['code'] == 'reserved'])
             self.done['doctor agrees:'] += 1
 
 

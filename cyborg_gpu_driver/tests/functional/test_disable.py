@@ -72,7 +72,8 @@ class DisableCase(gpu_cloud.GpuTestCase):
 
     def doctor(self, *arguments):
         code, output, _ = self.command(
-            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+            'doctor', '-f', 'json', '--os-cloud', 'here', '--only', 'gpus',
+            '--only', 'records', '--only', 'cloud', *arguments)
         return code, json.loads(output)
 
 

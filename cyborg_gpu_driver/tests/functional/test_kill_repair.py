@@ -24,6 +24,8 @@ from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
 
+_REPAIR = ('doctor', '--repair', '--only', 'gpus', '--only', 'records')
+
 load_tests = testscenarios.load_tests_apply_scenarios
 
 
@@ -96,7 +98,7 @@ class JournalTest(RepairCase):
 
         def work(number=None):
             if self.by_doctor:
-                return self.command('doctor', '--repair', number=number)
+                return self.command(*_REPAIR, number=number)
             return self.process(lambda running: running.report(), number)
 
         def check():
@@ -145,7 +147,7 @@ class DoctorTest(RepairCase):
                 self.entry, phase=journal.Phase.UNBINDING))
 
         def work(number=None):
-            return self.command('doctor', '--repair', number=number)
+            return self.command(*_REPAIR, number=number)
 
         def check():
             work()

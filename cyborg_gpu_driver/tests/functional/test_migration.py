@@ -73,7 +73,8 @@ class MigrationCase(gpu_cloud.GpuTestCase):
                     f'{gpu_cloud.HOST}_{address}')['uuid']).values()]
 
     def doctor(self):
-        code, output, _ = self.command('doctor', '-f', 'json')
+        code, output, _ = self.command('doctor', '-f', 'json', '--only',
+                                       'cloud')
         return code, json.loads(output)
 
 
@@ -106,8 +107,8 @@ class WholeGpuTest(MigrationCase):
         self.assertEqual(1, len(lines), lines)
         code, (row,) = self.doctor()
         self.assertEqual((1, 'earlier-driver', used, False),
-                         (code, row['kind'], row['gpu'], row['safe']))
-        self.assertIn(server.uuid, row['what'])
+                         (code, row['code'], row['gpu'], row['safe']))
+        self.assertIn(server.uuid, row['message'])
         self.cloud.unbind(server)
         self.report()
         self.assertEqual((0, []), self.doctor())

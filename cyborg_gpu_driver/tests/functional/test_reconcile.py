@@ -63,9 +63,10 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
     def doctor(self, *arguments, code=0):
         """Rows by kind that the command lists, and what it says."""
         result, output, errors = self.command(
-            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+            'doctor', '-f', 'json', '--os-cloud', 'here', '--only', 'gpus',
+            '--only', 'records', '--only', 'cloud', *arguments)
         self.assertEqual(code, result, errors)
-        return {row['kind']: row for row in json.loads(output)}, errors
+        return {row['code']: row for row in json.loads(output)}, errors
 
     def assert_named_once(self, lines, *words):
         """One line has all the words, and only one of the lines has."""

@@ -75,8 +75,8 @@ class CheckCase(base.CommandCase):
             'config')[0] + SERVICES
 
     def of(self, rows, check):
-        return [(row['Result'], row['Details']) for row in rows
-                if row['Check'] == check]
+        return [(row['result'], row['details']) for row in rows
+                if row['check'] == check]
 
 
 class SimulatedTest(CheckCase):
@@ -84,12 +84,12 @@ class SimulatedTest(CheckCase):
     def test_all_is_well(self):
         rows = self.check(0, *self.nova(self.lines()))
         self.assertEqual({'success', 'skipped'},
-                         {row['Result'] for row in rows})
+                         {row['result'] for row in rows})
         self.assertEqual(list(run.CHECKS),
-                         list(dict.fromkeys(row['Check'] for row in rows)))
+                         list(dict.fromkeys(row['check'] for row in rows)))
         self.assertEqual(
-            {'skipped'}, {row['Result'] for row in rows
-                          if 'not checked' in row['Details']})
+            {'skipped'}, {row['result'] for row in rows
+                          if 'not checked' in row['details']})
         self.assertEqual(
             [('skipped', 'not checked: the machine is simulated')],
             self.of(rows, 'agent access'))
@@ -132,11 +132,11 @@ class SimulatedTest(CheckCase):
 
     def test_failure(self):
         rows = self.check(2, *self.nova(TOKEN))
-        failed = [row for row in rows if row['Result'] == 'failure']
+        failed = [row for row in rows if row['result'] == 'failure']
         self.assertEqual(8, len(failed))
         self.assertEqual({'Nova PCI devices'},
-                         {row['Check'] for row in failed})
-        self.assertTrue(all(row['What to do'] for row in failed))
+                         {row['check'] for row in failed})
+        self.assertTrue(all(row['action'] for row in failed))
 
     def test_nova_conf_that_cannot_be_read(self):
         rows = self.check(1, '--nova-config-file', ABSENT)
@@ -166,7 +166,7 @@ class SimulatedTest(CheckCase):
         output, _ = self.run_program(
             '--config-file', self.conf, '--simulate', 'l40sx4', 'check',
             '--nova-config-file', self.conf, code=2)
-        self.assertIn('What to do', output)
+        self.assertIn('action', output)
 
 
 class MachineTest(CheckCase):
@@ -192,7 +192,7 @@ class MachineTest(CheckCase):
         self.assertEqual('warning', code)
         self.assertIn('not-this-machine', details)
         self.assertNotIn('not checked: the machine is simulated',
-                         [row['Details'] for row in rows])
+                         [row['details'] for row in rows])
 
     def test_cyborg_conf_that_is_malformed(self):
         rows = self.real(

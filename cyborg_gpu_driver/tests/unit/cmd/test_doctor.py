@@ -12,11 +12,14 @@
 
 """``cyborg-gpu doctor`` on simulated hosts, without a cloud."""
 
+import contextlib
+import io
 import json
 import os
 
 import fixtures
 
+from cyborg_gpu_driver.cmd import doctor
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import store
@@ -44,25 +47,35 @@ class DoctorTest(base.CommandCase):
             '--state', self.directory + '/state', *arguments, code=code)
         return output and json.loads(output), said
 
+    def compared(self, *arguments, code=0,
+                 sections=('gpus', 'records', 'cloud')):
+        """Findings of these sections, and what is said to people."""
+        only = [word for name in sections for word in ('--only', name)]
+        return self.doctor('doctor', '-f', 'json', *only, *arguments,
+                           code=code)
+
     def test_a_host_without_differences(self):
-        rows, said = self.doctor('doctor', '-f', 'json')
+        rows, said = self.compared()
         self.assertEqual([], rows)
-        self.assertIn('No difference.', said)
+        self.assertIn('No problem was found.', said)
         self.assertIn('Placement is left out', said)
 
     def test_what_cannot_be_read_is_not_compared(self):
         machine = simulator.Machine.load('dgx-a100-80',
                                          self.directory + '/state')
         machine.lose_gpu('0000:0f:00.0')
-        rows, said = self.doctor('doctor', '-f', 'json', code=2)
-        self.assertEqual([], rows)
-        self.assertIn('GPU 1 (0000:0f:00.0) is not compared: lost', said)
-        self.assertNotIn('No difference.', said)
+        rows, said = self.compared(code=2)
+        self.assertEqual(
+            [('gpus', 'not-looked-at', 'unknown', '0000:0f:00.0')],
+            [tuple(row[name] for name in ('section', 'code', 'severity',
+                                          'gpu')) for row in rows])
+        self.assertIn('lost', rows[0]['message'])
+        self.assertNotIn('No problem', said)
         machine.unload_library()
-        _, said = self.doctor('doctor', '-f', 'json', code=2)
+        rows, said = self.compared(code=2)
         self.assertIn('no NVML library', said)
-        self.assertIn('GPU 7', said)
-        self.assertNotIn('No difference.', said)
+        self.assertEqual(8, len(rows))
+        self.assertNotIn('No problem', said)
 
     def test_a_difference_is_listed_with_its_remedy(self):
         self.run_program(
@@ -70,18 +83,31 @@ class DoctorTest(base.CommandCase):
             '--state', self.directory + '/state', 'instance', 'create',
             '0000:07:00.0', '1g.10gb')
         for arguments in ((), ('--repair',)):
-            (row,), _ = self.doctor('doctor', '-f', 'json', *arguments,
-                                    code=1)
+            (row,), _ = self.compared(*arguments, code=1)
             self.assertEqual(
-                ('foreign-instance', '0000:07:00.0', '1g.10gb@6', False),
-                tuple(row[key] for key in ('kind', 'gpu', 'subject',
-                                           'safe')))
-            self.assertIn('instance destroy', row['remedy'])
+                ('gpus', 'foreign-instance', 'error', '0000:07:00.0',
+                 '1g.10gb@6', False),
+                tuple(row[key] for key in ('section', 'code', 'severity',
+                                           'gpu', 'subject', 'safe')))
+            self.assertIn('instance destroy', row['action'])
+            self.assertEqual([], self.compared(
+                *arguments, sections=('records', 'cloud'))[0])
 
     def test_a_cloud_that_cannot_be_asked(self):
-        _, said = self.doctor('doctor', '-f', 'json', '--os-cloud',
-                              'nowhere', code=1)
+        (row,), _ = self.compared('--os-cloud', 'nowhere', code=2)
+        self.assertEqual(('cloud', 'not-looked-at', 'unknown', None),
+                         tuple(row[key] for key in ('section', 'code',
+                                                    'severity', 'gpu')))
+        self.assertIn('nowhere', row['message'])
+        self.assertIn('doctor --only cloud', row['action'])
+        # Nothing is repaired without what it knows.
+        _, said = self.doctor('doctor', '--repair', '--os-cloud', 'nowhere',
+                              code=1)
         self.assertIn('nowhere', said)
+
+    def test_who_does_not_ask_for_the_cloud_needs_none(self):
+        self.assertEqual([], self.compared(
+            '--os-cloud', 'nowhere', sections=('gpus', 'records'))[0])
 
     def test_a_journal_that_is_lost(self):
         records = store.Store(
@@ -90,10 +116,70 @@ class DoctorTest(base.CommandCase):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
-        self.assertEqual([('bad-record', '0000:07:00.0')],
-                         [(row['kind'], row['gpu']) for row in rows])
-        self.assertIn(path, rows[0]['what'])
-        _, said = self.doctor('doctor', '-f', 'json', '--repair')
+        rows, _ = self.compared(code=1)
+        self.assertEqual([('records', 'bad-record', '0000:07:00.0')],
+                         [(row['section'], row['code'], row['gpu'])
+                          for row in rows])
+        self.assertIn(path, rows[0]['message'])
+        # The health of the GPU is in that record, too.
+        (row,), _ = self.compared(sections=('health',), code=2)
+        self.assertIn(path, row['message'])
+        _, said = self.compared('--repair')
         self.assertIn('The journal was made again.', said)
-        self.doctor('doctor', '-f', 'json')
+        self.compared(sections=('health', 'gpus', 'records', 'cloud'))
+
+    def test_all_sections(self):
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.set_health('0000:0f:00.0', uncorrected=2)
+        self.run_program(
+            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--state', self.directory + '/state', 'instance', 'create',
+            '0000:07:00.0', '1g.10gb')
+        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
+        self.assertEqual(
+            ['section', 'code', 'severity', 'gpu', 'subject', 'message',
+             'action', 'safe'], [*rows[0]])
+        found = {(row['section'], row['code'], row['gpu']): row
+                 for row in rows}
+        sick = found['health', 'sick-gpu', '0000:0f:00.0']
+        self.assertIn('uncorrected', sick['message'])
+        self.assertIn('health clear 0000:0f:00.0', sick['action'])
+        self.assertIn(('gpus', 'foreign-instance', '0000:07:00.0'), found)
+        self.assertIn('no nova.conf', [
+            row['message'] for row in rows if row['section'] == 'host'
+            and row['severity'] == 'unknown'][-1])
+        self.assertTrue(all(row['action'] for row in rows))
+
+    def test_sections_say_what_the_commands_say(self):
+        """Nothing is left out of what check and health show find."""
+        state = ('--config-file', self.config, '--simulate', 'dgx-a100-80',
+                 '--state', self.directory + '/state')
+        output, _ = self.run_program(*state, 'check', '-f', 'json', code=2)
+        wanted = dict.fromkeys(
+            (row['details'], row['action']) for row in json.loads(output)
+            if row['result'] != 'success' and row['action'])
+        rows, _ = self.compared(sections=('host',), code=1)
+        self.assertEqual([*wanted], [(row['message'], row['action'])
+                                  for row in rows])
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.set_health('0000:0f:00.0', uncorrected=2)
+        output, _ = self.run_program(*state, 'health', 'show', '-f', 'json',
+                                     code=1)
+        wanted = [row['address'] for row in json.loads(output)
+                  if row['state'] != 'ok']
+        rows, _ = self.compared(sections=('health',), code=1)
+        self.assertEqual(wanted, [row['gpu'] for row in rows])
+
+    def test_what_is_wrong_about_the_arguments(self):
+        for arguments, words in (
+                (('--only', 'x'), "invalid choice: 'x'"),
+                (('--timeout', '0'), 'expected a number of seconds above 0'),
+                (('--timeout', 'nan'), 'a number of seconds above 0')):
+            errors = io.StringIO()
+            with contextlib.redirect_stderr(errors):
+                self.assertRaises(
+                    SystemExit, doctor.Doctor(None, None).get_parser(
+                        'doctor').parse_args, arguments)
+            self.assertIn(words, errors.getvalue())

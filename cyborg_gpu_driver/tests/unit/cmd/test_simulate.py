@@ -60,12 +60,13 @@ class RealRecordsTest(base.CommandCase):
         before = self.records()
         state = os.path.join(self.directory, 'machine')
         for arguments in (('layout', 'checkpoint'),
-                          ('doctor', '--repair'),
+                          ('doctor', '--repair', '--only', 'gpus'),
                           ('layout', 'restore')):
             self.simulate(*arguments)
             self.simulate('--state', state, *arguments)
-        _, said = self.simulate('doctor')
-        self.assertIn('No difference.', said)
+        _, said = self.simulate('doctor', '--only', 'gpus', '--only',
+                                'records')
+        self.assertIn('No problem was found.', said)
         self.assertEqual(before, self.records())
         self.assertEqual(8, len(os.listdir(f'{state}.records/gpus')))
 
