@@ -191,7 +191,9 @@ def _saved(parsed_args, context):
     if not file:
         return checkpoint.remembered(context.state_path)
     if not os.path.exists(file):
-        raise exception.JournalError(path=file, reason='does not exist')
+        raise exception.InvalidValue(
+            what='--checkpoint-file', value=file,
+            expected='there is no such file')
     return checkpoint.read(file)
 
 

@@ -136,8 +136,13 @@ class Store:
                     f'it is the state of host {value["host"]!r}, not of '
                     f'this {self._host.name!r}; give another file')
             return state_module.from_json(value['state'])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._refusal(f'not a state file: {error!r}') from error
+        except ValueError as error:
+            raise self._refusal(f'not a state file: {error}; give another '
+                                'file, or remove it') from error
+        except (TypeError, KeyError, AttributeError) as error:
+            raise self._refusal('not a state file: it has not what a state '
+                                'file has; give another file, or remove it'
+                                ) from error
 
     def _save(self):
         text = json.dumps(

@@ -44,8 +44,10 @@ class RestoreTest(layouts.LayoutCase):
         self.machine().reboot()
         self.layout('restore', '--checkpoint-file', path)
         self.assert_layout('halves')
-        _, errors = self.layout('restore', '-f', path + '.not', code=1)
-        self.assertIn('does not exist', errors)
+        _, errors = self.layout('restore', '--checkpoint-file',
+                                path + '.not', code=1)
+        self.assertIn(f"--checkpoint-file '{path}.not' is not valid: there "
+                      'is no such file', errors)
 
     def test_a_checkpoint_makes_no_directory(self):
         directory = os.path.join(self.directory, 'typo')

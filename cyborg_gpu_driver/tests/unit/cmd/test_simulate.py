@@ -99,3 +99,34 @@ class ConfigurationTest(base.CommandCase):
         output, _ = self.run_program('--config-file', path, 'help', 'gpu',
                                      'list')
         self.assertIn('usage', output)
+
+
+class WrongFileTest(base.CommandCase):
+    """What is wrong with a file is said with its name, and not in Python."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+
+    def said(self, content, *options):
+        path = os.path.join(self.directory, 'file')
+        with open(path, 'wb') as stream:
+            stream.write(content)
+        _, errors = self.run_program(*options, path, '--simulate', 'wsl',
+                                     'gpu', 'list', code=1)
+        self.assertIn(path, errors)
+        for word in ('Error(', 'Traceback'):
+            self.assertNotIn(word, errors)
+        return errors
+
+    def test_state(self):
+        for content in (b'', b'x', b'{}', b'[]', b'{"format": 1}'):
+            self.assertIn('remove', self.said(content, '--state'))
+
+    def test_configuration(self):
+        for content in (b'\x80', b'no section', b'[gpu'):
+            self.assertIn('--config-file',
+                          self.said(content, '--config-file'))
+        _, errors = self.run_program('--config-file', self.directory, 'gpu',
+                                     'list', code=1)
+        self.assertIn(f"--config-file '{self.directory}'", errors)
