@@ -258,7 +258,7 @@ def _rebuild(there):
     """Make the journal again if it cannot be used."""
     if there.journal.check():
         there.rebuilder.rebuild()
-        cmd_machine.say('The journal was made again.')
+        cmd_machine.say('The journal of binds was rebuilt.')
 
 
 def _repair(there, difference):

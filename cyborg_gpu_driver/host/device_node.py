@@ -57,8 +57,9 @@ def holders(machine: platform.Platform, address: model.PciAddress,
                      in usage.vfio_holders(machine, address, proc))
     if driver != drivers.NVIDIA:
         raise exception.UsageUnknown(
-            what=f'GPU {address}', reason=f'it is bound to {driver}, of '
-            'which it is not known who uses it')
+            what=f'GPU {address}', reason=f'it is bound to {driver}, and the '
+                                          'users of that driver cannot be '
+                                          'found out')
     found = (_openers(machine, address, proc) if machine.gpu_holders is None
              else tuple(machine.gpu_holders(str(address))))
     return found + _display(machine, address)

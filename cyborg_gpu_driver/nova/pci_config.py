@@ -155,7 +155,7 @@ def _alias(item, in_placement):
 
 
 def _hints(config):
-    yield '# For nova.conf. Needed beside what follows:'
+    yield '# For nova.conf. Also needed, in addition to these lines:'
     if config.in_placement:
         yield '#   nova-compute, every host: [pci] report_in_placement = true'
         yield '#   then nova-scheduler, nova-conductor and nova-api:'

@@ -125,10 +125,10 @@ def doubt(known: Known | None, seen: Seen | None) -> str:
     if known.state is State.FREE:
         if _uses(known, seen) > 1:
             return ('its provider was changed more than once since the last '
-                    'look: another may have had it in between')
+                    'report: another server may have had it')
     elif known.state is State.USED:
         if not set(seen.tenants) <= set(known.tenants):
-            return 'others had it when it was last looked at'
+            return 'other servers had it at the last report'
     else:
         return 'it was taken before it was reset'
     return ''

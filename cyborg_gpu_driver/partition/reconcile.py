@@ -44,9 +44,9 @@ class Kind(enum.Enum):
     UNFINISHED = 'unfinished'
     """A bind or unbind did not come to its end."""
     FOREIGN_VGPU = 'foreign-vgpu'
-    """Nobody explains a vGPU."""
+    """No bind or policy has created a vGPU."""
     FOREIGN_INSTANCE = 'foreign-instance'
-    """Nobody explains a GPU instance."""
+    """No bind, layout or policy has created a GPU instance."""
     ALLOCATED = 'allocated'
     """Placement has more allocated than is bound."""
     NOT_ALLOCATED = 'not-allocated'

@@ -221,8 +221,8 @@ class Cleaner:
         gpu = whole.gpu
         if closed is None:
             raise exception.GpuInUse(
-                gpu=gpu.address, reason='somebody has just changed its '
-                'provider in Placement')
+                gpu=gpu.address, reason='its provider in Placement has just '
+                                        'been changed')
         evidence = self._resetter.reset(gpu, lambda: self._keep(
             gpu.address, dataclasses.replace(known, state=_State.CLEANING)))
         self._audit.record(gpu.address, 'cleaned', _who(known), evidence)

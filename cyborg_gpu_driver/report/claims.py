@@ -56,7 +56,7 @@ def of_placement(tree: provider_tree.ProviderTree, hostname: str,
         for uuid in _providers(tree, hostname, address):
             usages = tree.get(f'/resource_providers/{uuid}/usages')
             if usages is None:
-                return f'provider {uuid} went away meanwhile'
+                return f'provider {uuid} has just been deleted'
             if any(usages['usages'].values()):
                 return f'Placement has allocations of provider {uuid}'
     except Exception as error:

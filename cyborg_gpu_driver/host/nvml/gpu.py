@@ -311,7 +311,7 @@ class GpuReader:
                  if gpu.driver == drivers.NVIDIA}
         missing = count - len(known.union(self._listed[1]))
         if missing > 0:
-            unidentified.add(f'NVML counts {count} GPUs and does not tell '
+            unidentified.add(f'NVML counts {count} GPUs, but does not return '
                              f'the addresses of {missing}')
         return tuple(address for address in self._listed[1]
                      if address not in shown)

@@ -86,7 +86,7 @@ def obstacle(gpu: model.Gpu) -> str:
                 'driver' if gpu.driver
                 else f'the {drivers.NVIDIA} driver is not bound to it')
     if gpu.released:
-        return 'it is offered whole, and nobody else may open it'
+        return 'it is offered whole, and no other process may open it'
     if gpu.physfn is not None:
         return f'it is a virtual function of {gpu.physfn}'
     if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):

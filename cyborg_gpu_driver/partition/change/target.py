@@ -116,7 +116,7 @@ class Wanted:
 
     def __str__(self) -> str:
         if self.without_mig:
-            return 'left alone, it has no MIG'
+            return 'not changed, it has no MIG'
         if not self.enabled:
             return 'MIG mode off'
         return listed(self.counts) or 'MIG mode on, no instances'

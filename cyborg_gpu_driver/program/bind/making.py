@@ -131,7 +131,7 @@ class Maker:
                     LOG.info('GPU %s was changed by another program', address)
                     failure = plan.refusal(
                         turn.asked,
-                        'the place chosen was taken by somebody else')
+                        'another program has taken the chosen placement')
                 else:
                     raise
             except exception.BindRefused as error:

@@ -29,9 +29,9 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 _REPAIR = 'cyborg-gpu doctor --repair does it'
-_RESTORE = '"cyborg-gpu layout restore" brings back what is bound'
-_PASSING = ('it may be one that is being made or deleted now; if it stays, '
-            'see whether its server is still there')
+_RESTORE = '"cyborg-gpu layout restore" restores what is bound'
+_PASSING = ('its server may be created or deleted just now; if the difference '
+            'persists, check whether the server still exists')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +81,8 @@ def absent(entries: Iterable[journal.Entry], host: model.Host
             reconcile.Kind.GPU_GONE, entry.gpu, entry.handle,
             f'handle {entry.handle} ({entry.profile}) is bound on GPU '
             f'{entry.gpu}, which this machine does not show',
-            'see what became of the GPU; delete the server if it is gone '
-            'for good')
+            'check what happened to the GPU; delete the server if the GPU '
+            'does not come back')
         for entry in entries if entry.gpu not in known)
 
 
@@ -104,8 +104,8 @@ def unreadable(gpu: model.PciAddress, reason: str) -> reconcile.Difference:
     """A GPU whose record cannot be used; nothing is compared with it."""
     return _difference(
         reconcile.Kind.BAD_RECORD, gpu, str(gpu), reason,
-        'the next report of the agent keeps a damaged record aside and finds '
-        'again what the GPU had; so does "cyborg-gpu doctor --repair"')
+        'the next report of the agent moves the damaged record aside and '
+        'rebuilds it; "cyborg-gpu doctor --repair" does so now')
 
 
 def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
@@ -198,8 +198,8 @@ def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
         f'{handle} is bound and Cyborg has no accelerator request for it'
         + (f'; {reason}' if reason else ''),
         'see what uses it: nothing in use is removed' if user else
-        'wait until no request of this host is under way; one that stays '
-        'so has to be deleted' if unsettled else
+        'wait until no request of this host is in progress; delete a request '
+        'that does not end' if unsettled else
         'it is returned after [gpu] orphan_grace; ' + _REPAIR + ' at once',
         not reason)
 
@@ -252,9 +252,10 @@ def _foreign_vgpus(facts: Facts) -> Iterator[reconcile.Difference]:
         if vgpu.name not in known:
             yield _difference(
                 reconcile.Kind.FOREIGN_VGPU, facts.gpu.address, vgpu.name,
-                f'nobody explains vGPU {vgpu.name} ({vgpu.type_id}) on '
-                f'{vgpu.function}; it counts as used',
-                f'if it is nobody\'s, "cyborg-gpu vgpu clean {vgpu.name}" '
+                f'unknown vGPU {vgpu.name} ({vgpu.type_id}) on '
+                f'{vgpu.function}: neither a bind nor a policy has created '
+                'it; it counts as used',
+                f'if it is not needed, "cyborg-gpu vgpu clean {vgpu.name}" '
                 'removes it')
 
 
@@ -270,8 +271,9 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
         yield _difference(
             reconcile.Kind.FOREIGN_INSTANCE, facts.gpu.address,
             f'{name}@{instance.placement.start}',
-            f'nobody explains GPU instance {instance.instance_id} ({name} '
-            f'at {instance.placement}); it counts as used',
+            f'unknown GPU instance {instance.instance_id} ({name} at '
+            f'{instance.placement}): neither a bind nor a layout has created '
+            'it; it counts as used',
             '"cyborg-gpu instance destroy" removes it; "cyborg-gpu layout '
             'checkpoint" says that it is meant to stay')
 

@@ -113,7 +113,7 @@ class Repairer:
         self._binder.recover()
         if self._journal.get(difference.subject) is not None:
             raise _kept('it cannot be removed yet; the log says why')
-        return f'removed what handle {difference.subject} had left'
+        return f'removed the leftovers of handle {difference.subject}'
 
     def _make_again(self, difference: reconcile.Difference) -> str:
         """Make a handle's instance and vGPU again, where they were."""

@@ -221,8 +221,8 @@ class Resetter:
             return cleaning.Traces(driver)
         if driver != drivers.NVIDIA:
             raise exception.StepFailed(
-                reason=f'it is bound to {driver}, of which it is not known '
-                'who uses it')
+                reason=f'it is bound to {driver}, and the users of that '
+                       'driver cannot be found out')
         nvml = self._machine.nvml
         device = nvml.device(address)
         used, total = nvml_traces.memory_mib(nvml, device) or (None, None)

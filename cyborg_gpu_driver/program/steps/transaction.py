@@ -51,8 +51,8 @@ LOG = logging.getLogger(__name__)
 
 RECOVERED = 'roll back an interrupted change'
 ROLLED_BACK = 'the GPU is as it was before'
-STUCK = ('the GPU could not be brought back to what it was; run "cyborg-gpu '
-         'layout restore" or apply a layout again')
+STUCK = ('the rollback failed; run "cyborg-gpu layout restore" or apply a '
+         'layout again')
 
 _ROUNDS = 3
 """How often a rollback is tried from what is then there."""

@@ -115,7 +115,7 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
     now = time.time()
     facts = host_health.HealthReader(machine.nvml).read(gpu.address)
     if not facts.answered:
-        raise exception.StepFailed(reason='NVML does not tell how it is')
+        raise exception.StepFailed(reason='NVML does not return its health')
     verdict = health.judge(health.seen((), facts, now))
     if verdict.sick:
         raise exception.StepFailed(

@@ -169,7 +169,7 @@ class HandleTest(ReconcileCase):
         self.assertEqual([(14, 4)], self.placements())
         lines = self.reports()
         self.assert_named_once(lines, 'another is in its place')
-        self.assert_named_once(lines, 'nobody explains GPU instance')
+        self.assert_named_once(lines, 'unknown GPU instance')
         self.assert_named_once(lines, '2 differences')
         self.assertEqual([(14, 4)], self.placements())
 
@@ -323,7 +323,7 @@ class HandleTest(ReconcileCase):
         self.sysfs().write(
             _UUID, 'class', 'mdev_bus', function, 'mdev_supported_types',
             kind.handles[0].asked_type, 'create')
-        self.assert_named_once(self.reports(), f'nobody explains vGPU {_UUID}')
+        self.assert_named_once(self.reports(), f'unknown vGPU {_UUID}')
         self.doctor('--repair', code=1)
         self.assertIn(_UUID, self.mdevs())
         self.assertEqual(3, len(self.placements()))

@@ -125,7 +125,7 @@ class DoctorTest(base.CommandCase):
         (row,), _ = self.compared(sections=('health',), code=2)
         self.assertIn(path, row['message'])
         _, said = self.compared('--repair')
-        self.assertIn('The journal was made again.', said)
+        self.assertIn('The journal of binds was rebuilt.', said)
         self.compared(sections=('health', 'gpus', 'records', 'cloud'))
 
     def test_all_sections(self):

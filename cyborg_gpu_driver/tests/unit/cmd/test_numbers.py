@@ -244,7 +244,7 @@ class MixedTest(NumberCase):
                                       for row in json.loads(output)])
         output, _ = self.run_on_host('layout', 'list', '-f', self.file,
                                      '-o', 'json')
-        self.assertEqual('left alone, it has no MIG',
+        self.assertEqual('not changed, it has no MIG',
                          json.loads(output)[0]['gpus']['1'])
 
     def test_one_that_is_chosen_by_number_is_not(self):

@@ -108,8 +108,9 @@ class DoubtTest(base.BaseTestCase):
 
     def test_a_tenant_who_may_have_got_what_another_left(self):
         for known, seen, words in (
-                (_known(_STATE.FREE), _seen('b', generation=7), 'between'),
-                (_known(_STATE.USED, 'a'), _seen('b'), 'others had it'),
+                (_known(_STATE.FREE), _seen('b', generation=7),
+                 'more than once'),
+                (_known(_STATE.USED, 'a'), _seen('b'), 'other servers had it'),
                 (_known(_STATE.DIRTY, 'a'), _seen('b'), 'before it was'),
                 (_known(_STATE.CLEANING), _seen('b'), 'before it was'),
                 (_known(_STATE.STUCK), _seen('b'), 'before it was')):

@@ -218,7 +218,7 @@ class TenantsTest(CleaningCase):
         self.assertEqual(0, self.resets())
         self.assertIn('may not have been reset before second',
                       self.log.output)
-        self.assertIn('in between', self.evidence()['doubt'])
+        self.assertIn('another server', self.evidence()['doubt'])
 
     def test_nobody_is_reset_who_comes_while_it_is_looked_at(self):
         self.use_up()

@@ -315,7 +315,7 @@ class ForGpuTestCase(base.BaseTestCase):
             self.entry('everything-off').for_gpu(0, gpu).enabled)
         wanted = self.entry('everything-empty').for_gpu(0, gpu)
         self.assertEqual((False, True), (wanted.enabled, wanted.without_mig))
-        self.assertEqual('left alone, it has no MIG', str(wanted))
+        self.assertEqual('not changed, it has no MIG', str(wanted))
         error = self.assertRaises(
             exception.LayoutError, self.entry(text=one(
                 '{devices: [0], mig-enabled: true, mig-devices: {}}')

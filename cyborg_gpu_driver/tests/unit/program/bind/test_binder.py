@@ -263,7 +263,7 @@ class BindTest(binder_case.BinderCase):
         self.strangers_come_first(6, 5, 4)
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *self.handle('1g.5gb'))
-        self.assertIn('taken by somebody else', str(error))
+        self.assertIn('another program has taken', str(error))
         self.assertEqual(([(19, 4), (19, 5), (19, 6)], []), self.truth())
         self.assertEqual((), self.journal.entries())
 

@@ -378,7 +378,7 @@ class FaultsTest(FixedCase):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
                                        nth=3, times=None)
         made = self.fixed.make(self.gpu())
-        self.assertIn('could not be brought back', made.reason)
+        self.assertIn('the rollback failed', made.reason)
         self.assertEqual(2, len(self.vgpus()))
         self.succeeds()
         self.ready('off')
