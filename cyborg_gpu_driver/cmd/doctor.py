@@ -58,6 +58,8 @@ class Doctor(table.Lister):
     """
 
     brief = ('severity', 'gpu', 'message', 'action')
+    asks_cloud = True
+    """Whether it may ask the cloud that is named, by clouds.yaml too."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -126,6 +128,7 @@ class Doctor(table.Lister):
         """Findings of the sections that one comparison makes."""
         cloud = diagnosis.Section.CLOUD in chosen
         there = _Node.of(self.app.machine, parsed_args, cloud)
+        there.asks_cloud = self.asks_cloud
         found = diagnosis.section(
             chosen[0], parsed_args.timeout * (1 + cloud),
             lambda: diagnosis.of_differences(
@@ -169,6 +172,8 @@ class _Node(node.Node):
         nothing is repaired without the requests that it knows.
     """
 
+    asks_cloud = True
+
     def __init__(self, machine, hostname, cloud, seconds, strict):
         super().__init__(
             machine.conf, machine.settings, hostname,
@@ -197,7 +202,8 @@ class _Node(node.Node):
 
         :raises CloudError: if it does not answer a strict node.
         """
-        if not self._seconds or not (self._cloud or connection.is_named()):
+        if not (self.asks_cloud and self._seconds
+                and (self._cloud or connection.is_named())):
             return None
         if self._strict:
             return self._claims()

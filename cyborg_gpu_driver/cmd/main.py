@@ -105,14 +105,24 @@ class CyborgGpu(app.App):
                 handler.addFilter(_is_worth_showing)
 
     def initialize_app(self, argv):
+        if self.options.simulate and not self.options.state:
+            # The host lives as long as this process, and so do its records.
+            self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
+        self.conf = self.read_options()
+
+    def read_options(self) -> cfg.ConfigOpts:
+        """The options of the files and of the command line.
+
+        New ones each time: what one reader registers another may not.
+
+        :raises InvalidValue: if a file cannot be read.
+        """
         conf = _configuration(self.options)
         if self.options.state:
             _keep_records(conf, f'{self.options.state}.records')
-        elif self.options.simulate:
-            # The host lives as long as this process, and so do its records.
-            self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
+        elif self._records is not None:
             _keep_records(conf, self._records.name)
-        self.conf = conf
+        return conf
 
     @functools.cached_property
     def view(self) -> host_view.HostView:
@@ -131,8 +141,9 @@ class CyborgGpu(app.App):
 
         :raises InvalidConfiguration: naming group and option.
         """
-        if not isinstance(cmd, (complete.CompleteCommand,
-                                help_command.HelpCommand)):
+        if (getattr(cmd, 'checks_options', True)
+                and not isinstance(cmd, (complete.CompleteCommand,
+                                         help_command.HelpCommand))):
             policies.read(self.conf)
 
     def print_help_if_requested(self):

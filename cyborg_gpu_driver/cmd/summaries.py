@@ -69,6 +69,8 @@ SUMMARIES = {
         'List what each GPU offers, and how much of it can be created now'),
     'report show': (
         'Show what the agent would report to Cyborg and Placement now'),
+    'support-bundle': (
+        'Write one archive with what a bug report needs'),
     'vgpu clean': (
         'Remove orphaned vGPUs'),
     'vgpu list': (

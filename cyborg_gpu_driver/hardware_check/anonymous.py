@@ -59,6 +59,10 @@ def _secrets(value):
         if (value.get('call') in _SECRET_CALLS
                 and isinstance(value.get('result'), str)):
             return [value['result']]
+        serial = value.get('serial')
+        if isinstance(serial, str) and serial:
+            return [serial, *_secrets([item for key, item in value.items()
+                                       if key != 'serial'])]
         value = list(value.values())
     if isinstance(value, list):
         return [secret for item in value for secret in _secrets(item)]

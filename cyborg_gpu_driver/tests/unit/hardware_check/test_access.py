@@ -48,6 +48,16 @@ class AccessTest(base.TestCase):
              {'pid': None, 'name': 'nv-hostengine'}],
             anonymous.anonymise(gpu)['holders'])
 
+    def test_a_serial_number_by_its_name(self):
+        # In a record of a GPU that NVML was not asked about.
+        found = anonymous.anonymise({
+            'record': {'serial': '1320021', 'uuid': None},
+            'log': ['board 1320021 is gone', 'XID 13200211']})
+        self.assertEqual({'serial': 'SERIAL-1', 'uuid': None},
+                         found['record'])
+        self.assertEqual(['board SERIAL-1 is gone', 'XID 13200211'],
+                         found['log'])
+
     def test_it_is_not_among_them(self):
         """Nothing opens a GPU before its holders are listed."""
         access_facts.collect(self.seen)

@@ -143,7 +143,7 @@ class PackageTest(base.BaseTestCase):
             str(path.relative_to(ROOT)) for path in package.rglob('*')
             if path.is_file() and path.suffix != '.pyc'
             and path.relative_to(package).parts[0] not in (
-                'demo', 'hardware_check', 'tests')]
+                'demo', 'tests')]
         self.data = sorted(self.check.data_files())
         self.wheel += [f'x-1.data/data/{name}' for name in self.data]
         self.sdist = list(self.check.SOURCE_ONLY)
@@ -158,6 +158,12 @@ class PackageTest(base.BaseTestCase):
         self.wheel.append('cyborg_gpu_driver/tests/__init__.py')
         (fault,) = self.faults()
         self.assertIn('tests/__init__.py is for a clone', fault)
+
+    def test_the_support_bundle_finds_the_hardware_check(self):
+        name = 'cyborg_gpu_driver/hardware_check/document.py'
+        self.assertIn(name, self.wheel)
+        self.wheel.remove(name)
+        self.assertEqual([f'wheel: {name} is missing'], self.faults())
 
     def test_what_is_missing_is_a_fault(self):
         self.wheel.remove('cyborg_gpu_driver/driver.py')

@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Collecting the parts within their deadlines, and writing the archive."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.support import parts as parts_module
+
+MODE = 0o600
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What became of one part."""
+
+    content: Any = None
+    """A document for JSON, or a list of lines."""
+    problem: str = ''
+    """Why there is none, or not all of it."""
+    failed: bool = False
+    """Whether that is not as it should be."""
+
+
+def gather(make: Mapping[str, Callable[[], Any]], seconds: float
+           ) -> dict[str, Part]:
+    """Make each part; one that fails does not end the others.
+
+    :param make: makes each part, by its name.
+    :param seconds: how long a part may take. What hangs is left behind in
+        its thread.
+    """
+    return {name: _attempt(name, function, seconds)
+            for name, function in make.items()}
+
+
+def _attempt(name: str, function: Callable[[], Any], seconds: float) -> Part:
+    found: list[Part] = []
+
+    def work() -> None:
+        try:
+            found.append(Part(function()))
+        except parts_module.LeftOut as error:
+            found.append(Part(problem=str(error)))
+        except (Exception, SystemExit) as error:
+            # What is broken on this host is what the bundle is about.
+            found.append(Part(problem=f'{type(error).__name__}: {error}',
+                              failed=True))
+    thread = threading.Thread(target=work, name=f'bundle-{name}', daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if found:
+        return found[0]
+    return Part(problem=f'it took longer than {seconds:g} s', failed=True)
+
+
+def archive(parts: Mapping[str, Part], directory: str, notes: Mapping[str, Any]
+            ) -> bytes:
+    """The parts as a compressed tar archive.
+
+    :param directory: in which its files are.
+    :param notes: what the index says beside the parts.
+    """
+    index = {**notes, 'parts': {
+        name: {'file': part.content is not None and _file(name, part),
+               'problem': part.problem or None, 'failed': part.failed}
+        for name, part in parts.items()}}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode='w:gz') as tar:
+        _add(tar, f'{directory}/index.json', _json(index))
+        for name, part in parts.items():
+            if part.content is not None:
+                _add(tar, f'{directory}/{_file(name, part)}',
+                     '\n'.join(part.content) + '\n'
+                     if isinstance(part.content, list)
+                     else _json(part.content))
+    return stream.getvalue()
+
+
+def _file(name, part):
+    return f'{name}.txt' if isinstance(part.content, list) else f'{name}.json'
+
+
+def _json(document):
+    return json.dumps(document, indent=1, default=str) + '\n'
+
+
+def _add(tar, name, text):
+    data = text.encode('utf-8', 'replace')
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), MODE
+    member.mtime = int(time.time())
+    tar.addfile(member, io.BytesIO(data))
+
+
+def check_path(path: str, force: bool) -> None:
+    """Before anything is collected for it.
+
+    :raises InvalidValue: if something is at ``path`` that is not to be
+        replaced, or cannot be.
+    """
+    if not os.path.lexists(path):
+        return
+    if not force:
+        raise exception.InvalidValue(
+            what='--output', value=path,
+            expected='it exists; name another file, or replace it with '
+                     '--force')
+    if os.path.islink(path) or not os.path.isfile(path):
+        raise exception.InvalidValue(
+            what='--output', value=path,
+            expected='only a regular file can be replaced')
+
+
+def write(path: str, data: bytes, force: bool) -> None:
+    """Write a file that its owner alone may read.
+
+    :raises InvalidValue: as :func:`check_path`, or if it cannot be written.
+    """
+    check_path(path, force)
+    # Not opened by its name: a link made meanwhile would be followed.
+    beside = f'{path}.{os.getpid()}.partial'
+    try:
+        descriptor = os.open(
+            beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
+            MODE)
+        try:
+            with open(descriptor, 'wb') as stream:
+                os.fchmod(descriptor, MODE)
+                stream.write(data)
+            if force:
+                os.replace(beside, path)
+            else:
+                os.link(beside, path)
+                os.unlink(beside)
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--output', value=path,
+            expected=f'it cannot be written: {error.strerror}') from error

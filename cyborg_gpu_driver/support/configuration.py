@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The effective options, and what in the files must not be passed on."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib import parse
+
+from oslo_config import cfg
+from oslo_config import iniparser
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.support import redaction
+
+_LEFT_OUT = '(left out)'
+_NOVA = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
+_OURS = ('gpu', 'cyborg_gpu_privileged', 'cyborg_gpu_baremetal')
+_OUR_GROUPS = 'gpu_policy:'
+_SHOWN = {
+    'DEFAULT': {'debug', 'host', 'log_dir', 'log_file', 'state_path',
+                'use_journal', 'use_stderr', 'use_syslog'},
+    'agent': {'enabled_drivers'},
+    'placement': {'auth_type', 'endpoint_override', 'interface',
+                  'region_name', 'valid_interfaces'},
+}
+"""Options of Cyborg whose values are shown. Of all others only the name is:
+which of them are secret is known where Cyborg is installed alone."""
+
+
+def collect(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    """Options by group: ours with their values, of others mostly names.
+
+    :returns: ``files``, ``problem`` (why the policies cannot be used, or
+        None), ``gpu`` (effective values, defaults too) and ``in_files``.
+    """
+    problem = None
+    try:
+        policies.read(conf)
+    except exception.GpuDriverError as error:
+        problem = str(error)
+    return {
+        'files': _files(conf), 'problem': problem,
+        'gpu': {name: _value(option, conf.gpu[name]) for name, option
+                in sorted(_registered(gpu_conf.GPU_OPTS))},
+        'in_files': {group: {name: _shown(group, name, values)
+                             for name, values in options.items()}
+                     for group, options in _sections(_files(conf))},
+    }
+
+
+def secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
+    """Secrets in the configuration files of Cyborg and Nova.
+
+    A file that cannot be read here has told nobody anything.
+    """
+    found: list[str] = []
+    files = [*_files(conf), *_NOVA]
+    for group, options in _sections(files, only_readable=True):
+        for name, values in options.items():
+            if _shown_as_is(group, name) and not redaction.is_secret(name):
+                values = [value for value in values if '://' in value]
+            found += redaction.of_option(name, values)
+    # In a URL a password is quoted, and elsewhere it is not.
+    return (*found, *map(parse.unquote, found))
+
+
+def log_path(conf: cfg.ConfigOpts) -> str | None:
+    """The agent's log file, as oslo.log finds it; None if there is none."""
+    found = {name: values[-1] for group, options
+             in _sections(_files(conf), only_readable=True)
+             if group == 'DEFAULT' for name, values in options.items()}
+    name = found.get('log_file')
+    if name is None and 'log_dir' in found:
+        name = 'cyborg-agent.log'
+    return name and os.path.join(found.get('log_dir', ''), name)
+
+
+def _files(conf: cfg.ConfigOpts) -> list[str]:
+    """Files of Cyborg's options, in the order in which they are read."""
+    directories = conf.config_dir or ()
+    return [*(conf.config_file or ()), *(
+        path for directory in directories
+        for path in sorted(glob.glob(os.path.join(directory, '*.conf'))))]
+
+
+def _registered(options):
+    return ((option.dest, option) for option in options)
+
+
+def _value(option, value):
+    if option.secret and value is not None:
+        return redaction.MASK
+    return value if isinstance(value, (bool, int, float, type(None))
+                               ) else str(value)
+
+
+def _shown(group, name, values):
+    if _shown_as_is(group, name) and not redaction.is_secret(name):
+        return values[0] if len(values) == 1 else values
+    return _LEFT_OUT
+
+
+def _shown_as_is(group, name):
+    return (group in _OURS or group.startswith(_OUR_GROUPS)
+            or name in _SHOWN.get(group, ()))
+
+
+def _sections(files: list[str], only_readable: bool = False
+              ) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Groups of files with the values of their options, as written.
+
+    :raises ConfigFileParseError, OSError: if a file cannot be read.
+    """
+    for path in files:
+        sections: dict[str, dict[str, list[str]]] = {}
+        try:
+            cfg.ConfigParser(path, sections).parse()
+        except (OSError, UnicodeDecodeError, cfg.Error,
+                iniparser.ParseError):
+            if not only_readable:
+                raise
+        yield from sections.items()

@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Taking secrets and names out of what is sent to others.
+
+Pure: texts and documents in, the same without secrets out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_utils import strutils
+
+MASK = '***'
+HOST = 'this-host'
+_LEAST = 4
+"""Characters: what is shorter occurs in texts that are not about it."""
+_SECRET_NAME = re.compile('pass|secret|token|credential|private|(^|_)key$'
+                          '|_key_|transport_url|connection', re.IGNORECASE)
+_USER_INFO = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)'
+                        r'(?P<user>[^\s/@:"\']*):[^\s"\'<>]*@')
+# Tokens of Keystone: X-Auth-Token and Authorization headers in a log.
+_HEADER = re.compile(r'(?i)((?:x-auth-token|x-subject-token|x-service-token'
+                     r'|authorization)["\']?\s*[:=]\s*["\']?)'
+                     r'(?:bearer |basic )?[^\s"\',]+')
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name may hold a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def of_option(name: str, values: Iterable[str]) -> Iterator[str]:
+    """The secrets in the values of an option, as they are written there.
+
+    :param name: of the option; one that :func:`is_secret` is a secret as a
+        whole.
+    """
+    for value in values:
+        yield from _passwords(value)
+        if is_secret(name):
+            yield value
+
+
+def _passwords(value: str) -> Iterator[str]:
+    """Passwords in a URL, also of several hosts as in transport_url."""
+    _, _, rest = value.partition('://')
+    for part in rest.split(','):
+        password = part.rpartition('@')[0].partition(':')[2]
+        if password:
+            yield password
+
+
+class Redactor:
+    """Takes known secrets and whatever looks like one out of texts.
+
+    :param secrets: texts that must not occur.
+    :param hosts: names of the host, which are replaced; none keeps them.
+    """
+
+    def __init__(self, secrets: Iterable[str], hosts: Iterable[str] = ()):
+        self._secrets = _pattern(secrets)
+        self._hosts = _pattern(hosts, words=True)
+
+    def text(self, text: str) -> str:
+        """A text without secrets."""
+        if self._secrets is not None:
+            text = self._secrets.sub(MASK, text)
+        text = _USER_INFO.sub(rf'\g<scheme>\g<user>:{MASK}@', text)
+        text = _HEADER.sub(rf'\g<1>{MASK}', text)
+        text = strutils.mask_password(text, MASK)
+        if self._hosts is not None:
+            text = self._hosts.sub(HOST, text)
+        return text
+
+    def of(self, value: Any) -> Any:
+        """A document for JSON without secrets."""
+        return _mapped(value, self.text)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_mapped(key, change): _mapped(item, change)
+                for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, change) for item in value]
+    return value
+
+
+def _pattern(texts: Iterable[str], words: bool = False
+             ) -> re.Pattern[str] | None:
+    """What finds any of some texts, the longest first."""
+    least = 1 if words else _LEAST
+    found = sorted({text for text in texts if len(text) >= least},
+                   key=lambda text: (-len(text), text))
+    if not found:
+        return None
+    pattern = '|'.join(map(re.escape, found))
+    return re.compile(rf'(?<![A-Za-z0-9-])(?:{pattern})(?![A-Za-z0-9-])'
+                      if words
+                      else pattern)
