@@ -88,7 +88,7 @@ def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
 
 
 def _health(host: model.Host, session: nvml.NvmlSession
-            ) -> dict[model.PciAddress, tuple[health.Ailment, ...]]:
+            ) -> dict[model.PciAddress, tuple[health.Condition, ...]]:
     """What ails the GPUs that NVIDIA's driver has."""
     found = {}
     if host.nvml_problem is None:

@@ -81,7 +81,7 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
             + 'look for what is missing, or inspect the node again')
 
 
-def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Ailment],
+def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Condition],
            wanted: modes.Modes | None, ecc: bool | None
            ) -> tuple[str, ...]:
     """What is wrong with a GPU that NVML was to see, for people.

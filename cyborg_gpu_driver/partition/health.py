@@ -34,7 +34,7 @@ from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 
 TRAIT = 'CUSTOM_GPU_SICK_'
-"""How the traits of sick GPUs begin; the ailment's code follows."""
+"""How the traits of unhealthy GPUs begin; the condition's code follows."""
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of the programs that run, not of the GPU. The catalogue wants a
@@ -108,7 +108,7 @@ _TEXTS = {
     'NEEDS_SYSTEM_REBOOT': 'the driver asks for a restart of the system',
 }
 CODES = frozenset(_TEXTS)
-"""Codes of all ailments but XIDs, whose code is ``XID_`` and a number."""
+"""Codes of all conditions but XIDs, whose code is ``XID_`` and a number."""
 _ACTIONS = {1: 'NEEDS_GPU_RESET', 2: 'NEEDS_NODE_REBOOT',
             3: 'NEEDS_DRAIN_P2P', 4: 'NEEDS_DRAIN_AND_RESET',
             6: 'NEEDS_BUS_RESET', 7: 'NEEDS_SYSTEM_REBOOT'}
@@ -142,7 +142,7 @@ Code = Annotated[str, _checked_code]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ailment:
+class Condition:
     """One thing that is or was wrong. Times are in seconds of the epoch."""
 
     code: Code
@@ -200,39 +200,39 @@ def counts(xid: int, ignored: Collection[int] = ()) -> bool:
                 or xid in ignored)
 
 
-def noted(ailments: tuple[Ailment, ...], xid: int, now: float,
+def noted(conditions: tuple[Condition, ...], xid: int, now: float,
           placement: model.Placement | None = None,
-          instance_id: int | None = None) -> tuple[Ailment, ...]:
-    """The ailments after an XID that counts."""
+          instance_id: int | None = None) -> tuple[Condition, ...]:
+    """The conditions after an XID that counts."""
     code = f'{_XID}{xid}'
-    known = next((item for item in ailments if item.code == code
+    known = next((item for item in conditions if item.code == code
                   and item.placement == placement), None)
     if known is None:
-        return (*ailments, Ailment(code, now, now, placement=placement,
-                                   instance_id=instance_id))
+        return (*conditions, Condition(code, now, now, placement=placement,
+                                       instance_id=instance_id))
     if not known.clean and abs(now - known.last) < _AGAIN_SECONDS:
-        return ailments
+        return conditions
     again = dataclasses.replace(known, last=now, count=known.count + 1,
                                 clean=0, instance_id=instance_id)
-    return tuple(again if item is known else item for item in ailments)
+    return tuple(again if item is known else item for item in conditions)
 
 
-def seen(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
-         now: float) -> tuple[Ailment, ...]:
-    """The ailments with what the GPU's answers say."""
+def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
+         now: float) -> tuple[Condition, ...]:
+    """The conditions with what the GPU's answers say."""
     codes = set(_codes(facts))
     kept = tuple(dataclasses.replace(item, clean=0)
-                 if item.code in codes else item for item in ailments)
-    known = {item.code for item in ailments}
-    return kept + tuple(Ailment(code, now, now)
+                 if item.code in codes else item for item in conditions)
+    known = {item.code for item in conditions}
+    return kept + tuple(Condition(code, now, now)
                         for code in _codes(facts) if code not in known)
 
 
-def checked(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
+def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,
             needed: int, now: float,
             live: Collection[tuple[int, model.Placement]] | None = None
-            ) -> tuple[Ailment, ...]:
-    """The ailments after one check.
+            ) -> tuple[Condition, ...]:
+    """The conditions after one check.
 
     A clean check is one in which the GPU answers and nothing is wrong. What
     needs a reset is healed by clean checks only where the driver says that
@@ -242,7 +242,7 @@ def checked(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
     :param live: ids and placements of the GPU's instances, where known; an
         instance that is gone has taken what it had with it.
     """
-    found = [item for item in seen(ailments, facts, now)
+    found = [item for item in seen(conditions, facts, now)
              if item.placement is None or live is None
              or (item.instance_id, item.placement) in live]
     codes = set(_codes(facts))
@@ -256,24 +256,24 @@ def checked(ailments: tuple[Ailment, ...], facts: health_facts.Facts,
     return tuple(item for item in found if item.clean < needed)
 
 
-def after_reset(ailments: Iterable[Ailment]) -> tuple[Ailment, ...]:
+def after_reset(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     """What a reset of the GPU, or a restart of the machine, leaves."""
-    return tuple(item for item in ailments if item.code in _PERMANENT)
+    return tuple(item for item in conditions if item.code in _PERMANENT)
 
 
-def without_instance(ailments: Iterable[Ailment],
-                     placement: model.Placement) -> tuple[Ailment, ...]:
+def without_instance(conditions: Iterable[Condition],
+                     placement: model.Placement) -> tuple[Condition, ...]:
     """What is left once the instance at a placement was destroyed."""
-    return tuple(item for item in ailments if item.placement != placement)
+    return tuple(item for item in conditions if item.placement != placement)
 
 
-def judge(ailments: Iterable[Ailment],
+def judge(conditions: Iterable[Condition],
           placement: model.Placement | None = None) -> Verdict:
     """How the whole GPU is, or the instance at a placement.
 
     What the whole GPU has, its instances are not said to have too.
     """
-    found = sorted((item for item in ailments
+    found = sorted((item for item in conditions
                     if item.placement == placement),
                    key=lambda item: (item.code not in _PERMANENT,
                                      item.first, item.code))
@@ -286,13 +286,14 @@ def judge(ailments: Iterable[Ailment],
         min(item.first for item in found))
 
 
-def sick_places(ailments: Iterable[Ailment]) -> frozenset[model.Placement]:
-    """Where the instances are that are sick."""
-    return frozenset(item.placement for item in ailments
+def unhealthy_placements(conditions: Iterable[Condition]
+                         ) -> frozenset[model.Placement]:
+    """The placements of unhealthy GPU instances."""
+    return frozenset(item.placement for item in conditions
                      if item.placement is not None)
 
 
-def _heals(item: Ailment, facts: health_facts.Facts) -> bool:
+def _heals(item: Condition, facts: health_facts.Facts) -> bool:
     """Whether a clean check brings it nearer to its end."""
     if item.code in _PERMANENT:
         return False

@@ -51,7 +51,7 @@ class Status:
     instances: Mapping[model.Placement, health.Verdict]
     """Those that are sick."""
     facts: health_facts.Facts
-    ailments: tuple[health.Ailment, ...]
+    ailments: tuple[health.Condition, ...]
 
 
 class HealthKeeper:
@@ -132,7 +132,7 @@ class HealthKeeper:
     def sick_instances(self, address: model.PciAddress
                        ) -> frozenset[model.Placement]:
         """Placements of a GPU's instances that are sick by themselves."""
-        return health.sick_places(self._ailments(address))
+        return health.unhealthy_placements(self._ailments(address))
 
     def reset_done(self, address: model.PciAddress) -> None:
         """Forget what a reset of the GPU cures; it was just reset."""
@@ -177,7 +177,7 @@ class HealthKeeper:
             found.append(Status(
                 gpu, health.judge(ailments),
                 {place: health.judge(ailments, place)
-                 for place in sorted(health.sick_places(ailments))},
+                 for place in sorted(health.unhealthy_placements(ailments))},
                 facts[gpu.address], ailments))
         return found
 
@@ -213,43 +213,44 @@ class HealthKeeper:
         return health_facts.Facts(
             by_pci=True, pci=pci_health.wrong(before, seen))
 
-    def _of_boot(self, known: gpu_record.Sickness | None
-                 ) -> gpu_record.Sickness:
+    def _of_boot(self, known: gpu_record.HealthRecord | None
+                 ) -> gpu_record.HealthRecord:
         """What is left after a restart of the machine, if there was one."""
         boot = self._boot_id()
         if known is None:
-            return gpu_record.Sickness(boot)
+            return gpu_record.HealthRecord(boot)
         if known.boot == boot:
             return known
         return dataclasses.replace(
             known, boot=boot, ailments=health.after_reset(known.ailments))
 
     @staticmethod
-    def _of_board(record: gpu_record.Sickness, gpu: model.Gpu
-                  ) -> gpu_record.Sickness:
+    def _of_board(record: gpu_record.HealthRecord, gpu: model.Gpu
+                  ) -> gpu_record.HealthRecord:
         """The record of the board that is there now."""
         if record.uuid and gpu.uuid and record.uuid != gpu.uuid:
             record = dataclasses.replace(record, ailments=())
         return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
 
     def _ailments(self, address: model.PciAddress
-                  ) -> tuple[health.Ailment, ...]:
+                  ) -> tuple[health.Condition, ...]:
         """What a GPU has, by what is known now."""
         return self._of_boot(self._store.peek(address).sickness).ailments
 
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._ailments(address))
 
-    def _checked(self, known: gpu_record.Sickness, gpu: model.Gpu,
+    def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
                  facts: health_facts.Facts, now: float
-                 ) -> gpu_record.Sickness:
+                 ) -> gpu_record.HealthRecord:
         known = self._of_board(known, gpu)
         return dataclasses.replace(known, ailments=health.checked(
             known.ailments, facts, self._needed, now, _live(gpu)))
 
     def _change(self, address: model.PciAddress,
-                change: Callable[[gpu_record.Sickness], gpu_record.Sickness]
-                ) -> tuple[tuple[health.Ailment, ...], ...]:
+                change: Callable[[gpu_record.HealthRecord],
+                                 gpu_record.HealthRecord]
+                ) -> tuple[tuple[health.Condition, ...], ...]:
         """Change what is known of a GPU, and log what is new of it.
 
         :param change: of what is known; returns what is known then.
@@ -275,15 +276,15 @@ def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
             for item in gpu.mig.instances}
 
 
-def _verdicts(ailments: tuple[health.Ailment, ...]
+def _verdicts(ailments: tuple[health.Condition, ...]
               ) -> dict[model.Placement | None, health.Verdict]:
-    """How a GPU is (None) and its sick instances, by placement."""
-    return {place: health.judge(ailments, place)
-            for place in (None, *sorted(health.sick_places(ailments)))}
+    """How a GPU is (None) and its unhealthy instances, by placement."""
+    places = sorted(health.unhealthy_placements(ailments))
+    return {place: health.judge(ailments, place) for place in (None, *places)}
 
 
-def _tell(address: model.PciAddress, before: tuple[health.Ailment, ...],
-          after: tuple[health.Ailment, ...]) -> None:
+def _tell(address: model.PciAddress, before: tuple[health.Condition, ...],
+          after: tuple[health.Condition, ...]) -> None:
     """Log what got sick, sicker or well."""
     old, new = _verdicts(before), _verdicts(after)
     for place in (None, *sorted(

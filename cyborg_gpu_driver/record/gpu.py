@@ -165,14 +165,14 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sickness:
+class HealthRecord:
     """What is wrong with a GPU; a healthy one has none."""
 
     boot: str
     """Boot id of the machine when it was noted."""
     uuid: str | None = None
     """Of the board; None where it was never read."""
-    ailments: tuple[health_conditions.Ailment, ...] = ()
+    ailments: tuple[health_conditions.Condition, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ class GpuRecord:
     board: boards.Record | None = None
     """What NVML reported of the board when it was last asked, for as long as
     it cannot be asked."""
-    sickness: Sickness | None = None
+    sickness: HealthRecord | None = None
     """None for a GPU that is well."""
     tenancy: cleaning.Known | None = None
     """Who has a GPU that is offered whole; None if that was never seen."""

@@ -176,7 +176,7 @@ def _change(content: Any) -> Parts:
 
 def _sicknesses(content: Any) -> Parts:
     return {model.PciAddress.parse(item['gpu']): {'sickness': codec.decode(
-        gpu_record.Sickness, {
+        gpu_record.HealthRecord, {
             'boot': item['boot'], 'uuid': item['uuid'],
             'ailments': item['ailments']})} for item in content}
 

@@ -75,7 +75,7 @@ class Inventory:
     @property
     def sick(self) -> dict[model.PciAddress, tuple[str, ...]]:
         """What ails each GPU that is sick, for people."""
-        return {address: tuple(health_module.Ailment(code, 0, 0).text
+        return {address: tuple(health_module.Condition(code, 0, 0).text
                                for code in codes)
                 for address, codes in self.ailments.items() if codes}
 
@@ -87,7 +87,7 @@ class Inventory:
 
 def to_dict(host: model.Host,
             health: Mapping[model.PciAddress,
-                            Iterable[health_module.Ailment]],
+                            Iterable[health_module.Condition]],
             modes: modes_module.Modes = _NO_MODES) -> dict[str, Any]:
     """What is sent: values of JSON only.
 

@@ -75,7 +75,7 @@ _COUNT = schema.integer(0, UNITS_MAX)
 _MEMORY = schema.integer(0, _MEMORY_MAX)
 _CODE = schema.matching(
     r'XID_[0-9]{1,6}|(?!XID_)[A-Z][A-Z0-9_]{0,62}',
-    'the code of an ailment', 'XID_79', 'REMAP_FAILED')
+    'the code of a health condition', 'XID_79', 'REMAP_FAILED')
 
 _PLACEMENT = _record({
     'start': schema.integer(0, UNITS_MAX - 1),

@@ -75,8 +75,8 @@ class AgentTest(base.BaseTestCase):
         self.agent.bind(*asked)
         (entry,) = journal.Journal(self.state_path).entries()
         records = store.of(self.state_path)
-        records.put(entry.gpu, sickness=gpu_record.Sickness(
-            entry.boot, None, (health.Ailment(
+        records.put(entry.gpu, sickness=gpu_record.HealthRecord(
+            entry.boot, None, (health.Condition(
                 'XID_95', 1.0, 2.0, placement=entry.placement,
                 instance_id=entry.instance_id),)))
         self.agent.unbind(*asked)

@@ -41,7 +41,7 @@ def sent(host, sick=None):
         them could be asked. A GPU that NVML does not see never could.
     """
     ailing = {} if sick is None else {
-        gpu.address: [health.Ailment(code, 1, 2)
+        gpu.address: [health.Condition(code, 1, 2)
                       for code in sick.get(index, ())]
         for index, gpu in enumerate(host.gpus) if gpu.visible_to_nvml}
     return json.loads(json.dumps(inventory.to_dict(host, ailing)))

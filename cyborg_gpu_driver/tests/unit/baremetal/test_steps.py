@@ -107,7 +107,7 @@ class FaultsTest(base.BaseTestCase):
             _A30, problems=('a problem',), sriov_numvfs=4, mig=model.Mig(
                 True, True, instances=(model.GpuInstance(
                     model.Placement(2, 1), 14, 3),)))
-        found = faults.of_gpu(gpu, (health.Ailment('LOST', 0, 0),),
+        found = faults.of_gpu(gpu, (health.Condition('LOST', 0, 0),),
                               _NO_MODES, None)
         self.assertEqual((
             'a problem', 'NVML cannot reach it',

@@ -245,7 +245,7 @@ def _parts(record):
     """What each part of a record can be used for."""
     if record.sickness is not None:
         ailments = record.sickness.ailments
-        health.sick_places(ailments)
+        health.unhealthy_placements(ailments)
         hold(isinstance(health.judge(ailments).reasons, tuple), record)
         for item in ailments:
             # As people are shown it.

@@ -140,7 +140,7 @@ class JudgingTest(base.BaseTestCase):
         self.assertEqual(health.WELL, health.judge(ailments))
         self.assertEqual('CUSTOM_GPU_SICK_XID_94',
                          health.judge(ailments, _PLACE).trait)
-        self.assertEqual({_PLACE}, health.sick_places(ailments))
+        self.assertEqual({_PLACE}, health.unhealthy_placements(ailments))
         self.assertEqual(2, len(health.noted(ailments, 94, _NOW)))
 
 

@@ -339,8 +339,8 @@ class EarlierReleaseTest(StoreCase):
                     '20b0', 'mig', gpu_record.ReportedFacts(uuid='GPU-1'),
                     {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
             OTHER: gpu_record.GpuRecord(
-                fixed=FIXED, disabled=True, sickness=gpu_record.Sickness(
-                    'one', None, (health.Ailment('XID_79', 1.0, 2.0),)))}
+                fixed=FIXED, disabled=True, sickness=gpu_record.HealthRecord(
+                    'one', None, (health.Condition('XID_79', 1.0, 2.0),)))}
 
     def left(self):
         return sorted(

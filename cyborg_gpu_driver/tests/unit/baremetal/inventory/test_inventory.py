@@ -211,9 +211,10 @@ class ParseTest(base.BaseTestCase):
                 (['gpus', 1, 'nvlink_peers'], [1],
                  'gpus[1].nvlink_peers[0]: found 1; expected a PCI address'),
                 (['gpus', 1, 'health'], ['XID_'],
-                 "gpus[1].health[0]: found 'XID_'; expected the code of an "
-                 'ailment, such as XID_79 or REMAP_FAILED'),
-                (['gpus', 1, 'health'], ['XID_x'], 'the code of an ailment'),
+                 "gpus[1].health[0]: found 'XID_'; expected the code of a "
+                 'health condition, such as XID_79 or REMAP_FAILED'),
+                (['gpus', 1, 'health'], ['XID_x'],
+                 'the code of a health condition'),
                 (['gpus', 1, 'health'], ['too hot'], "found 'too hot'"),
                 (['gpus', 1, 'mig', 'profiles', 0, 'slices'], 99,
                  'whole number'),
