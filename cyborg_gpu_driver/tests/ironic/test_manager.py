@@ -366,7 +366,8 @@ class VgpuTest(agent_case.AgentCase):
         privileged_vgpu.create_mdev(function, 'nvidia-463', _UUID)
         self.machine.start_guest(_UUID)
         self.refused('clean', 'clear_gpu_partitions', errors.CleaningError,
-                     f'GPU {gpu}: vGPU {_UUID} stays: a virtual machine')
+                     f'GPU {gpu}: vGPU {_UUID} was not removed: a virtual '
+                     'machine')
         self.refused('clean', 'verify_gpus', errors.CleaningError,
                      f'vGPU {_UUID} is left on {function}',
                      '16 virtual functions are left')
