@@ -166,6 +166,8 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.cloud.report()
         self.untouched = self.everything()
         self._used = False
+        # Before the directories of this start go.
+        self.addCleanup(self.stop)
 
     def renew(self):
         """Have a cloud to which nothing has happened yet."""
