@@ -1,0 +1,45 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The patches for Nova and Cyborg fit the releases, and their tests pass."""
+
+from __future__ import annotations
+
+import fixtures
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver.tests import upstream
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class PatchesTest(base.BaseTestCase):
+
+    scenarios = [
+        ('nova', {'project': 'nova', 'count': 15, 'modules': (
+            'nova.tests.unit.virt.libvirt.test_driver_accelerators',
+            'nova.tests.unit.compute.test_compute_accelerators')}),
+        ('cyborg', {'project': 'cyborg', 'count': 13, 'modules': (
+            'cyborg.tests.unit.api.controllers.v2.test_devices_reserve',
+            'cyborg.tests.unit.objects.test_extarq_unbind',
+            'cyborg.tests.unit.agent.test_bind')}),
+    ]
+
+    def test_tests_of_the_patches(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        series = upstream.patches(self.project)
+        upstream.copy(self.project, directory, series)
+        self.assertEqual(3, len(series))
+        self.assertIn(f'Ran {self.count} tests', upstream.run_tests(
+            directory, '', *self.modules))

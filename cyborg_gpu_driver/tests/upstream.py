@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Patches for other projects, applied to a copy of what is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+PATCHES = (pathlib.Path(__file__).resolve().parents[2]
+           / 'contrib' / 'upstream')
+_CHANGED = re.compile(r'^\+\+\+ b/(.+)$', re.MULTILINE)
+_PATIENCE = 300
+
+
+def patches(project: str) -> list[pathlib.Path]:
+    """The patches for a project, in their order."""
+    return sorted((PATCHES / project).glob('*.patch'))
+
+
+def copy(package: str, directory: str, series: list[pathlib.Path]) -> None:
+    """Copy an installed package, and apply patches to the copy.
+
+    Files that no patch changes are links, because there are thousands.
+    """
+    (source,) = importlib.util.find_spec(package).submodule_search_locations
+    shutil.copytree(source, pathlib.Path(directory, package),
+                    copy_function=os.symlink)
+    changed = {name for patch in series
+               for name in _CHANGED.findall(patch.read_text())}
+    for name in changed:
+        path = pathlib.Path(directory, name)
+        if path.is_symlink():
+            target = path.resolve()
+            path.unlink()
+            shutil.copy(target, path)
+    for patch in series:
+        # A repository above would make git skip what is outside of it.
+        run(directory, 'git', 'apply', str(patch),
+            GIT_CEILING_DIRECTORIES=os.path.dirname(directory))
+
+
+def run_tests(directory: str, prepare: str, *modules: str) -> str:
+    """Run test modules of a copy and return what the run prints.
+
+    :param prepare: Python that runs first, such as an import.
+    :raises CalledProcessError: if a test fails.
+    """
+    return run(directory, sys.executable, '-W', 'ignore', '-c',
+               f'{prepare}\nimport sys\nfrom testtools import run\n'
+               f'run.main(["run", *{modules!r}], sys.stdout)')
+
+
+def run(directory: str, *command: str, **more: str) -> str:
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith('OS_')}
+    done = subprocess.run(
+        command, cwd=directory, check=False, text=True, timeout=_PATIENCE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={
+            **environment, 'PYTHONPATH': directory,
+            'PYTHONDONTWRITEBYTECODE': '1', **more})
+    if done.returncode:
+        raise AssertionError(f'{command[0]} ended with {done.returncode}:\n'
+                             + done.stdout[-6000:])
+    return done.stdout
