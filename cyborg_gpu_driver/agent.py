@@ -19,7 +19,9 @@ makes its drivers in its master process and works in a forked one.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud import devices
@@ -37,16 +40,23 @@ from cyborg_gpu_driver.cloud.orphans import gone
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.health import events
+from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import observer
+from cyborg_gpu_driver.notifications import payloads
+from cyborg_gpu_driver.notifications import sender
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.report import cordons as report_cordons
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.report import steady
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import unhealthy
 from cyborg_gpu_driver.report.content import values
@@ -64,16 +74,25 @@ class _Node(node.Node):
         self.publisher = publishing.Publisher(self._write)
         self.gpus_of_others = earlier.Earlier(tree, hostname)
         self._requests = arqs.Watch(conf.gpu.os_cloud, hostname)
-        self._drift = drift.Drift(tree, hostname)
+        self.claims: reconcile.Claims | None = None
+        """What Cyborg said last of the accelerator requests."""
+        self.drift = drift.Drift(tree, hostname)
+        self.sender = sender.Sender(conf, hostname)
+
+    def take_over(self, before: node.Node) -> None:
+        super().take_over(before)
+        if isinstance(before, _Node):
+            self.sender = before.sender
 
     def requests(self) -> reconcile.Claims | None:
-        return self._requests.read()
+        self.claims = self._requests.read()
+        return self.claims
 
     def usages(self, looked: Mapping[model.PciAddress,
                                      Sequence[partition_offers.Offer]]
                ) -> Mapping[model.PciAddress,
                             tuple[reconcile.Usage, ...]] | None:
-        return self._drift.read(looked, {
+        return self.drift.read(looked, {
             address: self.inventories(address) for address in looked})
 
     def earlier(self, host: model.Host
@@ -85,6 +104,50 @@ class _Node(node.Node):
 
     def publish_soon(self, address: model.PciAddress) -> None:
         self.publisher.ask(address)
+
+    def health_changed(self, address: model.PciAddress,
+                       placement: model.Placement | None,
+                       before: health.Verdict, after: health.Verdict
+                       ) -> None:
+        self.sender.send(
+            sender.Event.HEALTH_CHANGED, payloads.HealthPayload(
+                host=self.hostname, gpu=str(address),
+                instance=None if placement is None else str(placement),
+                old_state=before.state.value, state=after.state.value,
+                reasons=list(after.reasons or before.reasons)))
+
+    def drift_found(self, difference: reconcile.Difference) -> None:
+        self._send_drift(sender.Event.DRIFT_FOUND, difference)
+
+    def drift_resolved(self, difference: reconcile.Difference) -> None:
+        self._send_drift(sender.Event.DRIFT_RESOLVED, difference)
+
+    def _send_drift(self, event: sender.Event,
+                    difference: reconcile.Difference) -> None:
+        self.sender.send(event, payloads.DifferencePayload(
+            host=self.hostname, gpu=str(difference.gpu),
+            kind=difference.kind.value, subject=difference.subject,
+            text=difference.text, remedy=difference.remedy,
+            is_repaired=difference.safe))
+
+    def bind_failed(self, function: str, asked_type: str, handle: str,
+                    error: Exception) -> None:
+        """Announce that a bind failed; does not wait."""
+        self.sender.send(sender.Event.BIND_ERROR, payloads.BindErrorPayload(
+            host=self.hostname, gpu=function, asked_type=asked_type,
+            attach_handle=handle, reason=str(error) or repr(error)))
+
+    def note_cordons(self, disabled: frozenset[model.PciAddress] | None
+                     ) -> None:
+        """Note what Cyborg says of disabled GPUs; announce all cordons."""
+        self.cordons.note_disabled(disabled, functools.partial(
+            report_cordons.of_placement, self.tree, self.state_path))
+        for change in self.cordons.changes():
+            self.sender.send(
+                sender.Event.CORDONED if change.is_cordoned
+                else sender.Event.UNCORDONED,
+                payloads.CordonPayload(host=self.hostname, gpu=str(change.gpu),
+                                       **cordon.plain(change.cordon)))
 
     def _write(self, address: model.PciAddress,
                generations: Mapping[str, int] | None) -> None:
@@ -111,25 +174,28 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = '', before: Agent | None = None):
-        self._node = _Node(
-            conf, settings, hostname, provider_tree.ProviderTree(placement),
-            mdev_problem)
+        self._tree = provider_tree.ProviderTree(placement)
+        self._node = _Node(conf, settings, hostname, self._tree,
+                           mdev_problem)
         if before is not None:
             self._node.take_over(before._node)
         if self._node.platform.is_root():
             self._node.act_here()
+        self._observer: observer.Observer = observer.Observer(
+            self._node, None if before is None else before._observer)
         self._conf = conf
         self._settings = settings
         self._host = self._node.live
         self._journal = self._node.journal
         self._keeper = self._node.keeper
         self._health = self._node.health
-        self._said: set[str] = set()
+        self._said = log_once.LogOnce()
         self._earlier = self._node.gpus_of_others
         self._disabled = devices.Watch(conf, hostname)
         self._publisher = self._node.publisher
+        self._steady = steady.Steady(settings.full_report_interval)
         self._watcher = events.Watcher(self._node.platform.nvml,
-                                       self._health.event)
+                                       self._event)
         self._watches = settings.health_events
         self._binder = self._node.binder
         self._finisher = gone.Finisher(
@@ -139,11 +205,18 @@ class Agent:
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
-        self._binder.bind(pci_addr, asked_type, ah_uuid, self.bind_timeout)
+        try:
+            with self._observer.call('bind'):
+                self._binder.bind(pci_addr, asked_type, ah_uuid,
+                                  self.bind_timeout)
+        except Exception as error:
+            self._node.bind_failed(pci_addr, asked_type, ah_uuid, error)
+            raise
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
-        self._binder.unbind(pci_addr, asked_type, ah_uuid)
+        with self._observer.call('unbind'):
+            self._binder.unbind(pci_addr, asked_type, ah_uuid)
 
     @property
     def bind_timeout(self) -> float:
@@ -160,12 +233,26 @@ class Agent:
         return True
 
     def report(self) -> tuple[values.ReportedDevice, ...]:
-        """Everything to tell Cyborg, with ``reserved`` put right before."""
+        """All GPUs in full; corrects ``reserved`` in Placement before."""
+        return self._report().devices
+
+    def report_changes(self) -> tuple[values.ReportedDevice, ...]:
+        """A report with stubs for GPUs that Cyborg has as they are."""
+        return self._steady.thin(self._report(), steady.room(
+            gpu_conf.rpc_timeout(self._conf), self._tree.latency))
+
+    def _report(self) -> steady.Report:
+        with self._observer.report():
+            return self._make_report()
+
+    def _make_report(self) -> steady.Report:
         lost = self._journal.check()
-        self._node.disabled.update(self._disabled.read())
+        self._node.note_cordons(self._disabled.read())
         self._binder.recover()
         self._earlier.update(self._host.refresh())
+        asked = time.time()
         self._node.reconciler.look(lost)
+        self._observer.claims(self._node.claims, asked)
         self._finisher.look()
         host = self._host.host()
         self._say_empty(host)
@@ -175,18 +262,18 @@ class Agent:
             host, self._build, self._node.ignored(host),
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
-             if verdict.sick} | self._node.disabled.known,
+             if verdict.sick} | set(self._node.cordons.known()),
             self._earlier.known)
         self._clean(decided)
         if self._node.resetter.done:
             # Well by that, unless it says something else now.
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
-        self._enforce(decided)
-        return unhealthy.marked(decided.devices, verdicts, {
+        there = self._enforce(decided)
+        return steady.Report(unhealthy.marked(decided.devices, verdicts, {
             device.address
             for device in unhealthy.sick(decided.devices, verdicts)
-            if self._is_used(device)})
+            if self._is_used(device)}), there, decided.leaving)
 
     def retire(self) -> None:
         """End what goes on between two reports; binds may still run."""
@@ -195,6 +282,7 @@ class Agent:
     def stop(self) -> None:
         """End what goes on between two reports, and close NVML."""
         self.retire()
+        self._node.sender.stop()
         self._node.platform.nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
@@ -223,10 +311,8 @@ class Agent:
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
         """What is to be reported of one GPU; None if nothing is."""
         offers = self._node.servable(gpu)
-        governing = self._settings.policy_for(gpu)
-        if governing is not None:
-            for complaint in partition_offers.check_policy(gpu, governing):
-                self._say(complaint)
+        for complaint in self._host.complaints(gpu):
+            self._say(complaint)
         for offer in offers:
             # Of the last the log has a line for all GPUs.
             if offer.problem and offer.problem != self._node.mdev_problem:
@@ -238,7 +324,7 @@ class Agent:
                  ) -> dict[model.PciAddress, health.Verdict]:
         """How every GPU is; from now on its errors are heard of.
 
-        Those of a GPU that is offered whole are not: who hears of them has
+        Those of a GPU in passthrough mode are not: who hears of them has
         the GPU open, and keeps libvirt from taking it.
         """
         if self._watches:
@@ -246,6 +332,11 @@ class Agent:
                                 if gpu.visible_to_nvml
                                 and not self._is_whole(gpu))
         return self._health.check(host)
+
+    def _event(self, event: health_facts.Event) -> None:
+        """Called by the watcher's thread."""
+        self._observer.event(event)
+        self._health.event(event)
 
     def _is_whole(self, gpu: model.Gpu) -> bool:
         governing = self._settings.policy_for(gpu)
@@ -267,10 +358,16 @@ class Agent:
             for deployable in device.deployables
             if deployable.mode is policy.Mode.PASSTHROUGH)
 
-    def _enforce(self, decided: withdrawal.Decision) -> None:
-        """Put ``reserved`` right for every GPU that is reported."""
+    def _enforce(self, decided: withdrawal.Decision
+                 ) -> Collection[str] | None:
+        """Correct ``reserved`` of every GPU that is reported.
+
+        :returns: UUIDs of this host's providers; None if Placement does not
+            answer.
+        """
         self._node.draining = frozenset(
             item.provider for item in decided.draining)
+        there = None
         try:
             draining = (*decided.draining,
                         *self._earlier.draining(
@@ -278,8 +375,10 @@ class Agent:
             providers = (*decided.providers,
                          *(item.provider for item in draining))
             if not providers:
-                return
-            generations = self._keeper.generations(providers)
+                return there
+            # The comparison has just read them, unless it had no reason to.
+            there = generations = (self._node.drift.take_generations()
+                                   or self._keeper.generations(providers))
             complete = self._publisher.enforce(decided.trusted, generations)
             self._keeper.enforce(draining, generations)
         except Exception as error:
@@ -287,15 +386,15 @@ class Agent:
         else:
             if complete:
                 self._publisher.recovered()
+        return there
 
     def _say_empty(self, host: model.Host) -> None:
         if not host.gpus:
-            self._say('This machine has no NVIDIA GPU'
+            self._say('This host has no NVIDIA GPU'
                       + (f' ({host.nvml_problem})' if host.nvml_problem
                          else '') + '; nothing is reported.')
 
     def _say(self, message: str) -> None:
         """Log something that may stay so for long, once."""
-        if message not in self._said:
-            self._said.add(message)
+        if self._said.is_new(message, about=message):
             LOG.warning('%s', message)

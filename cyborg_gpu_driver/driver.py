@@ -31,6 +31,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import reload
@@ -71,7 +72,7 @@ class GPUDriver(base.GPUDriver):
         carries them out. One that has other settings goes on with them."""
         self._agent: agent.Agent | None = None
         self._process: int | None = None
-        self._failure = ''
+        self._failure = log_once.LogOnce()
         atexit.register(_stop, weakref.ref(self))
         self._mdev_problem = cyborg_hooks.mismatch()
         if not self._mdev_problem:
@@ -93,16 +94,17 @@ class GPUDriver(base.GPUDriver):
         """
         try:
             self._reload()
-            reported = objects.driver_devices(self._running().report())
+            reported = objects.driver_devices(
+                self._running().report_changes())
         except Exception as error:
             self._say_failure(error)
         else:
-            self._failure = ''
+            self._failure.over()
             return reported
         try:
             return objects.driver_devices(self._running().held())
         except Exception:
-            LOG.exception('The last report is not known either.')
+            LOG.exception('The last report is not available either.')
             return []
 
     def stop(self) -> None:
@@ -119,8 +121,7 @@ class GPUDriver(base.GPUDriver):
 
     def _say_failure(self, error: Exception) -> None:
         reason = exception.steady(error)
-        if reason != self._failure:
-            self._failure = reason
+        if self._failure.is_new(reason):
             LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the last '
                       'report.', reason, exc_info=not isinstance(
                           error, exception.GpuDriverError))
@@ -215,9 +216,9 @@ class GPUDriver(base.GPUDriver):
             if not self._mutex.wait_for(lambda: not self._calls[before],
                                         before.bind_timeout):
                 LOG.warning('A bind or unbind that began before the '
-                            'configuration changed has not ended within '
-                            '%g s. The next report corrects what it leaves '
-                            'in Placement.', before.bind_timeout)
+                            'configuration changed did not end within %g s. '
+                            'The next report corrects Placement.',
+                            before.bind_timeout)
 
     def _placement(self) -> placement_client.PlacementClient:
         """Cyborg's client, which waits no longer than a bind may take.
@@ -258,6 +259,6 @@ def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
     if not (group.auth_type or group.auth_section):
         raise exception.InvalidConfiguration(
             group='placement', option='auth_type', value=group.auth_type,
-            reason='the driver keeps in Placement what is left on a GPU: '
-            'name auth_type and what belongs to it in cyborg.conf of this '
-            "host, as in nova-compute's nova.conf")
+            reason='the driver writes the free capacity of a GPU to '
+            'Placement: set auth_type and the options that it needs in '
+            'cyborg.conf of this host, as in nova.conf of nova-compute')

@@ -27,6 +27,8 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 
+_MODE = 0o640
+"""The group of the directory may read: an exporter of metrics does."""
 _NEW = '.new'
 """How the name ends of a file that is being written."""
 
@@ -54,6 +56,15 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
             'that runs cyborg-agent') from error
 
 
+def mark(path: str) -> tuple[int, ...] | None:
+    """What changes when a file is replaced; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def read(path: str, kind: str, *versions: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
@@ -76,7 +87,7 @@ def read(path: str, kind: str, *versions: int) -> Any:
         raise exception.JournalError(path=path, reason=f'is not a {kind}')
     if document.get('version') not in versions:
         raise exception.JournalError(
-            path=path, reason=f'has version {document.get("version")}, '
+            path=path, reason=f'has version {document.get("version")}, but '
             f'this release reads {" and ".join(map(str, versions))}')
     if document.get('checksum') != _checksum(
             _text(document.get('content'))):
@@ -177,6 +188,7 @@ def _replace(path: str, text: str) -> None:
         with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
             stream.write(text)
             stream.flush()
+            os.fchmod(stream.fileno(), _MODE)
             _hand_over(stream.fileno(), directory)
             os.fsync(stream.fileno())
         os.replace(new, path)
@@ -207,7 +219,7 @@ def _make_file(path: str, directory: str, name: str) -> None:
     descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
                                        suffix=_NEW)
     try:
-        os.fchmod(descriptor, 0o640)
+        os.fchmod(descriptor, _MODE)
         _hand_over(descriptor, directory)
         os.link(new, path)
     except FileExistsError:

@@ -96,7 +96,7 @@ class NvmlNotAnswering(NvmlError):
     What it was to change may have changed, or may change yet.
     """
 
-    template = ('{owner} does not answer: {call} has not returned within '
+    template = ('{owner} does not answer: {call} did not return within '
                 '{seconds} s')
 
     code = -1
@@ -114,6 +114,13 @@ class NvmlHeld(GpuDriverError):
 
     template = ('{who} did not close NVML within {seconds} seconds; nothing '
                 'was changed')
+
+
+class FabricError(GpuDriverError):
+    """The fabric manager refused a call (``symbol``) or cannot be asked."""
+
+    template = '{call} failed: {symbol}: {reason}'
+    symbol = property(lambda self: self.kwargs['symbol'])
 
 
 class SysfsError(GpuDriverError):
@@ -177,7 +184,7 @@ class JournalUnreadable(JournalError):
 class LockTimeout(JournalError):
     """Somebody else holds a lock for longer than can be waited for."""
 
-    template = ('{what} is locked: {holder} has not released it within '
+    template = ('{what} is locked: {holder} did not release it within '
                 '{seconds} s')
 
 
@@ -194,7 +201,7 @@ class LayoutError(DocumentError):
 class LayoutUnreachable(GpuDriverError):
     """A GPU cannot become what is wanted without touching what is in use."""
 
-    template = '{address}: {wanted} cannot be reached: {reason}'
+    template = '{address}: cannot change to {wanted}: {reason}'
 
 
 class ChangeRefused(GpuDriverError):
@@ -236,14 +243,20 @@ class StepFailed(GpuDriverError):
 class VgpuNotCreatable(StepFailed):
     """A driver creates no vGPU of a type on a virtual function now."""
 
-    template = ('the driver creates no {vgpu} on {function} now, only '
-                '{creatable}')
+    template = ('the driver cannot create {vgpu} on {function} now; it can '
+                'create {creatable}')
 
 
 class HostUnusable(GpuDriverError):
     """The GPUs of this machine cannot be worked on."""
 
-    template = 'this machine: {reason}'
+    template = 'this host: {reason}'
+
+
+class NoTerminal(GpuDriverError):
+    """There is no terminal to draw on."""
+
+    template = '{reason}; give --once for a table'
 
 
 class PlacementRefused(GpuDriverError):
@@ -258,13 +271,16 @@ class LegacyOptionError(GpuDriverError):
     template = '{path}: [{group}] {option} = {value}: {reason}'
 
 
+class LibvirtFailed(GpuDriverError):
+    """libvirt does not tell the virtual machines of this host."""
+
+    template = 'the servers of this host are not known from libvirt: {reason}'
+
+
 class UsageUnknown(GpuDriverError):
-    """Whether something is in use cannot be found out.
+    """Who uses something cannot be found out: take it as in use."""
 
-    To be taken for "in use": what is not known to be free is not free.
-    """
-
-    template = 'cannot find out who uses {what}: {reason}'
+    template = 'cannot find the users of {what}: {reason}'
 
 
 class HandleRefused(GpuDriverError):
@@ -274,10 +290,10 @@ class HandleRefused(GpuDriverError):
                 '{reason}')
 
 
-class NovaMismatch(GpuDriverError):
-    """The installed Nova is not one that can be extended."""
+class RequestsUnknown(GpuDriverError):
+    """The accelerator requests of a server cannot be read or used."""
 
-    template = 'this Nova cannot be extended: {reason}'
+    template = 'accelerators of server {server}: {reason}'
 
 
 class NovaConfigRefused(GpuDriverError):
@@ -324,6 +340,12 @@ class CloudError(GpuDriverError):
     template = 'cloud {cloud}: {reason}'
 
 
+class ExporterError(GpuDriverError):
+    """The exporter of a host does not tell what it is asked for."""
+
+    template = 'exporter of host {host}: {reason}'
+
+
 class VgpuKept(GpuDriverError):
     """A vGPU was not removed."""
 
@@ -337,10 +359,7 @@ class GpuInUse(GpuDriverError):
 
 
 class DriverError(GpuDriverError):
-    """A PCI function cannot be taken from a kernel driver, or given to one.
-
-    ``state`` says how it is now.
-    """
+    """A driver did not bind or release a PCI function, now in ``state``."""
 
     template = '{address}: {reason}; {state}'
 

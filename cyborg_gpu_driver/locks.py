@@ -19,6 +19,7 @@ the name of who holds the lock.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -26,7 +27,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 
 from oslo_concurrency import lockutils
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
@@ -43,7 +43,6 @@ _RECORD_SECONDS = 5.0
 """How long to wait for a record. Whoever holds one reads and writes a file,
 unless its process was stopped."""
 _SAY_SECONDS = 3.0
-_PROC_LOCKS = '/proc/locks'
 
 _threads = lockutils.Semaphores()
 """What keeps the threads of this process apart."""
@@ -156,24 +155,14 @@ class _Wait:
 
 
 def _owner(path: str) -> int | None:
-    """The process that has a file locked; None if that is not known.
-
-    A line of proc_locks(5): number, POSIX, ADVISORY, WRITE, process id,
-    major:minor:inode (hexadecimal, hexadecimal, decimal), start and end.
-    """
+    """The process that has a file locked; None if that is not known."""
     try:
         found = os.stat(path)
-        with open(_PROC_LOCKS, encoding='ascii') as stream:
-            lines = [line.split() for line in stream]
-    except (OSError, ValueError):
+    except OSError:
         return None
     device = (f'{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:'
               f'{found.st_ino}')
-    for words in lines:
-        # A line of who waits has an arrow in the second place.
-        if len(words) > 5 and words[1] == 'POSIX' and words[5] == device:
-            return int(words[4]) if int(words[4]) > 0 else None
-    return None
+    return next(iter(open_files.lock_holders('POSIX', device.__eq__)), None)
 
 
 def _prepare(directory: str, name: str) -> None:
@@ -184,6 +173,6 @@ def _prepare(directory: str, name: str) -> None:
         durable.make_file(path)
     except OSError as error:
         raise exception.JournalError(
-            path=path, reason=f'cannot be made: {error}; check that [gpu] '
+            path=path, reason=f'cannot be created: {error}; check that [gpu] '
             'state_path exists and belongs to the user that runs '
             'cyborg-agent') from error

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Hashable
 
 
@@ -36,6 +37,11 @@ class LogOnce:
         self._last[about] = reason
         return True
 
-    def over(self, about: Hashable = None) -> None:
-        """There is no problem with a subject any more."""
-        self._last.pop(about, None)
+    def over(self, about: Hashable = None) -> bool:
+        """There is no problem with a subject any more; whether one was."""
+        return self._last.pop(about, None) is not None
+
+    def keep(self, subjects: Container[Hashable]) -> None:
+        """All problems but those with these subjects are over."""
+        self._last = {about: reason for about, reason in self._last.items()
+                      if about in subjects}

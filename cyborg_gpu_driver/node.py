@@ -35,6 +35,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
+from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
@@ -55,7 +56,6 @@ from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
-from cyborg_gpu_driver.report import disabled
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import withdrawal
@@ -125,6 +125,7 @@ class Node(host_parts.HostParts, services.Services):
         return health.HealthKeeper(
             self.platform, self.state_path, self,
             clean_checks=self.settings.health_clean_checks,
+            cordon_errors=self.settings.health_cordon_errors,
             ignored_xids=self.settings.health_ignored_xids)
 
     @functools.cached_property
@@ -213,7 +214,7 @@ class Node(host_parts.HostParts, services.Services):
         """
         if self.tree is None:
             raise exception.HostUnusable(
-                reason='nothing says how to ask Placement')
+                reason='no Placement client is configured')
         return reserved.ReservedKeeper(self.tree)
 
     @functools.cached_property
@@ -223,9 +224,9 @@ class Node(host_parts.HostParts, services.Services):
             self.state_path, self._keeper)
 
     @functools.cached_property
-    def disabled(self) -> disabled.Disabled:
-        """The GPUs that are disabled in Cyborg, as it said last."""
-        return disabled.Disabled(self.state_path)
+    def cordons(self) -> cordons.CordonKeeper:
+        """Which GPUs get no new server."""
+        return cordons.CordonKeeper(self.state_path)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
@@ -254,6 +255,21 @@ class Node(host_parts.HostParts, services.Services):
             return claims.of_reports(self.state_path, address)
         return claims.of_placement(self.tree, self.hostname, address)
 
+    def mixed(self, address: model.PciAddress, handle: str) -> str:
+        """Why a GPU must not get what an attach handle stands for.
+
+        :returns: ``''`` if all servers on it are then of one project, or
+            need not be by its policy.
+        """
+        governing = self.settings.policy_for(self.live.gpu(address))
+        if governing is None or not governing.isolated:
+            return ''
+        if self.tree is None:
+            return 'only the agent can query Placement'
+        others = sum(entry.handle != handle
+                     for entry in self.journal.entries(address))
+        return claims.mixed(self.tree, self.hostname, address, others + 1)
+
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
         """What a GPU offers; with a problem where that cannot be served."""
         return build.servable(self.live.offers(gpu), self.mdev_problem)
@@ -264,13 +280,14 @@ class Node(host_parts.HostParts, services.Services):
 
         :param offers: as of :meth:`servable`.
         """
-        device = build.device(gpu, offers, self.hostname)
+        device = build.device(gpu, offers, self.hostname,
+                              self.cordons.of(gpu.address))
         return device if device.deployables else None
 
     def withdrawn(self) -> frozenset[str]:
-        """UUIDs of providers that the next report withdraws.
+        """UUIDs of providers that the next report deletes or changes.
 
-        Nothing more is promised of them.
+        Nothing more is promised of them until then.
 
         :raises JournalError: if the record of the last report cannot be
             read.
@@ -310,7 +327,7 @@ class Node(host_parts.HostParts, services.Services):
         withheld = (sick and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
         return capacity.inventories(offers, owned, self.hostname, withheld,
-                                    address in self.disabled)
+                                    bool(self.cordons.of(address)))
 
 
 def _takes_over_capacity() -> bool:

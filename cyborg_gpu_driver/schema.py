@@ -180,7 +180,7 @@ def _check_size(value: Any, place: Place) -> None:
             size += 1 + (len(item) if isinstance(item, (str, bytes)) else 0)
             if isinstance(item, int) and item.bit_length() > _BITS_MAX:
                 raise place.error(
-                    'a number beyond all bounds',
+                    'a number out of range',
                     f'expected at most {schema_words.INTEGER_BITS} bits')
             if isinstance(item, dict):
                 below += item.keys()
@@ -193,7 +193,7 @@ def _check_size(value: Any, place: Place) -> None:
         if not below:
             return
         level = below
-    raise place.error('nested too deep',
+    raise place.error('nested too deeply',
                       f'expected at most {DEPTH_MAX} levels')
 
 

@@ -66,7 +66,7 @@ def name(key: Any) -> str:
 def _shown_integer(value: int) -> str:
     """Large ones in hexadecimal too, which YAML reads as well."""
     if value.bit_length() > INTEGER_BITS:
-        return 'a number beyond all bounds'
+        return 'a number out of range'
     return f'{value} (0x{value:X})' if value > _DECIMAL_MAX else str(value)
 
 
@@ -96,7 +96,7 @@ def words(error: errors.ValidationError) -> tuple[str, str]:
     if error.validator == 'additionalProperties':
         return _unknown(error.instance, schema)
     if error.validator == 'uniqueItems':
-        return f'{shown(error.instance)} is there twice', 'leave one'
+        return f'{shown(error.instance)} appears twice', 'leave one'
     if error.validator == 'maxProperties':
         return ('both ' + ' and '.join(map(name, [*error.instance][:3])),
                 'leave one')

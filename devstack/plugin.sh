@@ -42,6 +42,11 @@ case "$1/${2:-}" in
         if is_service_enabled cyborg-agent; then
             echo_summary "Configuring cyborg_gpu_driver"
             configure_cyborg_gpu_agent
+            # Only where the library is installed.
+            if [[ -n "$CYBORG_GPU_PLACEMENT" ]] \
+                    && is_service_enabled n-sch; then
+                configure_cyborg_gpu_scheduler
+            fi
         fi
         ;;
     stack/extra)

@@ -92,9 +92,9 @@ class Cleaner:
         reason = faults.boards(everything.gpus, properties)
         if not reason and not everything.gpus:
             reason = ('there is no NVIDIA GPU, and no inspection of the node '
-                      'has found one; nothing can be verified')
+                      'has found one, so nothing can be verified')
         if not reason and host.nvml_problem and not host.library_missing:
-            reason = ('NVML is in the ramdisk and does not work: '
+            reason = ('the ramdisk has NVML, but it does not work: '
                       + host.nvml_problem)
         if reason:
             raise exception.StepFailed(reason=reason)
@@ -124,7 +124,7 @@ class Cleaner:
     def _clear(self, gpu, mig):
         if gpu.problems or not gpu.visible_to_nvml:
             raise exception.StepFailed(reason='; '.join(gpu.problems) or (
-                'NVML does not see it; its kernel driver is '
+                'NVML does not list it; its kernel driver is '
                 f'{gpu.driver or "none"}'))
         before = _cut(gpu)
         for found in self._ramdisk.vgpus.found():
@@ -148,7 +148,7 @@ class Cleaner:
                 gpu, target.Wanted(gpu.mig.enabled), apply.Options())
         with locks.gpu(self._ramdisk.state_path, gpu.address), \
                 self._nvml.alone():
-            privileged_gpu.disable_virtual_functions(str(gpu.address))
+            privileged_gpu.set_virtual_functions(str(gpu.address), False)
 
     def _read(self, gpu):
         return self._ramdisk.snapshot().gpu(gpu.address)

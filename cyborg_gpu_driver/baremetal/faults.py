@@ -64,8 +64,8 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
         for board in inspected['boards']:
             expected[str(board['device_id'])] += int(board['count'])
     except (KeyError, TypeError, ValueError):
-        return (f"the node's property {node_module.PROPERTY} is not what an "
-                'inspection writes; inspect the node again')
+        return (f"the node's property {node_module.PROPERTY} was not written "
+                'by an inspection; inspect the node again')
     found = collections.Counter(gpu.device_id for gpu in gpus)
     if found == expected:
         return ''
@@ -78,7 +78,7 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
             f'{_listed(expected, names)}; '
             + (f'missing: {", ".join(map(str, missing))}; ' if missing
                else '')
-            + 'look for what is missing, or inspect the node again')
+            + 'find the missing GPUs, or inspect the node again')
 
 
 def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Condition],
@@ -91,7 +91,7 @@ def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Condition],
     :param ecc: its pending ECC mode; None if it has none.
     """
     if not gpu.visible_to_nvml:
-        return (*gpu.problems, 'NVML does not see it; its kernel driver is '
+        return (*gpu.problems, 'NVML does not list it; its kernel driver is '
                 f'{gpu.driver or "none"}')
     return (*gpu.problems, *health.judge(ailments).reasons,
             *_left(gpu), *(modes.wrong(wanted, gpu, ecc)

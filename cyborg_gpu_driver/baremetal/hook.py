@@ -64,7 +64,7 @@ class NvidiaGpusHook(base.InspectionHook):
                         'pci-devices; the node is not changed', task.node.uuid)
             return
         for address, reasons in found.sick.items():
-            LOG.warning('Node %s: GPU %s is sick: %s', task.node.uuid,
+            LOG.warning('Node %s: GPU %s is unhealthy: %s', task.node.uuid,
                         address, '; '.join(reasons))
         _set(task, found, _files())
 

@@ -77,7 +77,7 @@ def _enter(stack):
         else:
             seen.append(item['path'])
     raise exception.ImageRefused(
-        reason=f'no partition has /{_UNITS}: a layout can be put only '
-        'into a system with systemd, whose root is a file system of its '
-        'own, not below LVM, encryption or a subvolume; looked at '
+        reason=f'no partition has /{_UNITS}: a layout can only be written to '
+        'a system with systemd, whose root is a separate file system without '
+        'LVM, encryption or subvolumes; checked '
         + (', '.join(seen) or 'none'))

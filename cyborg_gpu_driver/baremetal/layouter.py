@@ -53,10 +53,10 @@ Wanted = Mapping[int, 'target.Wanted | None']
 before NVML sees the GPU."""
 
 _AT_BOOT = 'set at each boot'
-_OFF = 'off after a restart'
-_MODE = {apply.Status.UNCHANGED: 'was so already',
+_OFF = 'off after a reboot'
+_MODE = {apply.Status.UNCHANGED: 'already set',
          apply.Status.CHANGED: 'set now',
-         apply.Status.PENDING: 'set with the restart'}
+         apply.Status.PENDING: 'set at the reboot'}
 
 
 class Layouter:
@@ -96,9 +96,9 @@ class Layouter:
                 raise exception.ImageRefused(
                     reason=f'there is no {PROGRAM} in any of '
                     + ', '.join(f'/{place}' for place in _PLACES)
-                    + ', and without it nothing cuts the GPUs when the '
-                    'system boots: make an image with cyborg_gpu_driver and '
-                    "NVIDIA's driver in it")
+                    + ', so nothing would partition the GPUs when the system '
+                    'boots: build an image that contains cyborg_gpu_driver '
+                    "and NVIDIA's driver")
             # First: an image that cannot take it leaves the modes alone.
             placed = _stage(image, entry) if there else []
             modes = self._set_modes(gpus, wanted)
@@ -144,14 +144,14 @@ def check(host: model.Host, entry: layout_file.Entry,
             raise exception.StepFailed(reason='; '.join(unreachable))
         if not chosen:
             raise exception.StepFailed(
-                reason=f'layout {entry.name} speaks of no GPU of this node, '
+                reason=f'layout {entry.name} matches no GPU of this node, '
                 'which has ' + _boards(host))
         return entry.for_chosen(gpus, chosen)
     if not layouts.suits(gpus, entry):
         raise exception.StepFailed(
             reason=f'layout {entry.name} cannot be checked without NVML '
-            f'({host.nvml_problem}), so that each item with MIG mode on has '
-            'to name its boards in a device-filter; this node has '
+            f'({host.nvml_problem}), so each item with MIG mode on must have '
+            'a device-filter; this node has '
             + _boards(host))
     return {index: None for index, gpu in enumerate(gpus)
             if any(section.devices.include(index, gpu)
@@ -176,7 +176,7 @@ def _stage(image, entry):
         else:
             image.write(item.path, item.text, item.mode)
         placed.append(f'/{item.path}')
-    LOG.info('Layout %(layout)s was put into the image: %(paths)s',
+    LOG.info('Wrote layout %(layout)s to the image: %(paths)s',
              {'layout': entry.name, 'paths': ', '.join(placed)})
     return placed
 

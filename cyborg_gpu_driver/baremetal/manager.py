@@ -41,13 +41,12 @@ _INTERFACE = 'deploy'
 _LAYOUT_ARGS = {
     'layout': {
         'description': (
-            'The layout that the GPUs are to have in the deployed system: '
-            'the name of one of "cyborg-gpu layout generate" or of '
-            '[gpu_baremetal] layout_files; or the layout itself, as in a '
-            'mig-parted file: the items of one entry, or {NAME: items}. '
-            'It is put into the image, so that the step belongs after the '
-            'image was written and before the boot loader: priorities 61 '
-            'to 79.'),
+            'The layout of the GPUs in the deployed system: the name of a '
+            'layout of "cyborg-gpu layout generate" or of [gpu_baremetal] '
+            'layout_files; or the layout itself, as in a mig-parted file: the '
+            'items of one entry, or {NAME: items}. The step writes it to the '
+            'image, so it must run after the image is written and before the '
+            'boot loader is installed: priorities 61 to 79.'),
         'required': True,
     },
 }
@@ -138,7 +137,7 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             obstacle = steps.obstacle(name, host, resettable, inspected,
                                       bool(recorded.ecc))
             if obstacle:
-                LOG.info('Step %(step)s is not offered: %(reason)s',
+                LOG.info('Step %(step)s is not available: %(reason)s',
                          {'step': name, 'reason': obstacle})
             else:
                 found.append(step)

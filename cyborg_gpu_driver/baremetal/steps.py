@@ -52,10 +52,10 @@ def obstacle(step: str, host: model.Host,
     if not host.gpus:
         return 'there is no NVIDIA GPU'
     if step == names.APPLY_LAYOUT and not any(map(_may_have_mig, host.gpus)):
-        return 'none of its GPUs has MIG'
+        return 'none of its GPUs supports MIG'
     if step == CLEAR and not any(map(_has_partitions, host.gpus)) \
             and not ecc_recorded:
-        return 'none of its GPUs has MIG, or vGPUs' + (
+        return 'none of its GPUs supports MIG or has vGPUs' + (
             f' (NVML: {host.nvml_problem})' if host.nvml_problem else '')
     if step == RESET:
         return '; '.join(filter(None, (
@@ -80,11 +80,11 @@ def _has_partitions(gpu):
 def _fixed(gpu, resettable):
     """Why a GPU cannot be reset."""
     if gpu.address not in resettable:
-        return f'the kernel has no way to reset GPU {gpu.address}'
+        return f'the kernel cannot reset GPU {gpu.address}'
     if gpu.driver == _NVIDIA and not gpu.visible_to_nvml:
-        return (f'GPU {gpu.address} has the NVIDIA driver, and NVML does not '
-                'say who uses it')
+        return (f'GPU {gpu.address} is bound to the NVIDIA driver, and NVML '
+                'does not list its users')
     if gpu.driver not in (None, _NVIDIA) and _VFIO not in gpu.driver:
-        return (f'GPU {gpu.address} is bound to {gpu.driver}, of which it is '
-                'not known who uses it')
+        return (f'GPU {gpu.address} is bound to {gpu.driver}, whose users are '
+                'not known')
     return ''

@@ -20,9 +20,12 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import peers as peers_module
 from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import fabric as fabric_module
+from cyborg_gpu_driver.host.snapshot import migration
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
@@ -60,6 +63,13 @@ class Facts:
     a random order; None where it was not read."""
     random_problem: str = ''
     """Why that is None."""
+    fabric: fabric_module.Fabric | None = None
+    """None without NVSwitches."""
+    migrations: Mapping[model.PciAddress, migration.Migration] = (
+        dataclasses.field(default_factory=dict))
+    """Of the GPUs that make vGPUs without mdev."""
+    peers: tuple[peers_module.Peer, ...] = ()
+    """Hosts that servers are to be live-migrated to and from."""
     state_path: str = ''
     """``[gpu] state_path``."""
     sriov_manage: str = ''
@@ -82,6 +92,10 @@ class Facts:
     def on(self, seen: machine.Machine) -> Facts:
         """These, on a machine that was looked at."""
         return dataclasses.replace(self, machine=seen)
+
+    def compared(self, peers: tuple[peers_module.Peer, ...]) -> Facts:
+        """These, to be compared with other hosts."""
+        return dataclasses.replace(self, peers=peers)
 
     def asked(self, answer: placement.Answer) -> Facts:
         """These, with Placement's answer."""

@@ -90,6 +90,8 @@ class Machine:
     not there."""
     mdev_problem: str = ''
     """See :func:`cyborg_gpu_driver.nova.capability.mdev_problem`."""
+    quota_problem: str = ''
+    """See :func:`cyborg_gpu_driver.nova.capability.quota_problem`."""
     kernel: tuple[int, int] | None = None
     """Major and minor release."""
     modules: frozenset[str] = frozenset()
@@ -127,6 +129,7 @@ def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
     return Machine(
         names=_names(), release=_cyborg(), nova=capability.nova_version(),
         mdev_problem=capability.mdev_problem(),
+        quota_problem=capability.quota_problem(),
         kernel=release(os.uname().release),
         modules=frozenset(line.split()[0] for line
                           in _lines(f'{proc}/modules') if line.strip()),

@@ -42,9 +42,9 @@ _USER_IN_URL = re.compile('//[^/@ ]*@')
 
 _ADVICE = (
     (cfg.RequiredOptError,
-     'Complete the credentials in [placement] of cyborg.conf'),
+     'Set the missing credentials in [placement] of cyborg.conf'),
     (exceptions.AuthPluginException,
-     'Complete auth_type and what belongs to it in [placement] of '
+     'Set auth_type and the options that it needs in [placement] of '
      'cyborg.conf'),
     (exceptions.Unauthorized,
      'Correct username, password, project and domains in [placement] of '
@@ -53,23 +53,23 @@ _ADVICE = (
      'Correct region_name and valid_interfaces in [placement] of '
      'cyborg.conf, or the service catalogue'),
     (exceptions.DiscoveryFailure,
-     'Correct endpoint_override in [placement] of cyborg.conf, or the '
-     'service catalogue; if it is right, see whether Placement runs'),
+     'Correct endpoint_override in [placement] of cyborg.conf, or the service '
+     'catalogue; if it is correct, check that Placement is running'),
     (exceptions.SSLError,
-     'Name the authority that signed the certificate: cafile in '
-     '[placement] of cyborg.conf'),
+     'Set cafile in [placement] of cyborg.conf to the CA that signed the '
+     'certificate'),
     (exceptions.ConnectionError,
-     'See that this host reaches the address named; it is from auth_url in '
+     'Check that this host can reach this address. It comes from auth_url in '
      '[placement] of cyborg.conf or from the service catalogue'),
 )
-_OTHERWISE = 'Correct [placement] in cyborg.conf, then look at Placement'
+_OTHERWISE = 'Correct [placement] in cyborg.conf, then check Placement'
 _STATUS = {
-    401: 'Placement does not take the token: see [keystone_authtoken] of '
+    401: 'Placement rejects the token: check [keystone_authtoken] in '
          'placement.conf',
-    403: "Give Cyborg's user of [placement] the role service, or admin, in "
-         'the project named there',
+    403: 'Give the user in [placement] of cyborg.conf the role service or '
+         'admin in the project that is set there',
     404: 'Correct endpoint_override in [placement] of cyborg.conf, or the '
-         'service catalogue: what answers is not Placement',
+         'service catalogue: the service at this URL is not Placement',
 }
 
 
@@ -151,6 +151,6 @@ def _failed(error):
     advice = next((advice for kind, advice in _ADVICE
                    if isinstance(error, kind)), _OTHERWISE)
     said = _USER_IN_URL.sub('//***@', strutils.mask_password(str(error)))
-    return Answer(problem=f'Placement cannot be asked: '
+    return Answer(problem='Placement cannot be queried: '
                   f'{type(error).__name__}: {said}'.rstrip(': '),
                   advice=advice)

@@ -29,7 +29,9 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check.rules import agents
 from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import fabric
 from cyborg_gpu_driver.check.rules import gpus
+from cyborg_gpu_driver.check.rules import migration
 from cyborg_gpu_driver.check.rules import nova_conf
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.check.rules import vgpus
@@ -56,6 +58,7 @@ CHECKS: dict[str, Check] = {
     'kernel driver': Check(gpus.driver),
     'kernel modules': Check(gpus.modules, (Needs.MACHINE,)),
     'NVML': Check(gpus.nvml),
+    'NVSwitches': Check(fabric.manager),
     'IOMMU': Check(gpus.iommu),
     'MIG mode and SR-IOV': Check(gpus.ready),
     'vGPU framework': Check(vgpus.way),
@@ -79,7 +82,9 @@ CHECKS: dict[str, Check] = {
     'guests at host boot': Check(nova_conf.guests, (Needs.NOVA,)),
     'nova-compute command': Check(vgpus.start_command, (Needs.MACHINE,)),
     'Nova PCI devices': Check(nova_conf.pci_devices, (Needs.NOVA,)),
+    'Nova quotas': Check(nova_conf.quotas, (Needs.MACHINE, Needs.NOVA)),
     'Nova mdev types': Check(nova_conf.mdev_types, (Needs.NOVA,)),
+    'live migration': Check(migration.between_hosts),
 }
 
 
@@ -100,10 +105,11 @@ def _missing(facts, check):
     if Needs.CYBORG in check.needs and facts.cyborg is None:
         return [result.skipped(
             result.HOST, facts.cyborg_problem,
-            'Name cyborg.conf with --config-file, before the command')]
+            'Give the path of cyborg.conf with --config-file before the '
+            'command')]
     if Needs.NOVA in check.needs and facts.nova is None:
         return [result.skipped(
             result.HOST, facts.nova_problem,
-            'Name nova.conf with --nova-config-file, as a user who may '
-            'read it')]
+            'Give the path of nova.conf with --nova-config-file, as a user '
+            'who can read it')]
     return []

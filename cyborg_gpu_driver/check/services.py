@@ -23,6 +23,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 
+_UNIFIED_LIMITS = 'nova.quota.UnifiedLimitsDriver'
 _CREDENTIALS = loading.get_auth_common_conf_options()
 
 
@@ -51,6 +52,8 @@ class Nova:
     has_service_user: bool = False
     """Whether ``[service_user]`` has credentials."""
     resumes_guests: bool = False
+    unified_limits: bool = False
+    """Whether ``[quota] driver`` goes by Keystone's unified limits."""
 
 
 def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
@@ -86,8 +89,8 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
 def nova(paths: Sequence[str]) -> Nova:
     """From ``nova.conf``, the later file over the earlier.
 
-    Names and defaults are those of nova/conf/service_token.py and
-    nova/conf/compute.py of Nova 34.
+    Names and defaults are those of nova/conf/service_token.py,
+    nova/conf/compute.py and nova/conf/quota.py of Nova 34.
 
     :raises InvalidValue: if a file, or what it says, cannot be read.
     """
@@ -97,13 +100,15 @@ def nova(paths: Sequence[str]) -> Nova:
         *_CREDENTIALS], group='service_user')
     conf.register_opt(cfg.BoolOpt('resume_guests_state_on_host_boot',
                                   default=False))
+    conf.register_opt(cfg.StrOpt('driver', default=''), group='quota')
     try:
         conf([], project='nova', default_config_files=list(paths),
              default_config_dirs=[])
         return Nova(
             sends_service_token=conf.service_user.send_service_user_token,
             has_service_user=_has_user(conf.service_user),
-            resumes_guests=conf.resume_guests_state_on_host_boot)
+            resumes_guests=conf.resume_guests_state_on_host_boot,
+            unified_limits=conf.quota.driver == _UNIFIED_LIMITS)
     except (cfg.Error, OSError, ValueError) as error:
         raise _invalid('nova.conf', paths, error) from error
 

@@ -130,14 +130,14 @@ def claims(requests: Iterable[Mapping[str, Any]], host: str
 
 def _read(cloud, host, understand):
     if not cloud.get('/devices', 'devices', hostname=host):
-        raise cloud.error(f'Cyborg has no device of a host {host}; name the '
-                          'host as Cyborg does')
+        raise cloud.error(f'Cyborg has no device on host {host}; give the '
+                          'host name that Cyborg uses')
     try:
         return understand(cloud.get('/accelerator_requests', 'arqs'), host)
     except (KeyError, TypeError, AttributeError,
             exception.InvalidValue) as error:
         raise cloud.error(
-            f'an accelerator request cannot be understood: {error!r}'
+            f'an accelerator request cannot be parsed: {error!r}'
         ) from error
 
 

@@ -47,16 +47,16 @@ def check(cloud: connection.Cloud) -> None:
     :raises CloudError: naming what is missing.
     """
     if not cloud.has_service(SERVICE):
-        raise cloud.error(f'it has no service of type {SERVICE}: its catalog '
-                          'does not know of an Ironic')
+        raise cloud.error('its service catalogue has no service of type '
+                          f'{SERVICE} (Ironic)')
     answer = cloud.ask(SERVICE, '/')
     with responses.understanding(cloud, 'Ironic', 'its version'):
         highest = answer['version']['version']
         if _numbers(highest) < _numbers(VERSION):
             raise cloud.error(
-                f'its Ironic (service type {SERVICE}) has microversions up '
-                f'to {highest}, and {VERSION} is needed: deploy templates '
-                'came with 1.55, inventories of nodes with 1.81')
+                f'its Ironic (service type {SERVICE}) has microversions up to '
+                f'{highest}, but {VERSION} is required: deploy templates need '
+                '1.55, node inventories need 1.81')
 
 
 def template(cloud: connection.Cloud, name: str

@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterable
-from concurrent import futures
 from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
@@ -31,7 +32,11 @@ VERSION = '2.61'
 _MIB_PER_GIB = 1024
 _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
 """Nova's own quotas by the resource class that each counts."""
+_FEW = 10
+"""Servers that are asked for one by one."""
 _CLASS = 'class:'
+_SERVERS = 'servers'
+"""The unified limit of instances."""
 
 
 def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
@@ -52,7 +57,7 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
             if item is None:
                 raise exception.InvalidValue(
                     what='flavor', value=name,
-                    expected='expected the name or id of a flavor'
+                    expected='expected the name or ID of a flavor'
                     + reasons.similar(name, (found['name']
                                              for found in listed)))
         made = _flavor(item, item['name'])
@@ -80,10 +85,17 @@ def server(cloud: connection.Cloud, name: str
             item['flavor'], item['flavor']['original_name'])
 
 
-def known_servers(cloud: connection.Cloud, uuids: Iterable[str]
+def known_servers(cloud: connection.Cloud, uuids: Collection[str],
+                  hosts: Collection[str] | None = None
                   ) -> dict[str, facts.Server]:
     """Those of consumers that are servers, of any project.
 
+    A few are asked for one by one. Otherwise Nova lists all servers of some
+    hosts, a thousand with one request, and only those that are not in the
+    list are asked for: the list lacks those in a cell that is down.
+
+    :param hosts: of nova-compute, where most of them are; None for anywhere
+        in the cloud.
     :raises CloudError: if Nova does not tell.
     """
     def ask(uuid):
@@ -91,9 +103,23 @@ def known_servers(cloud: connection.Cloud, uuids: Iterable[str]
         with responses.understanding(cloud, 'Nova', 'a server'):
             return uuid, answer and _server(answer['server'])
 
-    with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
-        return {uuid: found for uuid, found in pool.map(ask, sorted(uuids))
-                if found is not None}
+    where = [{}] if hosts is None else [{'host': host} for host in hosts]
+    found = {}
+    if len(uuids) > max(_FEW, len(where)):
+        for listed in placement_api.at_once(
+                lambda place: _listed(cloud, uuids, place), where):
+            found.update(listed)
+    found.update(placement_api.at_once(ask, sorted(set(uuids) - set(found))))
+    return {uuid: server for uuid, server in found.items()
+            if server is not None}
+
+
+def _listed(cloud, uuids, place):
+    """Those of servers that Nova lists."""
+    with responses.understanding(cloud, 'Nova', 'a server'):
+        return {item['id']: _server(item) for item in responses.each(
+            cloud, '/servers/detail', 'servers', VERSION, all_tenants='true',
+            **place) if item['id'] in uuids}
 
 
 def migrations(cloud: connection.Cloud, uuids: Iterable[str]
@@ -160,8 +186,8 @@ def project(cloud: connection.Cloud, name: str) -> str:
         found = cloud.ask('identity', '/projects', name=name)['projects']
         if len(found) != 1:
             raise exception.InvalidValue(
-                what='project', value=name, expected='expected the id of a '
-                f'project; {len(found)} have that name')
+                what='project', value=name, expected='expected the ID of a '
+                f'project; {len(found)} projects have that name')
         return found[0]['id']
 
 
@@ -169,18 +195,30 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
            ) -> tuple[facts.Limit, ...]:
     """Nova's quotas of a project: instances, cores, ram.
 
-    :raises CloudError: if Nova does not tell.
+    With unified limits Nova shows 0 for a resource that has no limit in
+    Keystone (``get_legacy_project_limits`` in nova/limit/placement.py).
+    ``[quota] unified_limits_resource_list`` decides whether that is enforced,
+    and no API shows it. So such a 0 is left out.
+
+    :raises CloudError: if Nova or Keystone does not tell.
     """
     answer: Any = cloud.ask(
         'compute', f'/os-quota-sets/{owner}/detail', VERSION)
     with responses.understanding(cloud, 'Nova', 'the quotas'):
-        return tuple(
+        found = tuple(
             facts.Limit(name, item['limit'], item['in_use']
                         + item['reserved'],
                         wanted.totals.get(counted, 0) if counted else 1)
             for name, counted in _QUOTAS.items()
             for item in [answer['quota_set'][name]]
             if wanted.flavor is not None)
+    if all(limit.limit for limit in found):
+        return found
+    unified = _unified(cloud, owner)
+    if not unified:
+        return found
+    return tuple(limit for limit in found
+                 if limit.limit or _unified_name(limit.name) in unified)
 
 
 def unified_limits(cloud: connection.Cloud, owner: str,
@@ -192,27 +230,39 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 
     :raises CloudError: if Keystone or Placement does not tell.
     """
+    limits = _unified(cloud, owner)
+    mine = {name: limits[_CLASS + name] for name in wanted.totals
+            if _CLASS + name in limits}
+    if not mine:
+        return ()
+    used = state.usages(cloud, owner)
+    return tuple(
+        facts.Limit(_CLASS + name, limit, used.get(name, 0),
+                    wanted.totals[name])
+        for name, limit in sorted(mine.items()))
+
+
+def _unified(cloud, owner):
+    """A project's limits for Nova in Keystone, by the resource's name."""
+    limits = {}
     with responses.understanding(cloud, 'Keystone', 'the limits'):
-        ids = [item['id'] for item in cloud.ask(
-            'identity', '/services', type='compute')['services']]
-        limits = {}
-        for service in ids:
-            for item in cloud.ask('identity', '/registered_limits',
-                                  service_id=service)['registered_limits']:
+        for service in cloud.ask('identity', '/services',
+                                 type='compute')['services']:
+            for item in cloud.ask(
+                    'identity', '/registered_limits',
+                    service_id=service['id'])['registered_limits']:
                 limits[item['resource_name']] = item['default_limit']
-            for item in cloud.ask('identity', '/limits', service_id=service,
+            for item in cloud.ask('identity', '/limits',
+                                  service_id=service['id'],
                                   project_id=owner)['limits']:
                 limits[item['resource_name']] = item['resource_limit']
-        mine = {name: limits[_CLASS + name] for name in wanted.totals
-                if _CLASS + name in limits}
-        if not mine:
-            return ()
-        used = cloud.ask('placement', '/usages', '1.26',
-                         project_id=owner)['usages']
-        return tuple(
-            facts.Limit(_CLASS + name, limit, used.get(name, 0),
-                        wanted.totals[name])
-            for name, limit in sorted(mine.items()))
+    return limits
+
+
+def _unified_name(quota):
+    """The unified limit that Nova shows as one of its own quotas."""
+    counted = _QUOTAS[quota]
+    return _SERVERS if counted is None else _CLASS + counted
 
 
 def _flavor(item, name, projects=frozenset()):

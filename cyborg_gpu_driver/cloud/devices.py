@@ -23,6 +23,8 @@ Cyborg's API tells the status: the conductor has no call for it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -32,6 +34,7 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class Watch:
             if self._said.is_new(reason):
                 LOG.warning(
                     'Cannot read from Cyborg which devices are disabled: %s. '
-                    'The last answer stays in force. The user of [gpu] '
+                    'The last known answer stays in effect. The user of [gpu] '
                     'os_cloud, or of [placement] if os_cloud is unset, needs '
                     'the role admin.', reason)
             return None
@@ -90,18 +93,33 @@ def disabled(cloud: connection.Cloud, host: str
                        hostname=host)
     with responses.understanding(cloud, 'Cyborg', 'a device'):
         return frozenset(
-            address for device in answer['devices']
+            found for device in answer['devices']
             if device['status'] == DISABLED and device['hostname'] == host
-            for address in _address(device))
+            for found in [address(device)] if found is not None)
 
 
-def _address(device):
-    """The GPU of a device; nothing for a device of another driver's."""
+def address(device: Mapping[str, Any]) -> model.PciAddress | None:
+    """The GPU of a device; None for a device of another driver.
+
+    :param device: as Cyborg's API shows it.
+    """
     try:
-        return [model.PciAddress.parse(
-            json.loads(device['std_board_info'])['address'])]
+        return model.PciAddress.parse(
+            json.loads(device['std_board_info'])['address'])
     except (KeyError, TypeError, ValueError, exception.GpuDriverError):
-        return []
+        return None
+
+
+def told(device: Mapping[str, Any]) -> cordon.Cordons:
+    """The cordons of which the agent has told; nothing if it has not.
+
+    :param device: as Cyborg's API shows it.
+    """
+    try:
+        return cordon.of_json(
+            json.loads(device['vendor_board_info'])['cordons'])
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return ()
 
 
 def _connect(conf):

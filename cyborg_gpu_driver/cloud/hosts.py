@@ -19,13 +19,15 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.partition import cordon
 
 _ACCELERATORS = 'COMPUTE_ACCELERATORS'
 _DISABLED = 'COMPUTE_STATUS_DISABLED'
@@ -52,6 +54,7 @@ class Gpu:
         not say.
     :ivar numa: node, as text.
     :ivar sick: what ails it: ``XID_79``.
+    :ivar device: Cyborg's; None if it has none, or is not known.
     """
 
     address: str
@@ -60,6 +63,13 @@ class Gpu:
     numa: str | None
     sick: tuple[str, ...]
     offers: tuple[providers.Provider, ...]
+    device: facts.Device | None = None
+
+    @property
+    def cordons(self) -> cordon.Cordons:
+        """Why it gets no new server, as far as the cloud knows."""
+        return () if self.device is None else self.device.cordons(
+            trait for offer in self.offers for trait in offer.traits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +108,8 @@ class Host:
 def build(found: Iterable[providers.Provider], able: Mapping[str, str],
           disabled: Iterable[str],
           services: Mapping[str, Service] | None,
-          devices: Mapping[str, Sequence[str]] | None) -> tuple[Host, ...]:
+          devices: Mapping[str, Sequence[facts.Device]] | None
+          ) -> tuple[Host, ...]:
     """Hosts from what the services say.
 
     :param able: names of the providers that have COMPUTE_ACCELERATORS, by
@@ -111,13 +122,17 @@ def build(found: Iterable[providers.Provider], able: Mapping[str, str],
     hosts: dict[tuple[str, str], list[providers.Provider]] = {}
     for provider in found:
         hosts.setdefault((provider.host, provider.root), []).append(provider)
-    return tuple(
-        Host(name, root, _gpus(offers), root in able, root not in disabled,
-             None if services is None
-             else services.get(able.get(root, name)),
-             None if devices is None
-             else tuple(devices.get(able.get(root, name), ())))
-        for (name, root), offers in sorted(hosts.items()))
+    found_hosts = []
+    for (name, root), offers in sorted(hosts.items()):
+        full = able.get(root, name)
+        mine = () if devices is None else devices.get(full, ())
+        found_hosts.append(Host(
+            name, root, _gpus(offers, mine), root in able,
+            root not in disabled,
+            None if services is None else services.get(full),
+            None if devices is None else tuple(
+                f'{device.uuid} {device.model}' for device in mine)))
+    return tuple(found_hosts)
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
@@ -140,6 +155,14 @@ def read(cloud: connection.Cloud, host: str | None = None,
                  _unless(_devices, cloud, complain))
 
 
+def names(cloud: connection.Cloud) -> tuple[str, ...]:
+    """The names of the GPU hosts, as their agents have them.
+
+    :raises CloudError: if Placement does not tell.
+    """
+    return tuple(sorted({host for _, host in providers.ours(cloud)}))
+
+
 def _unless(ask, cloud, complain):
     """What a service says; None if it says nothing."""
     try:
@@ -158,17 +181,16 @@ def _services(cloud) -> Mapping[str, Service]:
                 for item in answer['services']}
 
 
-def _devices(cloud) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    listed: list[dict[str, Any]] = cloud.get('/devices', 'devices')
-    with responses.understanding(cloud, 'Cyborg', 'a device'):
-        for item in listed:
-            found.setdefault(item['hostname'], []).append(
-                f'{item["uuid"]} {item["model"]}')
+def _devices(cloud) -> Mapping[str, list[facts.Device]]:
+    cloud.check_admin()
+    found: dict[str, list[facts.Device]] = {}
+    for device in records.devices(cloud):
+        found.setdefault(device.host, []).append(device)
     return found
 
 
-def _gpus(offers):
+def _gpus(offers, devices):
+    by_address = {device.gpu: device for device in devices}
     gpus: dict[str, list[providers.Provider]] = {}
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
@@ -176,7 +198,8 @@ def _gpus(offers):
         Gpu(address, _fact(of_gpu, 'KIND'), _fact(of_gpu, 'MODEL'),
             _fact(of_gpu, 'NUMA'),
             tuple(sorted({reason for offer in of_gpu
-                          for reason in offer.sick})), tuple(of_gpu))
+                          for reason in offer.sick})), tuple(of_gpu),
+            by_address.get(address))
         for address, of_gpu in sorted(gpus.items()))
 
 

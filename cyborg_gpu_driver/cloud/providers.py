@@ -15,9 +15,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from collections.abc import Mapping
 
 import os_traits
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
@@ -31,16 +35,13 @@ _PARTS = ('inventories', 'usages', 'traits')
 
 
 @dataclasses.dataclass(frozen=True)
-class Provider:
+class Profile:
     """A profile on one GPU: a resource provider of this driver's.
 
     :ivar host: the compute node as the provider's name gives it.
     :ivar gpu: PCI address.
     :ivar label: of the profile: ``passthrough``, ``1g.10gb``, ``T4-2B``.
     :ivar root: UUID of the compute node's provider.
-    :ivar resource_class: None if there is no inventory at all.
-    :ivar reserved: what the driver lets nobody have now.
-    :ivar used: what servers have.
     """
 
     uuid: str
@@ -49,16 +50,7 @@ class Provider:
     gpu: str
     label: str
     root: str
-    resource_class: str | None
-    total: int
-    reserved: int
-    used: int
     traits: frozenset[str]
-
-    @property
-    def free(self) -> int:
-        """How many a server can be given now."""
-        return max(0, self.total - self.reserved - self.used)
 
     @property
     def sick(self) -> tuple[str, ...]:
@@ -79,37 +71,85 @@ class Provider:
         return int(text) if text.isdecimal() else None
 
 
+@dataclasses.dataclass(frozen=True)
+class Provider(Profile):
+    """A profile on one GPU and how much there is of it.
+
+    :ivar resource_class: None if there is no inventory at all.
+    :ivar reserved: what the driver lets nobody have now.
+    :ivar used: what servers have.
+    """
+
+    resource_class: str | None
+    total: int
+    reserved: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        """How many a server can be given now."""
+        return max(0, self.total - self.reserved - self.used)
+
+
 def read(cloud: connection.Cloud, host: str | None = None,
          progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[Provider, ...]:
     """The providers of every GPU that this driver reports, by name.
 
-    The list costs one request and each provider three, some at once.
+    One request for each compute node, some of them at a time, and two for
+    the cloud: Placement summarizes the providers of a compute node, and
+    Cyborg has the totals. A provider that is not in both is read with three
+    requests.
 
     :param host: of this compute node alone.
-    :param progress: called with the providers done and their number.
+    :param progress: called with the hosts done and their number.
+    :raises CloudError: if Placement does not answer.
+    """
+    trees: dict[str, list[dict[str, str]]] = {}
+    for item, name in ours(cloud):
+        if host in (None, name):
+            trees.setdefault(item['root_provider_uuid'], []).append(item)
+    totals = _totals(cloud) if trees else {}
+    found = placement_api.at_once(
+        lambda root: _of_tree(cloud, root, trees[root], totals), trees,
+        progress)
+    return tuple(sorted((one for of_host in found for one in of_host),
+                        key=lambda one: one.name))
+
+
+def profiles(cloud: connection.Cloud, wanted: Collection[str]
+             ) -> dict[str, Profile]:
+    """Those of some providers that are of GPUs, by UUID.
+
+    Three requests for each compute node that they are on, however many
+    providers it has.
+
+    :param wanted: UUIDs.
     :raises CloudError: if Placement does not tell.
     """
-    ours = [item for item in listed(cloud, os_traits.OWNER_CYBORG)
-            if _is_ours(item, host)]
-    return tuple(sorted(
-        (_provider(cloud, item, told) for item, told
-         in placement_api.read(cloud, ours, _PARTS, VERSION, progress)),
-        key=lambda one: one.name))
-
-
-def one(cloud: connection.Cloud, uuid: str) -> Provider | None:
-    """A provider of a GPU; None if there is none, or it is not the driver's.
-
-    :raises CloudError: if Placement does not tell.
-    """
-    item = cloud.ask('placement', f'/resource_providers/{uuid}', VERSION)
-    if item is None:
-        return None
-    with responses.understanding(cloud, 'Placement', f'provider {uuid}'):
-        item = _item(item)
-    told = _is_ours(item) and placement_api.one(cloud, item, _PARTS, VERSION)
-    return _provider(cloud, item, told) if told else None
+    found: dict[str, Profile] = {}
+    left = set(wanted)
+    while left:
+        uuid = min(left)
+        left.remove(uuid)
+        item = cloud.ask('placement', f'/resource_providers/{uuid}', VERSION)
+        if item is None:
+            continue
+        with responses.understanding(cloud, 'Placement', f'provider {uuid}'):
+            root = _item(item)['root_provider_uuid']
+        answer = cloud.ask('placement', '/resource_providers', VERSION,
+                           in_tree=root)
+        with responses.understanding(cloud, 'Placement', 'a tree'):
+            items = [_item(one) for one in answer['resource_providers']
+                     if one['uuid'] in wanted]
+        summaries = placement_api.summaries(cloud, root)
+        for item in items:
+            left.discard(item['uuid'])
+            place = names.parse_provider_name(item['name'])
+            traits = _traits(cloud, item, summaries)
+            if place is not None and traits is not None:
+                found[item['uuid']] = Profile(*_where(item, place), traits)
+    return found
 
 
 def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
@@ -125,9 +165,14 @@ def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
         return [_item(item) for item in answer['resource_providers']]
 
 
-def _is_ours(item, host=None):
-    place = names.parse_provider_name(item['name'])
-    return place is not None and host in (None, place.host)
+def ours(cloud: connection.Cloud) -> list[tuple[dict[str, str], str]]:
+    """The providers of this driver, as :func:`listed`, with their hosts.
+
+    :raises CloudError: if Placement does not tell.
+    """
+    return [(item, place.host) for item in listed(
+        cloud, os_traits.OWNER_CYBORG) for place in [
+            names.parse_provider_name(item['name'])] if place is not None]
 
 
 def _item(item):
@@ -135,7 +180,56 @@ def _item(item):
             for key in ('uuid', 'name', 'root_provider_uuid')}
 
 
-def _provider(cloud, item, told):
+def _totals(cloud):
+    """The total of each provider's inventory by its UUID, as Cyborg has it.
+
+    Nothing where Cyborg does not answer: Placement has them, too.
+    """
+    try:
+        return records.deployables(cloud)
+    except exception.CloudError:
+        return {}
+
+
+def _of_tree(cloud, root, items, totals):
+    """The providers of one compute node that there still are."""
+    summaries = placement_api.summaries(cloud, root) if totals else {}
+    found = (_from_summary(cloud, item, summaries.get(item['uuid']),
+                           totals.get(item['uuid']))
+             or _provider(cloud, item) for item in items)
+    return [one for one in found if one is not None]
+
+
+def _traits(cloud, item, summaries):
+    """The traits of a provider; None if there is none any more."""
+    summary = summaries.get(item['uuid']) or placement_api.one(
+        cloud, item, ('traits',), VERSION)
+    with responses.understanding(cloud, 'Placement',
+                                 f'provider {item["name"]}'):
+        return summary and codec.decode(frozenset[str], summary['traits'])
+
+
+def _from_summary(cloud, item, summary, total):
+    """A provider; None if the summary does not say all of it."""
+    if summary is None or total is None:
+        return None
+    with responses.understanding(cloud, 'Placement',
+                                 f'provider {item["name"]}'):
+        resources = summary['resources']
+        if len(resources) != 1:
+            return None
+        ((name, amounts),) = resources.items()
+        reserved = total - codec.decode(int, amounts['capacity'])
+        return None if reserved < 0 else _from_parts(
+            item, {name: {'total': total, 'reserved': reserved}},
+            {name: amounts['used']}, summary['traits'])
+
+
+def _provider(cloud, item):
+    """A provider, read part by part; None if there is none any more."""
+    told = placement_api.one(cloud, item, _PARTS, VERSION)
+    if told is None:
+        return None
     with responses.understanding(cloud, 'Placement',
                                  f'provider {item["name"]}'):
         return _from_parts(item, **told)
@@ -149,9 +243,13 @@ def _from_parts(item, inventories, usages, traits):
     resource_class = next(iter(sorted(inventories)), None)
     inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})
     return Provider(
-        item['uuid'], item['name'], place.host, place.gpu, place.label,
-        item['root_provider_uuid'], resource_class,
-        codec.decode(int, inventory['total']),
+        *_where(item, place), codec.decode(frozenset[str], list(traits)),
+        resource_class, codec.decode(int, inventory['total']),
         codec.decode(int, inventory['reserved']),
-        codec.decode(int, usages.get(resource_class, 0)),
-        codec.decode(frozenset[str], list(traits)))
+        codec.decode(int, usages.get(resource_class, 0)))
+
+
+def _where(item: Mapping[str, str], place: names.ProviderName
+           ) -> tuple[str, str, str, str, str, str]:
+    return (item['uuid'], item['name'], place.host, place.gpu, place.label,
+            item['root_provider_uuid'])

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import candidates
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud import trees
@@ -25,7 +26,12 @@ from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.explain import explain
 from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
+
+MOST = 50
+"""Hosts that are examined, unless told otherwise: five times what a table
+shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Question:
 
 
 def answer(cloud: connection.Cloud, asked: Question,
+           most: int | None = MOST,
            progress: placement_api.Progress = lambda done, total: None
            ) -> explain.Verdict:
     """Read what it takes, and judge.
@@ -51,18 +58,21 @@ def answer(cloud: connection.Cloud, asked: Question,
     What a part of the cloud does not tell is named in the answer;
     without Placement and Cyborg there is none.
 
-    :param progress: called with the providers done and their number.
+    :param most: how many hosts to examine, if no host is named; None for
+        all. Those that are closest to a fit are chosen.
+    :param progress: called with the hosts done and their number.
     :raises CloudError: if they do not tell, or not what was named.
     :raises InvalidValue: if what is named is not there.
     """
-    return _Reading(cloud, asked, progress).judge()
+    return _Reading(cloud, asked, most, progress).judge()
 
 
 class _Reading:
 
-    def __init__(self, cloud, asked, progress):
+    def __init__(self, cloud, asked, most, progress):
         self._cloud = cloud
         self._asked = asked
+        self._most = most
         self._progress = progress
         self._unchecked: list[str] = []
 
@@ -70,26 +80,51 @@ class _Reading:
         cloud = self._cloud
         server, wanted = self._request()
         devices = self._try('devices', records.devices, cloud)
-        hosts = trees.read(
-            cloud, self._asked.host,
-            {device.host for device in devices or ()}, self._progress)
+        on_record = trees.Records(
+            records.deployables(cloud), records.arqs(cloud))
+        root = self._asked.host and candidates.root(cloud, self._asked.host)
+        answered = candidates.answer(cloud, wanted, root)
+        roots, left_out = ([root], 0) if root else candidates.concerned(
+            cloud, wanted, {device.host for device in devices or ()},
+            answered, self._most)
+        if left_out:
+            self._unchecked.append(
+                f'{left_out} more hosts, which are no closer to a fit than '
+                'the others as far as Placement tells; --all examines all, '
+                '--host a certain one')
+        hosts = trees.read(cloud, roots, wanted, on_record, self._progress)
         owner = self._owner(server)
+        services = self._try('compute services', computes.services, cloud)
         known = facts.Facts(
             trees=hosts, devices=devices,
-            deployables=records.deployables(cloud),
-            arqs=records.arqs(cloud),
-            unknown_traits=trees.unknown_traits(cloud, wanted),
-            classes=trees.classes(cloud),
-            services=self._try('compute services', computes.services, cloud),
+            deployables=on_record.deployables, arqs=on_record.arqs,
+            unknown_traits=candidates.unknown_traits(cloud, wanted),
+            classes=candidates.classes(cloud), services=services,
             aggregates=self._try('aggregates', computes.aggregates, cloud),
-            servers=self._names(hosts), project=owner, server=server,
-            limits=self._limits(owner, wanted),
-            answer=trees.answer(
-                cloud, wanted, hosts[0].root.uuid
-                if self._asked.host and hosts else None),
-            whole=self._asked.host is None)
+            servers=self._names(hosts, services or {}), project=owner,
+            server=server, limits=self._limits(owner, wanted),
+            answer=answered, whole=not root and not left_out)
+        known = dataclasses.replace(known, unchecked=tuple(self._unchecked))
+        return self._certain(wanted, known, explain.verdict(wanted, known))
+
+    def _certain(self, wanted, known, found):
+        """Judge hosts again with which Placement does not agree.
+
+        Cyborg's record of a provider is not what somebody has made of its
+        inventory.
+        """
+        doubtful = {host.name for host in found.hosts if any(
+            item.reason is reasons.Reason.DISAGREES
+            for item in host.findings)}
+        if not doubtful:
+            return found
+        again = {tree.name: tree for tree in trees.read(
+            self._cloud, [tree.root.uuid for tree in known.trees
+                          if tree.name in doubtful],
+            wanted, trees.Records({}, known.arqs))}
         return explain.verdict(wanted, dataclasses.replace(
-            known, unchecked=tuple(self._unchecked)))
+            known, trees=tuple(again.get(tree.name, tree)
+                               for tree in known.trees)))
 
     def _request(self):
         asked, cloud = self._asked, self._cloud
@@ -115,8 +150,8 @@ class _Reading:
         if server is not None:
             return server.project
         self._unchecked.append(
-            'limits, access to the flavor and isolation of projects: name a '
-            'project')
+            'limits, access to the flavor and isolation of projects, because '
+            'no project was given')
         return None
 
     def _limits(self, owner, wanted):
@@ -128,12 +163,15 @@ class _Reading:
             *(self._try('unified limits', computes.unified_limits,
                         self._cloud, owner, wanted) or ()))
 
-    def _names(self, hosts):
+    def _names(self, hosts, services):
         """Those who have accelerators, by name."""
         consumers = {consumer for tree in hosts for node in tree.below
                      for consumer in node.holders}
-        found = self._try('names of servers', computes.known_servers,
-                          self._cloud, consumers) or {}
+        found = self._try(
+            'names of servers', computes.known_servers, self._cloud,
+            consumers, {services[tree.root.uuid].host for tree in hosts
+                        if tree.root.uuid in services
+                        and any(node.holders for node in tree.below)}) or {}
         return {uuid: server.name for uuid, server in found.items()}
 
     def _try(self, what: str, read: Callable[..., Any], *arguments: Any

@@ -43,7 +43,8 @@ def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
     with responses.understanding(cloud, 'Cyborg', 'a device'):
         return tuple(facts.Device(
             item['uuid'], item['hostname'], item['model'],
-            item.get('status') != cloud_devices.DISABLED)
+            item.get('status') != cloud_devices.DISABLED,
+            str(cloud_devices.address(item) or ''), cloud_devices.told(item))
             for item in answer['devices'])
 
 

@@ -49,7 +49,7 @@ class Accelerator:
     state: str
     device_profile: str
     host: str | None
-    provider: providers.Provider | None
+    provider: providers.Profile | None
     handle_type: str | None
     handle: str | None
     function: str | None
@@ -71,8 +71,8 @@ def find(cloud: connection.Cloud, server: str) -> str:
     if len(found) == 1:
         return found[0]
     raise cloud.error(
-        f'{len(found)} servers are called {server}; give the UUID of one'
-        if found else f'there is no server called {server}')
+        f'{len(found)} servers are named {server}; give the UUID of one'
+        if found else f'there is no server named {server}')
 
 
 def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
@@ -83,16 +83,16 @@ def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
     """
     requests = cloud.get('/accelerator_requests', 'arqs', instance=server)
     if not requests:
-        raise cloud.error('Cyborg has no accelerator request of a server '
+        raise cloud.error('Cyborg has no accelerator request for server '
                           + server)
     with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        known = {uuid: providers.one(cloud, uuid) for uuid in {
-            request['device_rp_uuid'] for request in requests} if uuid}
+        known = providers.profiles(cloud, {
+            request['device_rp_uuid'] for request in requests} - {None, ''})
         return build(requests, known)
 
 
 def build(requests: Iterable[Mapping[str, Any]],
-          known: Mapping[str, providers.Provider | None]
+          known: Mapping[str, providers.Profile]
           ) -> tuple[Accelerator, ...]:
     """Accelerators from requests as Cyborg's API shows them.
 

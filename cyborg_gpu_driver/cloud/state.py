@@ -30,6 +30,8 @@ from cyborg_gpu_driver.record import codec
 COMPUTE = '2.61'
 """Of Nova's API: a flavor has its description (2.55) and extra specs, and so
 has the flavor that a server was made from (2.47)."""
+_USAGES = '1.9'
+"""Of Placement's API: the first that has the usages of a project."""
 _SHELVED = 'SHELVED_OFFLOADED'
 _SHOWN = 5
 """Servers of a flavor that are asked for: one is enough to keep it."""
@@ -57,7 +59,7 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
     if everything or resources.Kind.FLAVOR in kinds:
         found += used_flavors(cloud, keys, everything)
     if everything or resources.Kind.REGISTERED in kinds:
-        found += limits(cloud, limit_scope(cloud, region))
+        found += limits_of_region(cloud, region)
     return {existing.item.key: existing for existing in found}
 
 
@@ -162,14 +164,14 @@ def limit_scope(cloud: connection.Cloud, region: str | None
     with responses.understanding(cloud, 'Keystone', 'the list of services'):
         services = [item['id'] for item in listed['services']]
         if len(services) != 1:
-            raise cloud.error(f'Keystone has {len(services)} services of '
-                              'type compute; limits are for one')
+            raise cloud.error(f'Keystone has {len(services)} services of type '
+                              'compute; expected one')
         listed = cloud.ask('identity', '/endpoints', service_id=services[0])
         regions = {item['region_id'] for item in listed['endpoints']}
     if len(regions) > 1 and region not in regions:
-        raise cloud.error('Nova is in the regions '
+        raise cloud.error('Nova is in several regions ('
                           + ', '.join(sorted(map(str, regions)))
-                          + '; name one with --os-region-name')
+                          + '); choose one with --os-region-name')
     (chosen,) = {region} if region in regions else regions or {None}
     return {'service_id': services[0],
             **({} if chosen is None else {'region_id': chosen})}
@@ -194,6 +196,43 @@ def limits(cloud: connection.Cloud, scope: Mapping[str, str]
             item['resource_limit']))
             for item in answer['limits']
             if item['project_id'] is not None and _is_of(item, scope)]
+
+
+def limits_of_region(cloud: connection.Cloud, region: str | None
+                     ) -> list[resources.Existing]:
+    """Registered limits and limits of Nova in one region.
+
+    :param region: the user's own; see :func:`limit_scope`.
+    :raises CloudError: if a service does not answer.
+    """
+    return limits(cloud, limit_scope(cloud, region))
+
+
+def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
+    """What a project's servers have of each resource class.
+
+    :param project: UUID.
+    :raises CloudError: if Placement does not tell.
+    """
+    answer = cloud.ask('placement', '/usages', _USAGES, project_id=project)
+    with responses.understanding(cloud, 'Placement', 'the usages of a '
+                                                     'project'):
+        return {codec.decode(str, name): codec.decode(int, used)
+                for name, used in answer['usages'].items()}
+
+
+def project_names(cloud: connection.Cloud) -> dict[str, str]:
+    """The names of all projects by UUID.
+
+    :raises CloudError: if Keystone does not list them all.
+    """
+    answer = cloud.ask('identity', '/projects')
+    if isinstance(answer, dict) and answer.get('truncated'):
+        raise cloud.error('Keystone lists only some projects ([DEFAULT] '
+                          'list_limit in keystone.conf)')
+    with responses.understanding(cloud, 'Keystone', 'the list of projects'):
+        return {codec.decode(str, item['id']): codec.decode(str, item['name'])
+                for item in answer['projects']}
 
 
 def _limit(item, value):
@@ -228,8 +267,8 @@ def _project(cloud, name):
     if not found:
         raise cloud.error(f'there is no project {name}')
     if len(found) > 1:
-        raise cloud.error(f'{len(found)} projects are called {name}; give '
-                          'the UUID of one')
+        raise cloud.error(f'{len(found)} projects are named {name}; give the '
+                          'UUID of one')
     return found[0]
 
 

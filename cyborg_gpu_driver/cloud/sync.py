@@ -29,7 +29,7 @@ from cyborg_gpu_driver.cloud.profiles import resources
 
 
 def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
-              region: str | None
+              region: str | None, mark: bool = True
               ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
     """Make the changes, and say of each what came of it.
 
@@ -37,8 +37,9 @@ def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
     What was begun bears the mark, so that another run goes on from there.
 
     :param region: the user's own, for limits.
+    :param mark: whether limits get the mark.
     """
-    writer = Writer(cloud, region)
+    writer = Writer(cloud, region, mark)
     for change in changes:
         try:
             writer.make(change)
@@ -49,18 +50,22 @@ def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
 
 
 def _never(*_items: object) -> None:
-    raise ValueError('the plan has a change that its service cannot make')
+    raise ValueError('the plan has a change that the service does not support')
 
 
 class Writer:
     """Makes, changes and deletes what is for GPUs.
 
     :param region: the user's own, for limits.
+    :param mark: whether limits get the mark by which :func:`plan.make` knows
+        what it may delete.
     """
 
-    def __init__(self, cloud: connection.Cloud, region: str | None):
+    def __init__(self, cloud: connection.Cloud, region: str | None,
+                 mark: bool = True):
         self._cloud = cloud
         self._region = region
+        self._mark = mark
 
     def make(self, change: plan.Change) -> None:
         """Make one change.
@@ -106,7 +111,7 @@ class Writer:
             users = state.flavor_users(self._cloud, existing.identity)
         if users:
             raise self._cloud.error(
-                f'{item.kind.value} {item.name} has come into use: '
+                f'{item.kind.value} {item.name} is now in use: '
                 + ', '.join(users))
 
     def _create_profile(self, item):
@@ -144,7 +149,8 @@ class Writer:
 
     def _create_registered(self, item):
         self._identity('POST', '/registered_limits',
-                       bodies.registered_limits(item, self._scope))
+                       bodies.registered_limits(item, self._scope,
+                                                self._mark))
 
     def _update_registered(self, item, existing):
         """Keystone 30 does it only while no project has a limit of its own.
@@ -157,22 +163,27 @@ class Writer:
             for limit in limits:
                 self._identity('DELETE', f'/limits/{limit.identity}')
             self._identity('PATCH', f'/registered_limits/{existing.identity}',
-                           bodies.registered_limit(item))
+                           bodies.registered_limit(item, self._mark))
         finally:
             there = {other.item.key for other in state.limits(
                 self._cloud, self._scope)}
             for limit in limits:
                 if limit.item.key not in there:
-                    self._create_limit(limit.item)
+                    self._post_limit(limit.item, limit.ours)
 
     def _create_limit(self, item):
-        self._identity('POST', '/limits', bodies.limits(item, self._scope))
+        self._post_limit(item, self._mark)
+
+    def _post_limit(self, item, mark):
+        self._identity('POST', '/limits',
+                       bodies.limits(item, self._scope, mark))
 
     def _update_limit(self, item, existing):
         # One that was made anew meanwhile has another id.
         identity = {other.item.key: other.identity for other in state.limits(
             self._cloud, self._scope)}.get(item.key, existing.identity)
-        self._identity('PATCH', f'/limits/{identity}', bodies.limit(item))
+        self._identity('PATCH', f'/limits/{identity}',
+                       bodies.limit(item, self._mark))
 
     def _create_template(self, item):
         self._baremetal('POST', '/deploy_templates', bodies.template(item))

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Compute nodes with all below them, and candidates, as Placement has them.
+"""Compute nodes with all below them, as Placement has them.
 
 The providers of every driver count here, and what a compute node has
 itself; :mod:`.providers` reads this driver's alone.
@@ -17,150 +17,251 @@ itself; :mod:`.providers` reads this driver's alone.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
+from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 import os_traits
-from openstack import exceptions
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
 
 VERSION = '1.36'
 """The first with all that Nova puts into its question."""
-_PARTS = ('inventories', 'allocations', 'traits', 'aggregates')
-_BAD_REQUEST = 400
+_BOUND = 'Bound'
 
 
-def read(cloud: connection.Cloud, host: str | None = None,
-         more: Iterable[str] = (),
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """What Cyborg has on record, which spares requests to Placement.
+
+    :ivar deployables: attach handles of each by its provider's UUID. That
+        is the total of the provider's inventory.
+    :ivar arqs: accelerator requests. A bound one holds one unit.
+    """
+
+    deployables: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    arqs: tuple[facts.Arq, ...] = ()
+
+    @functools.cached_property
+    def bound(self) -> Mapping[str, list[str]]:
+        """The servers of the bound requests by provider."""
+        found: dict[str, list[str]] = {}
+        for arq in self.arqs:
+            if arq.state == _BOUND and arq.provider and arq.server:
+                found.setdefault(arq.provider, []).append(arq.server)
+        return found
+
+
+def read(cloud: connection.Cloud, roots: Collection[str],
+         wanted: request.Request, records: Records | None = None,
          progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[facts.Tree, ...]:
-    """The compute nodes that have accelerators, by name.
+    """Compute nodes as a request sees them, by name.
 
-    One request for each of them, and four for each provider.
+    Two requests for each of them. A provider takes more only if Cyborg does
+    not know it and the request may take something of it, if the bound
+    requests do not explain what is used of it, or if its compute node is
+    full.
 
-    :param host: this compute node alone, whatever it has.
-    :param more: names of compute nodes that are to be there, too.
-    :param progress: called with the providers done and their number.
+    :param roots: UUIDs of the compute nodes.
+    :param wanted: of other resource classes only the capacity counts.
+    :param records: what Cyborg has on record, as far as it is known.
+    :param progress: called with the compute nodes done and their number.
     :raises CloudError: if Placement does not tell.
-    :raises InvalidValue: if there is no such compute node.
     """
+    reader = _Reader(cloud, wanted, records or Records())
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
-        roots = _roots(cloud, host, more)
-        listed = {root: _providers(cloud, in_tree=root) for root in roots}
-        sharing = _providers(
-            cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)
-        wanted = {item['uuid']: item for items in
-                  (*listed.values(), sharing) for item in items}
-        read = placement_api.read(cloud, wanted.values(), _PARTS, VERSION,
-                                  progress)
-        nodes = {item['uuid']: _node(item, told) for item, told in read}
-    shared = [nodes[item['uuid']] for item in sharing
-              if item['uuid'] in nodes]
-    found = [_tree(root, [nodes[item['uuid']] for item in items
-                          if item['uuid'] in nodes], shared)
-             for root, items in listed.items() if root in nodes]
-    return tuple(sorted(found, key=lambda tree: tree.name))
+        sharing = [reader.exact(item) for item in listed(
+            cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
+        shared = [node for node in sharing if node is not None]
+        found = placement_api.at_once(
+            lambda root: reader.tree(root, listed(cloud, in_tree=root),
+                                     shared), roots, progress)
+        return tuple(sorted((tree for tree in found if tree is not None),
+                            key=lambda tree: tree.name))
 
 
-def answer(cloud: connection.Cloud, wanted: request.Request,
-           root: str | None = None) -> facts.Answer | None:
-    """What Placement says to Nova's question.
+def holders(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
+            progress: placement_api.Progress = lambda done, total: None
+            ) -> tuple[facts.Tree, ...]:
+    """All compute nodes that have accelerators, and who holds which.
 
-    :param root: UUID of the compute node that is to be taken.
-    :returns: None if there is nothing to ask for.
+    One request for each of them, and two for the cloud. A provider takes
+    one more if the bound requests do not explain what is used of it.
+
+    :param arqs: the accelerator requests of the cloud. Where as many are
+        bound to a provider as Placement says are used of it, their servers
+        are taken for its holders.
+    :returns: without what there is of each, and without shared providers.
     :raises CloudError: if Placement does not tell.
     """
-    if not any(group.resources for group in wanted.groups):
-        return None
-    query = wanted.query(root)
-    try:
-        found = cloud.ask('placement', '/allocation_candidates', VERSION,
-                          **query)
-    except exception.CloudError as error:
-        cause = error.__cause__
-        if (isinstance(cause, exceptions.HttpException)
-                and cause.status_code == _BAD_REQUEST):
-            return facts.Answer(refusal=_refusal(cause))
-        raise
-    with responses.understanding(cloud, 'Placement', 'the candidates'):
-        roots: dict[str, int] = {}
-        for item in found['allocation_requests']:
-            # One that takes of a sharing provider, too, has two roots.
-            for root_uuid in {
-                    found['provider_summaries'][uuid]['root_provider_uuid']
-                    for uuid in item['allocations']}:
-                roots[root_uuid] = roots.get(root_uuid, 0) + 1
-        return facts.Answer(roots, partial=len(
-            found['allocation_requests']) >= int(query['limit']))
+    reader = _Reader(cloud, request.Request(), Records({}, arqs))
+    with responses.understanding(cloud, 'Placement', 'a resource provider'):
+        below = of_cyborg(cloud)
+        nodes = {item['uuid']: item for item in listed(
+            cloud, required=os_traits.COMPUTE_ACCELERATORS)}
+        for root in below.keys() - nodes.keys():
+            nodes.update((item['uuid'], item)
+                         for item in listed(cloud, uuid=root))
+        found = placement_api.at_once(
+            lambda root: reader.tree(root, [nodes[root], *below[root]]),
+            [root for root in below if root in nodes], progress)
+        return tuple(sorted((tree for tree in found if tree is not None),
+                            key=lambda tree: tree.name))
 
 
-def unknown_traits(cloud: connection.Cloud, wanted: request.Request
-                   ) -> frozenset[str]:
-    """The traits of a request that Placement never heard of.
+def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
+                 uuids: Collection[str]) -> tuple[facts.Tree, ...]:
+    """The compute nodes with the holders of some providers read again.
 
+    :param uuids: of the providers, one request each.
     :raises CloudError: if Placement does not tell.
     """
-    asked = frozenset().union(*(
-        group.required | group.forbidden for group in wanted.groups))
-    if not asked:
-        return frozenset()
-    found = cloud.ask('placement', '/traits', VERSION,
-                      name='in:' + ','.join(sorted(asked)))
-    with responses.understanding(cloud, 'Placement', 'the traits'):
-        return asked - set(found['traits'])
+    with responses.understanding(cloud, 'Placement', 'an allocation'):
+        return tuple(dataclasses.replace(tree, below=tuple(
+            dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
+            if node.uuid in uuids else node for node in tree.below))
+            for tree in found)
 
 
-def classes(cloud: connection.Cloud) -> frozenset[str]:
-    """All resource classes that Placement knows.
+def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
+    """Resource providers as Placement lists them.
 
+    :param query: the parameters of ``GET /resource_providers``.
     :raises CloudError: if Placement does not tell.
     """
-    found = cloud.ask('placement', '/resource_classes', VERSION)
-    with responses.understanding(cloud, 'Placement', 'the resource classes'):
-        return frozenset(item['name'] for item in found['resource_classes'])
-
-
-def _providers(cloud, **query):
     answered = cloud.ask('placement', '/resource_providers', VERSION, **query)
-    return answered['resource_providers']
+    with responses.understanding(cloud, 'Placement', 'the providers'):
+        return list(answered['resource_providers'])
 
 
-def _roots(cloud, host, more):
-    cyborgs = {item['root_provider_uuid'] for item in _providers(
-        cloud, required=os_traits.OWNER_CYBORG)}
-    if host is None:
-        by_name = {item['uuid'] for name in sorted(set(more))
-                   for item in _providers(cloud, name=name)}
-        return sorted(cyborgs | by_name)
-    named = [item for item in _providers(cloud, name=host)
-             if item['parent_provider_uuid'] is None]
-    if not named:
-        known = [item['name'] for root in sorted(cyborgs)
-                 for item in _providers(cloud, uuid=root)]
-        raise exception.InvalidValue(
-            what='host', value=host,
-            expected='expected the hypervisor_hostname of a compute node'
-            + (reasons.similar(host, known)
-               or f'; with accelerators: {", ".join(sorted(known)) or "none"}'
-               ))
-    return [named[0]['uuid']]
+def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
+    """The providers of Cyborg's, by the UUID of their compute node.
+
+    :raises CloudError: if Placement does not tell.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in listed(cloud, required=os_traits.OWNER_CYBORG):
+        found.setdefault(item['root_provider_uuid'], []).append(item)
+    return found
 
 
-def _node(item, told):
-    holders = {consumer: allocation['resources']
-               for consumer, allocation in told['allocations'].items()}
-    return facts.Node(
-        item['uuid'], item['name'], {
-            name: _inventory(inventory, sum(
-                resources.get(name, 0) for resources in holders.values()))
-            for name, inventory in told['inventories'].items()},
-        frozenset(told['traits']), frozenset(told['aggregates']), holders)
+class _Reader:
+    """Makes nodes of what Placement summarizes of a tree.
+
+    :param wanted: inventories are exact of what it asks for.
+    """
+
+    def __init__(self, cloud, wanted, records):
+        self._cloud = cloud
+        self._asked = wanted.totals.keys()
+        self._granular = {name for group in wanted.granular
+                          for name in group.resources}
+        self._records = records
+
+    def tree(self, root, items, shared=()):
+        """A compute node; None if there is none any more.
+
+        :param items: the providers of its tree as Placement lists them.
+        :param shared: all providers that share what they have.
+        """
+        summaries = placement_api.summaries(self._cloud, root)
+        nodes = [node for item in items for node in [
+            self._node(item, summaries[item['uuid']])
+            if item['uuid'] in summaries else self.exact(item)]
+            if node is not None]
+        mine = {node.uuid for node in nodes}
+        if root not in mine:
+            return None
+        aggregates = self._aggregates(root, shared)
+        return facts.Tree(
+            next(node for node in nodes if node.uuid == root),
+            tuple(sorted((node for node in nodes if node.uuid != root),
+                         key=lambda node: node.name)),
+            tuple(node for node in shared if node.aggregates & aggregates
+                  and node.uuid not in mine))
+
+    def exact(self, item):
+        """A provider, read part by part; None if there is none any more."""
+        told = placement_api.one(
+            self._cloud, item,
+            ('inventories', 'allocations', 'traits', 'aggregates'), VERSION)
+        if told is None:
+            return None
+        held = {consumer: allocation['resources'] for consumer, allocation
+                in told['allocations'].items()}
+        return facts.Node(
+            item['uuid'], item['name'], {
+                name: _inventory(inventory, sum(
+                    resources.get(name, 0) for resources in held.values()))
+                for name, inventory in told['inventories'].items()},
+            frozenset(told['traits']), frozenset(told['aggregates']), held)
+
+    def _node(self, item, summary):
+        traits = frozenset(summary['traits'])
+        amounts = summary['resources']
+        of_cyborg = os_traits.OWNER_CYBORG in traits
+        inventories = self._inventories(item, amounts, of_cyborg)
+        return None if inventories is None else facts.Node(
+            item['uuid'], item['name'], inventories, traits,
+            holders=self._holders(item, amounts)
+            if of_cyborg or self._granular & amounts.keys() else {})
+
+    def _inventories(self, item, amounts, of_cyborg):
+        total = self._records.deployables.get(item['uuid'])
+        if of_cyborg and total is not None:
+            # So Cyborg's conductor makes each inventory.
+            return {name: facts.Inventory(
+                total, total - amount['capacity'], amount['used'],
+                max_unit=total) for name, amount in amounts.items()}
+        if self._asked & amounts.keys():
+            told = placement_api.one(self._cloud, item, ('inventories',),
+                                     VERSION)
+            return None if told is None else {
+                name: _inventory(inventory, amounts[name]['used'])
+                for name, inventory in told['inventories'].items()
+                if name in amounts}
+        return {name: facts.Inventory(amount['capacity'], 0, amount['used'])
+                for name, amount in amounts.items()}
+
+    def _holders(self, item, amounts):
+        used = sum(amount['used'] for amount in amounts.values())
+        bound = self._records.bound.get(item['uuid'], ())
+        if used == len(bound) and len(amounts) == 1:
+            (name,) = amounts
+            return {server: {name: number} for server, number
+                    in collections.Counter(bound).items()}
+        return _allocations(self._cloud, item['uuid']) if used else {}
+
+    def _aggregates(self, root, shared):
+        """Those of a tree in which there are providers that share."""
+        every = frozenset().union(*(node.aggregates for node in shared))
+        if not every:
+            return every
+        return frozenset().union(*(
+            told['aggregates'] for told in (
+                placement_api.one(self._cloud, item, ('aggregates',), VERSION)
+                for item in listed(
+                    self._cloud, in_tree=root,
+                    member_of='in:' + ','.join(sorted(every))))
+            if told is not None))
+
+
+def _allocations(cloud, uuid):
+    """For each consumer what it has of a provider."""
+    answered = cloud.ask(
+        'placement', f'/resource_providers/{uuid}/allocations', VERSION)
+    return {} if answered is None else {
+        consumer: allocation['resources'] for consumer, allocation
+        in answered['allocations'].items()}
 
 
 def _inventory(inventory, used):
@@ -168,23 +269,3 @@ def _inventory(inventory, used):
         inventory['total'], inventory['reserved'], used,
         inventory['min_unit'], inventory['max_unit'],
         inventory['step_size'], inventory['allocation_ratio'])
-
-
-def _tree(root, nodes, shared):
-    aggregates = frozenset().union(*(node.aggregates for node in nodes))
-    mine = {node.uuid for node in nodes}
-    return facts.Tree(
-        next(node for node in nodes if node.uuid == root),
-        tuple(sorted((node for node in nodes if node.uuid != root),
-                     key=lambda node: node.name)),
-        tuple(node for node in shared
-              if node.aggregates & aggregates and node.uuid not in mine))
-
-
-def _refusal(error):
-    """Placement's own words, without those that each refusal begins with."""
-    try:
-        told = error.response.json()['errors'][0]['detail']
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        told = str(error)
-    return ' '.join(told.rpartition('\n\n')[2].split())

@@ -37,8 +37,8 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 
 if TYPE_CHECKING:
-    from cyborg_gpu_driver.cmd import host_view
-    from cyborg_gpu_driver.cmd import machine
+    from cyborg_gpu_driver.cmd.context import host_view
+    from cyborg_gpu_driver.cmd.context import machine
 
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PACKAGE = 'cyborg_gpu_driver'
@@ -50,8 +50,8 @@ _USAGE = 2
 class Commands(commandmanager.CommandManager):
     """Imports the command that is run, and no other.
 
-    cliff (4.17) imports them all to know their names, and so OpenStack's
-    clients where only a GPU is cut.
+    cliff (4.17) imports them all to know their names, and with them
+    OpenStack's clients, which few commands need.
     """
 
     def load_commands(self, namespace: str) -> None:
@@ -127,13 +127,13 @@ class CyborgGpu(app.App):
     @functools.cached_property
     def view(self) -> host_view.HostView:
         """The host, for a command that only reads it."""
-        from cyborg_gpu_driver.cmd import host_view
+        from cyborg_gpu_driver.cmd.context import host_view
         return host_view.HostView(self.conf)
 
     @functools.cached_property
     def machine(self) -> machine.Machine:
         """The host, for a command that needs more than a snapshot."""
-        from cyborg_gpu_driver.cmd import machine
+        from cyborg_gpu_driver.cmd.context import machine
         return machine.Machine(self.conf)
 
     def prepare_to_run_command(self, cmd):

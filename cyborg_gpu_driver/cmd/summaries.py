@@ -24,9 +24,17 @@ SUMMARIES = {
     'config import': (
         "Write policies from the options of Cyborg's own driver and of Nova"),
     'doctor': (
-        'Find what is wrong on this host, and say what to do about it'),
+        'Find problems of this host, and say what to do about them'),
+    'exporter': (
+        'Serve the metrics of this host to Prometheus'),
     'firstboot': (
         'Partition the GPUs of a bare-metal server as its layout says'),
+    'gpu cordon': (
+        'Keep new servers away from GPUs'),
+    'gpu drain': (
+        'Cordon GPUs, and list the servers that still have a part of them'),
+    'gpu fabric': (
+        'List the NVSwitch partitions of this host'),
     'gpu list': (
         'List the NVIDIA GPUs of this host'),
     'gpu map': (
@@ -35,6 +43,8 @@ SUMMARIES = {
         'Make idle GPUs ready for their policy'),
     'gpu show': (
         'Show one GPU, with a picture of the slices in use'),
+    'gpu uncordon': (
+        'Offer GPUs to new servers again'),
     'health clear': (
         'Clear the recorded health problems of a GPU'),
     'health show': (
@@ -45,6 +55,14 @@ SUMMARIES = {
         'Destroy an idle GPU instance with its compute instances'),
     'instance list': (
         'List the GPU instances of this host and their users'),
+    'interference measure': (
+        'Measure how much applications slow each other down'),
+    'interference plan': (
+        'Place applications on GPUs so that all of them end soonest'),
+    'interference predict': (
+        'Predict how long applications run together on one GPU'),
+    'interference show': (
+        'Show measured slowdowns, and draw them'),
     'kubernetes render': (
         'Write the Kubernetes configuration for GPU nodes like this host'),
     'layout apply': (
@@ -71,6 +89,11 @@ SUMMARIES = {
         'Show what the agent would report to Cyborg and Placement now'),
     'support-bundle': (
         'Write one archive with what a bug report needs'),
+    'top': (
+        'Show the GPUs, GPU instances and vGPUs of this host and their '
+        'servers'),
+    'usage': (
+        'Show who had which GPU, vGPU or slice from when to when'),
     'vgpu clean': (
         'Remove orphaned vGPUs'),
     'vgpu list': (

@@ -22,8 +22,8 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
-_BIND_SECONDS = 30.0
-"""Half of the default of rpc_response_timeout."""
+_RPC_SECONDS = 60.0
+"""The default of rpc_response_timeout."""
 _ANSWER_SECONDS = 10
 """For an operation of the privileged process that NVML does not delay."""
 
@@ -52,7 +52,7 @@ GPU_OPTS = [
         help='Whether the agent makes idle GPUs ready for their policy, at '
              'its start and in each report: it sets the MIG mode, virtual '
              'functions, mixed-size mode and vGPU scheduler, creates fixed '
-             'vGPUs, and binds a GPU that is offered whole to vfio-pci. If '
+             'vGPUs, and binds a GPU in passthrough mode to vfio-pci. If '
              'false, the operator does all of this. Without policies, the '
              'agent only binds vfio-pci.'),
     cfg.StrOpt(
@@ -63,7 +63,7 @@ GPU_OPTS = [
             (drivers.NVIDIA,
              'a GPU that is bound to nvidia is offered as it is, and '
              'libvirt binds it to vfio-pci when a server starts')],
-        help='Kernel driver of an idle GPU that is offered whole. A GPU that '
+        help='Kernel driver of an idle GPU in passthrough mode. A GPU that '
              'the operator bound to vfio-pci is offered in either case. '
              'Choose nvidia only if no monitor (DCGM, nvidia-persistenced) '
              'keeps GPUs open: the nvidia driver does not release a GPU that '
@@ -77,7 +77,7 @@ GPU_OPTS = [
              'them.'),
     cfg.BoolOpt(
         'clean_whole_gpus', default=True, mutable=True,
-        help='Whether to reset a GPU that is offered whole after each server, '
+        help='Whether to reset a GPU in passthrough mode after each server, '
              'and to offer it again only when the reset has succeeded and its '
              'memory is found clean. If false, the GPU is offered again at '
              'once, as the server left it. A GPU that the kernel cannot reset '
@@ -85,16 +85,23 @@ GPU_OPTS = [
     cfg.BoolOpt(
         'health_events', default=True, mutable=True,
         help='Whether to listen for error events of NVML (XIDs), so that the '
-             'driver stops offering a GPU at the moment it gets sick. If '
+             'driver stops offering a GPU as soon as it becomes unhealthy. If '
              'false, only each report checks health.'),
     cfg.IntOpt(
         'health_clean_checks', default=5, min=1, mutable=True,
-        help='How many reports in a row must find no problem of a sick GPU '
-             'before it counts as healthy again.'),
+        help='Number of consecutive reports without a problem after which '
+             'an unhealthy GPU counts as healthy again.'),
+    cfg.IntOpt(
+        'health_cordon_errors', default=0, min=0, mutable=True,
+        help='Number of errors after which the driver cordons a GPU: it gets '
+             'no new server until an operator uncordons it, even when it is '
+             'healthy again. Errors count from the last "cyborg-gpu gpu '
+             'uncordon" or "cyborg-gpu health clear" on. 0 never cordons a '
+             'GPU.'),
     cfg.ListOpt(
         'health_ignored_xids', default=[], mutable=True,
         item_type=cfg.types.Integer(min=1),
-        help='XIDs that never make a GPU sick, in addition to those of '
+        help='XIDs that never make a GPU unhealthy, in addition to XIDs of '
              "applications and those that NVIDIA's catalogue says to ignore."),
     cfg.IntOpt(
         'nvml_timeout', default=30, min=1,
@@ -114,12 +121,20 @@ GPU_OPTS = [
              'unset, it is half of rpc_response_timeout in the configuration '
              'of the agent.'),
     cfg.IntOpt(
+        'full_report_interval', default=600, min=0, mutable=True,
+        help='Seconds after which a report describes a GPU to Cyborg in full '
+             'although nothing about it has changed. The reports between say '
+             'only that the GPU is as it was, which costs the database of '
+             'Cyborg a sixth of the queries. A full report restores what '
+             "somebody has deleted from Cyborg's database. 0 makes every "
+             'report a full one.'),
+    cfg.IntOpt(
         'access_timeout', default=60, min=1,
         help='Seconds to wait until all processes of this library on this '
              'host have closed NVML, before a GPU is reset, is unbound or '
              'changes its MIG mode. Those processes in turn wait this long '
-             'until they may open it again. If the time is over, the '
-             'operation is refused.'),
+             'until they may open it again. After this time, the operation is '
+             'refused.'),
     cfg.IntOpt(
         'driver_timeout', default=60, min=1,
         help='Seconds that a kernel driver may take to bind or release a GPU. '
@@ -130,6 +145,12 @@ GPU_OPTS = [
         help='Name or path of nvidia-smi, which resets a GPU. On a host '
              'without it, the GPU is unbound, reset and bound again. A host '
              'with NVSwitches needs nvidia-smi.'),
+    cfg.StrOpt(
+        'fabric_manager_config',
+        default='/usr/share/nvidia/nvswitch/fabricmanager.cfg',
+        help="Path of the configuration of NVIDIA's fabric manager, on hosts "
+             'with NVSwitches. It tells FABRIC_MODE, and the address or the '
+             'socket of the fabric manager.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="Path of NVIDIA's script that creates virtual functions."),
@@ -228,13 +249,27 @@ POLICY_OPTS = [
     cfg.StrOpt(
         'vgpu_scheduler', mutable=True,
         choices=[item.value for item in model.SchedulerPolicy],
-        help='Mode vgpu: scheduler by which vGPUs share the GPU. If unset, '
-             'the scheduler is not changed. mixed_sizes excludes '
+        help='Mode vgpu: scheduler by which vGPUs share the GPU. Mode mig: '
+             'scheduler of each GPU instance that several vGPUs share, set '
+             'when the instance is created; other instances have none. If '
+             'unset, the scheduler is not changed. mixed_sizes excludes '
              'fixed-share.'),
     cfg.IntOpt(
         'vgpu_time_slice', min=1, mutable=True,
-        help='Mode vgpu: time slice of vgpu_scheduler, in microseconds. If '
-             "unset, NVIDIA's driver chooses it."),
+        help='Time slice of vgpu_scheduler, in microseconds. If unset, '
+             "NVIDIA's driver chooses it."),
+    cfg.StrOpt(
+        'isolation', default='none', mutable=True,
+        choices=[
+            ('none', 'servers of all projects share a GPU'),
+            ('project', 'a GPU with servers of one project gets no server '
+                        'of another one')],
+        help='Modes vgpu and mig: who may share a GPU. The agent asks '
+             'Placement at each bind whose servers are on the GPU, and '
+             'refuses the bind if they are of several projects, or if that '
+             'is not known. GpuFilter in nova-scheduler keeps servers away '
+             'that would be refused. It has no effect on servers that have '
+             'the GPU already. It excludes fixed_vgpus, which Nova assigns.'),
 ]
 
 
@@ -288,16 +323,24 @@ def privileged_timeout(conf: cfg.ConfigOpts) -> float:
                  + _ANSWER_SECONDS)
 
 
-def default_bind_timeout(conf: cfg.ConfigOpts) -> float:
-    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset.
+def rpc_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds that Cyborg's services wait for each other.
 
     :param conf: of the agent, where ``rpc_response_timeout`` is registered
         by oslo.messaging; of a command, where it is not.
     """
     try:
-        return conf.rpc_response_timeout / 2
+        return float(conf.rpc_response_timeout)
     except cfg.NoSuchOptError:
-        return _BIND_SECONDS
+        return _RPC_SECONDS
+
+
+def default_bind_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset.
+
+    :param conf: see :func:`rpc_timeout`.
+    """
+    return rpc_timeout(conf) / 2
 
 
 def register_policy(conf, name):

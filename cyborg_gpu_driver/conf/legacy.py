@@ -134,8 +134,8 @@ def read(paths: Sequence[str]) -> Legacy:
         raise exception.LegacyOptionError(
             path=', '.join(paths), group='gpu_devices',
             option='enabled_vgpu_types', value=_UNSET,
-            reason='neither this nor [devices] enabled_mdev_types names a '
-                   'type of NVIDIA; there is nothing to import')
+            reason='neither this nor [devices] enabled_mdev_types has a type '
+                   'of NVIDIA, so there is nothing to import')
     return Legacy(
         types=types, foreign_types=tuple(reader.foreign),
         filters_functions=reader.value('gpu_devices', 'filter_sriov_vfs'),
@@ -173,9 +173,9 @@ class _Reader:
             raise self._error(
                 group, 'device_addresses', _UNSET,
                 'required, such as 0000:3b:00.0: ' + (
-                    'of several types each needs addresses, and Nova goes '
-                    'by the first type alone if one has none' if is_nova
-                    else "Cyborg's driver takes no type without"))
+                    'with several types, each needs addresses; if one has '
+                    'none, Nova uses only the first type' if is_nova
+                    else "Cyborg's driver ignores a type without them"))
         option = ('device_addresses' if addresses else _LISTS[service][1])
         return EnabledType(
             service=service, type_id=name, addresses=addresses,

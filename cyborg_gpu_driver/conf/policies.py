@@ -25,15 +25,17 @@ from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
 
 _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)
 
+_PROJECT = 'project'
 _ONLY_IN = {
     (policy.Mode.MIG.value,): ('profiles',),
-    (policy.Mode.VGPU.value,): ('mixed_sizes', 'vgpu_scheduler',
-                                'vgpu_time_slice'),
+    (policy.Mode.VGPU.value,): ('mixed_sizes',),
     (policy.Mode.VGPU.value, policy.Mode.MIG.value): (
-        'vgpu_types', 'max_instances', 'fixed_vgpus'),
+        'vgpu_types', 'max_instances', 'fixed_vgpus', 'vgpu_scheduler',
+        'vgpu_time_slice'),
 }
 """Options that other modes have no use for."""
 
@@ -65,10 +67,14 @@ class Settings:
     """``[gpu] health_events``."""
     health_clean_checks: int = 5
     """``[gpu] health_clean_checks``."""
+    health_cordon_errors: int = 0
+    """``[gpu] health_cordon_errors``."""
     health_ignored_xids: frozenset[int] = frozenset()
     """``[gpu] health_ignored_xids``."""
     bind_timeout: int | None = None
     """``[gpu] bind_timeout``, in seconds."""
+    full_report_interval: int = 600
+    """``[gpu] full_report_interval``, in seconds."""
     orphan_grace: int = 300
     """``[gpu] orphan_grace``, in seconds."""
 
@@ -82,6 +88,24 @@ class Settings:
         if self.ignores(gpu):
             return None
         return policy.choose(gpu, self.policies)
+
+    def wants(self, gpu: model.Gpu) -> readiness.Wants:
+        """What the operator's policy needs of a GPU.
+
+        Where the policy is not the operator's own, a GPU is offered as it
+        was found, and nothing but its driver is changed. Without ``[gpu]
+        prepare`` not even that is: then a GPU is at most closed.
+        """
+        governing = self.policy_for(gpu)
+        if governing is None:
+            return readiness.Wants()
+        wanted = readiness.wants(gpu, governing, self.passthrough_driver)
+        if self.prepare and self.policies is not None:
+            return wanted
+        wanted = readiness.driver_only(gpu, wanted)
+        if self.prepare:
+            return wanted
+        return dataclasses.replace(wanted, driver=None)
 
 
 def read(conf: cfg.ConfigOpts) -> Settings:
@@ -110,8 +134,10 @@ def read(conf: cfg.ConfigOpts) -> Settings:
         clean_whole_gpus=conf.gpu.clean_whole_gpus,
         health_events=conf.gpu.health_events,
         health_clean_checks=conf.gpu.health_clean_checks,
+        health_cordon_errors=conf.gpu.health_cordon_errors,
         health_ignored_xids=frozenset(conf.gpu.health_ignored_xids),
         bind_timeout=conf.gpu.bind_timeout,
+        full_report_interval=conf.gpu.full_report_interval,
         orphan_grace=conf.gpu.orphan_grace)
 
 
@@ -146,6 +172,7 @@ def _policy(conf, name):
             'mode vgpu needs at least one type, such as T4-2B')
     _check_modes(values, group, mode)
     _check_scheduler(values, group)
+    _check_isolation(values, group, mode)
     return policy.Policy(
         name=name, mode=policy.Mode(mode),
         match_address=tuple(_addresses(values, group)),
@@ -158,7 +185,8 @@ def _policy(conf, name):
         fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
         mixed_sizes=values.mixed_sizes,
         scheduler=_scheduler(values, group),
-        time_slice=_nanoseconds(values.vgpu_time_slice))
+        time_slice=_nanoseconds(values.vgpu_time_slice),
+        isolated=values.isolation == _PROJECT)
 
 
 def _check_modes(values, group, mode):
@@ -168,9 +196,8 @@ def _check_modes(values, group, mode):
             value = values[option]
             if value:
                 raise validation.invalid(
-                    group, option, value, 'only '
-                    + ' and '.join(f'mode {item}' for item in modes)
-                    + ' takes it')
+                    group, option, value, 'only supported by '
+                    + ' and '.join(f'mode {item}' for item in modes))
 
 
 def _check_scheduler(values, group):
@@ -185,6 +212,20 @@ def _check_scheduler(values, group):
     if time_slice and scheduler is None:
         raise validation.invalid(group, 'vgpu_time_slice', time_slice,
                                  'needs vgpu_scheduler')
+
+
+def _check_isolation(values, group, mode):
+    if values.isolation != _PROJECT:
+        return
+    if mode not in (policy.Mode.VGPU.value, policy.Mode.MIG.value):
+        raise validation.invalid(
+            group, 'isolation', values.isolation,
+            'only supported by mode vgpu and mode mig')
+    if values.fixed_vgpus:
+        raise validation.invalid(
+            group, 'isolation', values.isolation,
+            'excludes fixed_vgpus: Nova assigns those without a bind that '
+            'the agent could refuse')
 
 
 def _scheduler(values, group):

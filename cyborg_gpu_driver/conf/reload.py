@@ -95,8 +95,8 @@ class Watch:
         return None
 
     def _refuse(self, error: Exception, paths: Iterable[str]) -> None:
-        LOG.error('The changed configuration is not used, and the former one '
-                  'stays in force: %(files)s: %(error)s',
+        LOG.error('The changed configuration is invalid and is not used: '
+                  '%(files)s: %(error)s',
                   {'files': ', '.join(paths), 'error': error})
 
     def _warn(self) -> None:
@@ -106,8 +106,8 @@ class Watch:
             if now.get(name) != self._started_with.get(name):
                 LOG.warning(
                     '[gpu] %(option)s has changed in %(files)s and needs a '
-                    'restart of cyborg-agent. Its former value stays in '
-                    'force.', {'option': name, 'files': ', '.join(
+                    'restart of cyborg-agent. The old value stays in effect.',
+                    {'option': name, 'files': ', '.join(
                         validation.where(self._conf, 'gpu', name))})
 
 

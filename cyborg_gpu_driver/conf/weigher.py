@@ -26,19 +26,40 @@ OPTS = [
     cfg.FloatOpt(
         'gpu_weight_multiplier', default=1.0,
         help='Multiplier of the weight, which lies between 0 and 1 as that of '
-             'other weighers does. A positive value packs: it prefers the '
-             'host on which the request costs the least of what could still '
-             'be created. A negative value spreads: it prefers the host with '
-             'the emptiest GPU. With 0 the weigher has no effect and reads '
-             'nothing. Metadata of the same name of a host aggregate '
-             'overrides the option for the hosts in the aggregate.'),
+             'other weighers does. A negative value has the same effect as '
+             'its absolute value with ``placement = spread``, unless the '
+             'flavor has ``gpu:placement``. With 0 the weigher has no effect '
+             'and reads nothing. Metadata of the same name of a host '
+             'aggregate overrides the option for the hosts in the '
+             'aggregate.'),
+    cfg.StrOpt(
+        'placement', default='pack',
+        choices=[
+            ('pack', 'where the request costs the least of what could still '
+                     'be created; of equal GPUs the fullest'),
+            ('spread', 'the emptiest GPU'),
+            ('standalone', 'only GPUs without servers of other projects; '
+                           'first those with servers of the same project'),
+            ('quiet', 'the GPU where servers slow each other down least')],
+        help='Which GPU to prefer for a server whose flavor has no '
+             '``gpu:placement``. The words are the same.'),
+    cfg.StrOpt(
+        'interference_file',
+        help='JSON file with the slowdown of each application beside each '
+             'other one, for ``quiet``: ``{"slowdown": {"A": {"B": 1.25}}}`` '
+             'says that A takes 1.25 times as long on a GPU where B runs. '
+             '``null`` says that they do not fit together. Flavors name '
+             'their application in ``gpu:application``. Without the file, '
+             '``quiet`` counts the servers on the GPU. It is read when '
+             'nova-scheduler starts.'),
     cfg.FloatOpt(
         'cache_seconds', default=5.0, min=0,
-        help='Seconds for which the free capacity of the GPUs is kept after '
-             'it was read from Placement. It is read once for each resource '
-             'class that is requested. 0 reads it for each request. It is '
-             'read again for each of several servers of one request in any '
-             'case.'),
+        help='Seconds for which the free capacity of the GPUs of a host is '
+             'kept after it was read from Placement. The time doubles, up to '
+             '60 times the value, while the capacity stays the same. 0 reads '
+             'hosts for each request. A host is read again in any case after '
+             'a claim on it, and after nova-compute has reported a change. '
+             'For one request at most 32 hosts are read.'),
     cfg.BoolOpt(
         'order_candidates', default=True,
         help='Whether to choose the GPU within the host as well. The best of '

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import requests
@@ -44,6 +45,7 @@ class Api:
     def __init__(self, url: str, headers: Mapping[str, str]):
         self.url = url
         self._headers = dict(headers)
+        self._of_thread = threading.local()
 
     def request(self, method: str, path: str, body=None, params=None):
         """The answer's JSON, None if it has no body.
@@ -52,12 +54,21 @@ class Api:
 
         :raises ApiError: if the status is 400 or above.
         """
-        response = requests.request(
+        response = self._session().request(
             method, self.url + path, json=body, params=params,
             headers=self._headers, timeout=120)
         if response.status_code >= 400:
             raise ApiError(response)
         return response.json() if response.content else None
+
+    def _session(self):
+        """One for each thread: to make one takes longer than a request."""
+        session = getattr(self._of_thread, 'session', None)
+        if session is None:
+            session = self._of_thread.session = requests.Session()
+            # The services are on loopback, where no proxy may stand between.
+            session.trust_env = False
+        return session
 
     def get(self, path, **params):
         return self.request('GET', path, params=params)

@@ -120,18 +120,19 @@ class NovaPart:
                     'device_profile_group_id']][0]}
             for arq in self.cyborg.create_arqs(device_profile)}
 
-    def create_server(self, device_profile: str, timeout: float = 30.0
-                      ) -> Server:
+    def create_server(self, device_profile: str, timeout: float = 30.0,
+                      server: str | None = None) -> Server:
         """Boot: candidates, claim, ARQs, bind, wait.
 
         :param timeout: seconds for the bind.
+        :param server: UUID of a server that is unshelved; a new one if None.
         :raises NoCandidates: if Placement has no host.
         :raises BindFailed: if Cyborg cannot bind; nothing is left behind.
         """
         candidates = self.candidates(device_profile)
         if not candidates:
             raise NoCandidates(device_profile)
-        server = str(uuid.uuid4())
+        server = server or str(uuid.uuid4())
         self.claim(server, candidates[0])
         bindings = self.request_arqs(server, device_profile, candidates[0])
         try:

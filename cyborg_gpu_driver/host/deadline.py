@@ -27,6 +27,7 @@ no lock of Python's and no logging, which eventlet has replaced too.
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import os
 import sys
@@ -36,8 +37,6 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 from typing import Any
-
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 
@@ -82,6 +81,11 @@ def stuck() -> tuple[str, ...]:
     return tuple(sorted(filter(None, (worker.stuck for worker in workers))))
 
 
+def missed() -> int:
+    """How many calls of this process did not end in time, until now."""
+    return _missed
+
+
 def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     """Call ``function`` with each item, all at the same time.
 
@@ -103,7 +107,9 @@ class _Branch(threading.Thread):
     """One of several functions that run at the same time."""
 
     def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
-        super().__init__(name=f'cyborg-gpu-{item}'[:40], daemon=True)
+        # The text of a whole GPU would take longer than most calls.
+        about = getattr(item, 'address', item)
+        super().__init__(name=f'cyborg-gpu-{about}'[:40], daemon=True)
         self._function = function
         self._item = item
         self._answer = None
@@ -206,6 +212,7 @@ class _Worker:
         self._calls.put(call)
         if call.wait(seconds):
             return call.result()
+        _count_missed()
         if call.claim.acquire(blocking=False):
             # It was never begun: another call is before it.
             self._refuse_while_stuck()
@@ -242,8 +249,15 @@ def _work(calls: Any) -> None:
         calls.get().make()
 
 
+def _count_missed() -> None:
+    global _missed
+    with _making:
+        _missed += 1
+
+
 _workers: dict[Hashable, _Worker] = {}
 _making = threading.Lock()
+_missed = 0
 
 
 def _worker(owner: Hashable) -> _Worker:

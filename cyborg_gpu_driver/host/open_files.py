@@ -10,16 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which processes have a device node open, from proc."""
+"""Which processes have a file open or locked, from proc."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 
 _WHOLE_MACHINE = 'pid:[4026531836]'
 """The first PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
+_LOOKS = 3
+"""How often the list of locks is read. The kernel gives it in parts, so a
+line can be missed when other locks go away at the same time."""
 
 
 def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
@@ -45,6 +49,32 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
         if pid.isdigit() and any(
             link.removesuffix(' (deleted)').endswith(nodes)
             for link in _open_files(f'{proc}/{pid}/fd'))))
+
+
+def lock_holders(kind: str, is_file: Callable[[str], bool],
+                 proc: str = '/proc') -> tuple[int, ...]:
+    """Ids of the processes that have a file locked; empty if not known.
+
+    A line of proc_locks(5): number, kind, ADVISORY, WRITE, process id,
+    major:minor:inode (hexadecimal, hexadecimal, decimal), start and end. A
+    line of who waits has an arrow in the second place.
+
+    :param kind: ``POSIX`` or ``FLOCK``.
+    :param is_file: whether major, minor and inode are those of the file.
+    """
+    found: set[int] = set()
+    for _ in range(_LOOKS):
+        try:
+            with open(f'{proc}/locks', encoding='ascii') as stream:
+                lines = [line.split() for line in stream]
+            found = {int(words[4]) for words in lines
+                     if words[1:2] == [kind] and is_file(words[5])}
+        except (OSError, ValueError, IndexError):
+            return ()
+        if found:
+            break
+    # A process in another PID namespace has a number below 1.
+    return tuple(sorted(pid for pid in found if pid > 0))
 
 
 def process_name(pid: int, proc: str = '/proc') -> str:

@@ -14,14 +14,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 from oslo_config import cfg
 from stevedore import driver
 
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.host.fabric import config as fabric_config
+from cyborg_gpu_driver.host.fabric import session as fabric_session
 from cyborg_gpu_driver.host.health import reader as health
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
@@ -33,6 +39,7 @@ NAMESPACE = 'cyborg_gpu_driver.platform'
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _MDEVCTL = 'mdevctl'
 _NVIDIA_SMI = 'nvidia-smi'
+_NV_FABRICMANAGER = 'nv-fabricmanager'
 _DRIVER_TIMEOUT = 60.0
 
 
@@ -62,9 +69,20 @@ class Platform:
     fabric_manager: Callable[[], bool] | None = None
     """A simulated machine's answer to whether NVIDIA's fabric manager runs.
     None looks through ``/proc``."""
+    fabric_config: str | Callable[[], str] = fabric_config.PATH
+    """Path of the fabric manager's configuration. A simulated machine has a
+    callable that returns its text or raises OSError."""
+    load_fabric: Callable[[str], Any] = ctypes.CDLL
+    """Loads libnvfm, by its name."""
+    nv_fabricmanager: str | Callable[..., str] = _NV_FABRICMANAGER
+    """Name or path of the fabric manager, or a callable of its arguments; it
+    raises FileNotFoundError where the fabric manager is not installed."""
     driver_timeout: float = _DRIVER_TIMEOUT
     """Seconds that a kernel driver may take to let go of a GPU, or to take
     one."""
+    libvirt: Callable[[], Any] = domains.connect
+    """Opens a connection of libvirt's Python module for reading. A simulated
+    machine has what it needs of one."""
     boot_id: Callable[[], str] = health.boot_id
     """Tells one start of the machine from another."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
@@ -72,9 +90,16 @@ class Platform:
     records: gpu_record.Records = gpu_record.Records()
     """What is kept of GPUs that NVML cannot be asked about."""
 
+    @functools.cached_property
+    def fabric(self) -> fabric_session.FabricSession:
+        """The connection to NVIDIA's fabric manager."""
+        return fabric_session.FabricSession(
+            lambda: fabric_config.read(self.fabric_config), self.load_fabric)
+
 
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
-         mdevctl: str = _MDEVCTL, nvidia_smi: str = _NVIDIA_SMI) -> Platform:
+         mdevctl: str = _MDEVCTL, nvidia_smi: str = _NVIDIA_SMI,
+         fabric: str = fabric_config.PATH) -> Platform:
     """This machine. Opens nothing yet."""
     return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
                     sriov_manage=sriov_manage, mdevctl=mdevctl,
@@ -105,7 +130,8 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:
         machine = real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
-                       conf.gpu.mdevctl, conf.gpu.nvidia_smi)
+                       conf.gpu.mdevctl, conf.gpu.nvidia_smi,
+                       conf.gpu.fabric_manager_config)
     machine.nvml.timeout = conf.gpu.nvml_timeout
     # A simulated host in memory is this process's alone, and so are its locks.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state

@@ -15,11 +15,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 

@@ -16,8 +16,8 @@ A fault costs the detail of the GPU that has it, never the snapshot. GPUs are
 read side by side: one that does not answer in time holds up no other. What
 changes is read each time; what could not be read is left out and said, and
 never taken from an earlier snapshot. Only a GPU that NVML is not asked about
-because it is bound to another driver, or offered whole, has the facts of its
-record.
+because it is bound to another driver, or in passthrough mode, has the facts of
+its record.
 """
 
 from __future__ import annotations
@@ -63,21 +63,25 @@ class HostReader:
         self._mutex = threading.Lock()
 
     @gate.series
-    def snapshot(self, detail: bool = False) -> model.Host:
+    def snapshot(self, detail: bool = False, links: bool = True
+                 ) -> model.Host:
         """The machine as it is now.
 
         Does not raise for anything that hardware does.
 
         :param detail: also read what takes long and people want to see:
             UUIDs of MIG devices, availability on each virtual function.
+        :param links: whether to read the NVLinks of GPUs, which takes some
+            40 calls a GPU, once a session.
         """
-        host = self._read(detail)
+        host = self._read(detail, links)
         with self._mutex:
             self._chronicle.tell({
                 'The machine': host.problems,
                 **{f'GPU {gpu.address}': gpu.problems for gpu in host.gpus}})
-            self._peers = {gpu.address: gpu.nvlink_peers
-                           for gpu in host.gpus}
+            if links:
+                self._peers = {gpu.address: gpu.nvlink_peers
+                               for gpu in host.gpus}
         return host
 
     @gate.series
@@ -121,12 +125,40 @@ class HostReader:
         return (identity.physfn if identity.physfn in identities
                 else identity.address)
 
+    def openable(self) -> tuple[model.Gpu, ...]:
+        """GPUs that NVML may be asked about, as sysfs shows them.
+
+        Who asks NVML about a GPU opens it, and NVIDIA's driver lets go of no
+        GPU that is open (:mod:`cyborg_gpu_driver.host.device_node`).
+        """
+        problems = problems_module.Problems()
+        identities = self._identities(problems)
+        return tuple(
+            gpu for gpu in (
+                self._functions.bare(identity, problems)
+                for identity in identities.values()
+                if identity.physfn not in identities)
+            if self._is_openable(gpu, self._recorded(gpu)))
+
+    def is_openable(self, gpu: model.Gpu) -> bool:
+        """Whether NVML may still be asked about a GPU of :meth:`openable`.
+
+        Only its record is read again. To be asked with the session open: who
+        then releases the GPU has to wait until the session is closed.
+        """
+        return self._is_openable(gpu, self._recorded(gpu))
+
+    @staticmethod
+    def _is_openable(gpu: model.Gpu, recorded: model.Gpu | None) -> bool:
+        return (recorded is None and gpu.physfn is None
+                and gpu.driver == drivers.NVIDIA)
+
     def _identities(self, problems: problems_module.Problems
                     ) -> dict[model.PciAddress, pci.Identity]:
         return {identity.address: identity
                 for identity in self._bus.functions(problems)}
 
-    def _read(self, detail: bool) -> model.Host:
+    def _read(self, detail: bool, links: bool) -> model.Host:
         problems = problems_module.Problems()
         identities = self._identities(problems)
         unidentified = problems_module.Problems(problems.all())
@@ -145,11 +177,12 @@ class HostReader:
         if nvml_problem is None:
             if self._nvml.problem() is not None:
                 # It went away meanwhile: one account of it, not one a GPU.
-                return self._read(detail)
+                return self._read(detail, links)
             gpus.extend(self._hidden_gpus(
                 self._gpus.hidden(gpus, unidentified), detail))
         return model.Host(
-            gpus=self._with_peers(gpus),
+            gpus=self._with_peers(gpus) if links else tuple(sorted(
+                gpus, key=lambda gpu: gpu.address)),
             driver_version=self._driver_version(problems, nvml_problem),
             nvml_problem=nvml_problem,
             library_missing=self._nvml.library_missing,
@@ -170,8 +203,7 @@ class HostReader:
             gpu = self._functions.bare(identity, problems)
             recorded = self._recorded(gpu)
             readings[gpu.address] = nvml_gpu.Reading(recorded or gpu)
-            if (with_nvml and recorded is None and gpu.physfn is None
-                    and gpu.driver == drivers.NVIDIA):
+            if with_nvml and self._is_openable(gpu, recorded):
                 asked.append(gpu)
         for reading in self._gpus.complete(asked, detail):
             readings[reading.gpu.address] = reading
@@ -230,15 +262,19 @@ class HostReader:
             for peer in gpu.nvlink_peers:
                 remembered[peer].add(gpu.address)
         present = {gpu.address for gpu in gpus}
-        links: Mapping = {gpu.address: self._gpus.links(gpu.address)
-                          for gpu in gpus}
+        problems = {gpu.address: problems_module.Problems(gpu.problems)
+                    for gpu in gpus}
+        links: Mapping = {
+            gpu.address: self._gpus.links(gpu.address, problems[gpu.address])
+            for gpu in gpus if gpu.visible_to_nvml}
         switched = {address for address, (_, on_switch) in links.items()
                     if on_switch}
         found = []
         for gpu in sorted(gpus, key=lambda gpu: gpu.address):
-            ends, on_switch = links[gpu.address]
+            ends, on_switch = links.get(gpu.address, ((), False))
             peers = {*ends, *(switched if on_switch else ()),
                      *gpu.nvlink_peers, *remembered[gpu.address]} & present
-            found.append(dataclasses.replace(gpu, nvlink_peers=tuple(
-                sorted(peers - {gpu.address}))))
+            found.append(dataclasses.replace(
+                gpu, nvlink_peers=tuple(sorted(peers - {gpu.address})),
+                problems=problems[gpu.address].all()))
         return tuple(found)

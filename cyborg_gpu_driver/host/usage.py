@@ -86,27 +86,24 @@ def guests(machine: platform.Platform, gpu: model.Gpu
     nvml = machine.nvml
     # A vGPU's number does not tell which GPU a call is about.
     with nvml.about(gpu.address):
-        return _guests(machine, nvml, gpu)
+        return tuple(_guest(nvml, gpu.framework, vgpu) for vgpu in
+                     nvml.optional('nvmlDeviceGetActiveVgpus',
+                                   nvml.device(gpu.address)) or ())
 
 
-def _guests(machine: platform.Platform, nvml: nvml_module.NvmlSession,
-            gpu: model.Gpu) -> tuple[GuestVgpu, ...]:
-    found = []
-    for vgpu in _optional(machine, 'nvmlDeviceGetActiveVgpus',
-                          nvml.device(gpu.address), ()):
-        uuid = placement = None
-        if gpu.framework is model.Framework.VENDOR_VFIO:
-            placement = _optional(machine, 'nvmlVgpuInstanceGetPlacementId',
-                                  vgpu)
-        else:
-            uuid = _optional(machine, 'nvmlVgpuInstanceGetMdevUUID', vgpu)
-        found.append(GuestVgpu(
-            type_id=f'nvidia-{nvml.call("nvmlVgpuInstanceGetType", vgpu)}',
-            uuid=nvml_library.text(uuid).lower() if uuid else None,
-            instance_id=_unless(_NO_INSTANCE, nvml.call(
-                'nvmlVgpuInstanceGetGpuInstanceId', vgpu)),
-            placement_id=_unless(_NO_PLACEMENT, placement)))
-    return tuple(found)
+def _guest(nvml: nvml_module.NvmlSession, framework: model.Framework,
+           vgpu: int) -> GuestVgpu:
+    uuid = placement = None
+    if framework is model.Framework.VENDOR_VFIO:
+        placement = nvml.optional('nvmlVgpuInstanceGetPlacementId', vgpu)
+    else:
+        uuid = nvml.optional('nvmlVgpuInstanceGetMdevUUID', vgpu)
+    return GuestVgpu(
+        type_id=f'nvidia-{nvml.call("nvmlVgpuInstanceGetType", vgpu)}',
+        uuid=nvml_library.text(uuid).lower() if uuid else None,
+        instance_id=_unless(_NO_INSTANCE, nvml.call(
+            'nvmlVgpuInstanceGetGpuInstanceId', vgpu)),
+        placement_id=_unless(_NO_PLACEMENT, placement))
 
 
 @gate.series
@@ -187,16 +184,6 @@ def vfio_holders(machine: platform.Platform, function: model.PciAddress,
         raise exception.UsageUnknown(
             what=function, reason=f'{error.filename}: {error.strerror}'
         ) from error
-
-
-def _optional(machine: platform.Platform, call: str, argument: Any,
-              otherwise: Any = None) -> Any:
-    try:
-        return machine.nvml.call(call, argument)
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return otherwise
-        raise
 
 
 def _agree(one: object, other: object) -> bool:

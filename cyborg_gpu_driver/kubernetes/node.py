@@ -59,10 +59,10 @@ class Node:
         if not is_label(self.name):
             raise exception.InvalidValue(
                 what='layout name', value=self.name,
-                expected='a node is told its layout by a label, so the name '
-                         f'has at most {LABEL_LONGEST} letters, digits, '
-                         'dots, hyphens and underscores, and begins and '
-                         'ends with a letter or digit; rename the entry')
+                expected='a node label selects the layout, so the name has at '
+                         f'most {LABEL_LONGEST} letters, digits, dots, '
+                         'hyphens and underscores, and begins and ends with a '
+                         'letter or digit; rename the entry')
 
     @property
     def with_mig(self) -> tuple[NodeGpu, ...]:

@@ -116,8 +116,8 @@ class Values:
             if entry.name == DISABLED and any(
                     section.mig_enabled for section in entry.sections):
                 raise layout_schema.place(source, f'entry {DISABLED}').error(
-                    'it turns MIG mode on', 'rename it: this name sets a '
-                    'node back')
+                    'it turns MIG mode on', 'rename it: this name is reserved '
+                    'for resetting a node')
         return entries
 
     def _below(self, *keys):
@@ -145,7 +145,7 @@ def choose_strategy(asked: kubernetes_strategy.Strategy | None,
         return there or wanted
     raise exception.InvalidValue(
         what='strategy', value=wanted.value,
-        expected=f'the GPU operator has one for all nodes, and '
+        expected='the GPU operator uses one strategy for all nodes, and '
         f'{values.source} has {there.value}: give --strategy {there.value}, '
         f'or render its layouts again with --strategy {wanted.value}')
 

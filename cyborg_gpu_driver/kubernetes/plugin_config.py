@@ -45,7 +45,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
         'migStrategy') == strategy.Strategy.MIXED.value
     if mixed and sharing.Method.MPS.key in shared:
         raise place.below('sharing').error(
-            'mps with migStrategy mixed, which the plugin refuses',
+            'mps with migStrategy mixed, which the plugin rejects',
             'use timeSlicing, or migStrategy none')
     for method, section in shared.items():
         _check_names(section['resources'],
@@ -59,6 +59,6 @@ def _check_names(resources, place):
     for number, item in enumerate(resources):
         name = resource.full_name(item['name'])
         if name in seen:
-            raise place.below(number).error(f'{name} is there twice',
+            raise place.below(number).error(f'{name} appears twice',
                                             'leave one')
         seen.add(name)

@@ -132,14 +132,14 @@ def _check_names(nodes):
         if names.count(node.name) > 1 or node.name == operator_values.DEFAULT:
             raise exception.InvalidValue(
                 what='layout name', value=node.name,
-                expected='each layout of a cluster has a name of its own, '
-                'and nodes without one have the configuration '
-                f'{operator_values.DEFAULT}; rename the entry')
+                expected='each layout of a cluster needs a unique name, and '
+                f'{operator_values.DEFAULT} is the configuration of nodes '
+                'without a layout; rename the entry')
         if node.name == operator_values.DISABLED and node.with_mig:
             raise exception.InvalidValue(
                 what='layout name', value=node.name,
-                expected='it turns MIG mode off on all GPUs, to set nodes '
-                'back; rename the entry')
+                expected='this name is reserved for the layout that turns MIG '
+                'mode off on all GPUs; rename the entry')
 
 
 def _files(wanted, strategy):

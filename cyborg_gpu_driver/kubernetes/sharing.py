@@ -54,12 +54,13 @@ class Method(enum.Enum):
 
 NOTES = {
     Method.TIME_SLICING:
-        'Replicas share a device in turn: nothing separates their memory, '
-        'one can take all of it, and a fault of one can end them all.',
+        'Replicas share a device in time slices: their memory is not '
+        'isolated, one can use all of it, and a fault of one can terminate '
+        'all.',
     Method.MPS:
         'MPS gives each replica an equal part of memory and compute units, '
-        'but no memory protection like MIG: a fatal fault of one can end '
-        'them all.',
+        'but isolates errors less than MIG: a fatal fault of one can '
+        'terminate all.',
 }
 
 
@@ -106,8 +107,7 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
         if name not in there:
             raise exception.InvalidValue(
                 what='resource', value=name,
-                expected='under strategy '
-                         f'{strategy.value} the layout has '
+                expected=f'with strategy {strategy.value} the layout has '
                          + ', '.join(there))
     if replicas < FEWEST:
         raise exception.InvalidValue(
@@ -120,11 +120,11 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
 
 def _check_mps(replicas, node, strategy):
     if strategy is kubernetes_strategy.Strategy.MIXED:
-        raise _no_mps('the device plugin refuses it with strategy mixed; '
-                      'use none, or time-slicing')
+        raise _no_mps('the device plugin rejects it with strategy mixed; use '
+                      'none, or time-slicing')
     if node.with_mig:
-        raise _no_mps('the device plugin refuses it for GPUs in MIG mode; '
-                      'use time-slicing, or turn MIG mode off')
+        raise _no_mps('the device plugin rejects it for GPUs in MIG mode; use '
+                      'time-slicing, or turn MIG mode off')
     for index, item in enumerate(node.gpus):
         most = (_MPS_CLIENTS_OLD if item.gpu.architecture in _OLD
                 else _MPS_CLIENTS)

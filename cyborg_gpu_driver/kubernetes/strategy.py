@@ -76,12 +76,12 @@ def notes(node: kubernetes_node.Node, strategy: Strategy) -> tuple[str, ...]:
     if strategy is Strategy.NONE:
         return tuple(
             f'{node.gpu_name(index)} is in MIG mode ({item.wanted}): with '
-            'strategy none it is handed out as one GPU and its MIG devices '
-            'are not offered'
+            'strategy none it is assigned as one GPU and its MIG devices are '
+            'not offered'
             for index, item in enumerate(node.gpus) if item.enabled)
     return tuple(
-        f'{node.gpu_name(index)} is in MIG mode and empty: it is not '
-        'offered at all' for index, item in enumerate(node.gpus)
+        f'{node.gpu_name(index)} is in MIG mode without MIG devices: it is '
+        'not offered' for index, item in enumerate(node.gpus)
         if item.enabled and not item.wanted.devices)
 
 
@@ -97,18 +97,18 @@ def _not_single(node):
         return _no_gpu(node)
     for index, item in enumerate(node.gpus):
         if not item.enabled:
-            return (f'{node.gpu_name(index)} is not in MIG mode while others '
-                    'are; all or none must be, or use mixed')
+            return (f'{node.gpu_name(index)} is not in MIG mode, but others '
+                    'are; put all or none in MIG mode, or use mixed')
         if not item.wanted.devices:
-            return (f'{node.gpu_name(index)} is in MIG mode and empty; cut it '
-                    'like the others, or use mixed')
+            return (f'{node.gpu_name(index)} is in MIG mode without MIG '
+                    'devices; partition it like the others, or use mixed')
     kinds = {(devices.name, _attributes(devices))
              for _gpu, devices in node.devices}
     if len(kinds) > 1:
         names = target.listed(collections.Counter(
             name for name, _what in sorted(kinds)))
-        return (f'all MIG devices must be of one kind, here are {names}; '
-                'use mixed')
+        return ('all MIG devices must have the same profile, but there are '
+                f'{names}; use mixed')
     return None
 
 
@@ -118,12 +118,12 @@ def _not_mixed(node):
     for _gpu, devices in node.devices:
         if devices.slices != devices.profile.slices:
             return (f'{devices.name} is a part of a {devices.profile.name}, '
-                    'and only whole GPU instances have a resource; cut '
-                    f'{devices.profile.name}, or use single for a node of '
-                    f'nothing but {devices.name}')
+                    'and only whole GPU instances have a resource; create '
+                    f'{devices.profile.name}, or use single for a node that '
+                    f'has only {devices.name}')
     if not node.whole and not node.devices:
-        return ('every GPU is in MIG mode and empty: there is nothing to '
-                'offer; cut them, or turn MIG mode off')
+        return ('every GPU is in MIG mode without MIG devices, so there is '
+                'nothing to offer; partition them, or turn MIG mode off')
     return None
 
 

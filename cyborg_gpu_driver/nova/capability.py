@@ -29,6 +29,9 @@ METHODS = {
         'rescue', 'block_device_info', 'context', 'mdevs', 'accel_info',
         'share_info', 'old_guest'),
     '_guest_add_accel_pci_devices': ('self', 'guest', 'accel_info'),
+    '_hard_reboot': (
+        'self', 'context', 'instance', 'network_info', 'share_info',
+        'block_device_info', 'accel_info'),
 }
 """Methods of Nova's LibvirtDriver that are extended, and their parameters
 (nova/virt/libvirt/driver.py)."""
@@ -36,6 +39,8 @@ METHODS = {
 
 _FIRST_WITH_MDEVS = 34
 """Major release; see :func:`mdev_problem`."""
+_FIRST_WITH_QUOTAS = 34
+"""Major release; see :func:`quota_problem`."""
 
 
 def nova_version() -> str:
@@ -66,9 +71,26 @@ def mdev_problem() -> str:
     version = nova_version()
     if not version or _major(version) >= _FIRST_WITH_MDEVS:
         return ''
-    return (f'Nova {version} leaves accelerators with handles of type '
-            'MDEV out of its guests, which start without them; Nova 34.0.0 '
-            '(2026.2) is the first to attach them')
+    return (f'Nova {version} ignores accelerators with handles of type MDEV, '
+            'so servers start without them; Nova 34.0.0 (2026.2) is the first '
+            'release that attaches them')
+
+
+def quota_problem() -> str:
+    """Why quotas for GPUs limit nothing in the Nova installed here.
+
+    Nova 34.0.0 is the first whose unified limits count what a device profile
+    asks for (``request_spec_for_limits`` in nova/scheduler/utils.py). Nova
+    33.0.2 counts the flavor's own resources only (``_get_deltas_by_flavor``
+    in nova/limit/placement.py).
+
+    :returns: ``''`` if they are counted, or Nova is not installed here.
+    """
+    version = nova_version()
+    if not version or _major(version) >= _FIRST_WITH_QUOTAS:
+        return ''
+    return (f'Nova {version} does not count the GPUs of device profiles '
+            'against quotas; Nova 34.0.0 (2026.2) is the first that does')
 
 
 def _major(version):

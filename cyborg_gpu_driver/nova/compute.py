@@ -11,19 +11,21 @@
 # under the License.
 
 
-"""``cyborg-gpu-nova-compute``: nova-compute that takes vGPUs without mdev.
+"""``cyborg-gpu-nova-compute``: nova-compute whose servers keep their GPUs.
 
-The stock nova-compute, with :mod:`cyborg_gpu_driver.nova.patches` put into
-its libvirt driver before it starts.
+The released nova-compute. :mod:`cyborg_gpu_driver.nova.patches` extends its
+libvirt driver before it starts: vGPUs without mdev are attached, and servers
+have their accelerators after the boot of the host and in rescue mode.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
@@ -32,22 +34,49 @@ _PROGRAM = 'cyborg-gpu-nova-compute'
 _ROOT = '/sys'
 
 
-def extend(driver_class, version: str, reader: handles.HandleReader,
-           refuse) -> str:
-    """Extend Nova's libvirt driver.
+def extend(driver_class: Any, version: str, ours: patches.Patches) -> str:
+    """Extend Nova's libvirt driver, or guard it if it cannot be extended.
 
     :param driver_class: nova.virt.libvirt.driver.LibvirtDriver.
     :param version: of Nova.
-    :param reader: tells which handles are virtual functions.
-    :param refuse: see :class:`cyborg_gpu_driver.nova.patches.Patches`.
-    :returns: what was done, for people.
-    :raises NovaMismatch: if this Nova is not one that was tested.
+    :returns: why it cannot be extended; ``''`` if it is.
     """
     reason = capability.mismatch(driver_class, version)
     if reason:
-        raise exception.NovaMismatch(reason=reason)
-    patches.Patches(reader, refuse).install(driver_class)
-    return f'Nova {version} takes vGPUs on virtual functions of vendor VFIO'
+        ours.install_guard(driver_class)
+    else:
+        ours.install(driver_class)
+    return reason
+
+
+def with_credentials(cyborg: Any, context_module: Any) -> None:
+    """Let Nova ask Cyborg when no user does, such as at the boot of the host.
+
+    Nova's client uses the token of the user who asked. At its start
+    nova-compute has a context without a token, and each request of the client
+    fails. The user of ``[service_user]`` is used then, whom Nova uses in such
+    cases for volumes (nova/context.py: ``get_nova_service_user_context``).
+
+    :param cyborg: nova.accelerator.cyborg.
+    :param context_module: nova.context.
+    """
+    original = cyborg.get_client
+
+    def get_client(context):
+        if not context.auth_token and not context.user_auth_plugin:
+            context = context_module.get_nova_service_user_context()
+        return original(context)
+    cyborg.get_client = get_client
+
+
+def requests(cyborg: Any) -> bound.Requests:
+    """Accelerator requests, read with Nova's own client of Cyborg.
+
+    :param cyborg: nova.accelerator.cyborg.
+    """
+    return bound.Requests(
+        lambda context, server:
+        cyborg.get_client(context).get_arqs_for_instance(server))
 
 
 def main() -> int:
@@ -58,30 +87,36 @@ def main() -> int:
     try:
         # The very first of Nova: it decides how the process does threads.
         command = importlib.import_module('nova.cmd.compute')
+        context = importlib.import_module('nova.context')
+        cyborg = importlib.import_module('nova.accelerator.cyborg')
         driver = importlib.import_module('nova.virt.libvirt.driver')
         errors = importlib.import_module('nova.exception')
     except ImportError as error:
-        return _complain(f'Nova cannot be imported: {error}. Install '
-                         'cyborg_gpu_driver where nova-compute is installed')
+        _say(f'Nova cannot be imported: {error}. Install '
+             'cyborg_gpu_driver where nova-compute is installed; nova-compute '
+             'was not started')
+        return 1
 
     def refuse(reason):
         return errors.AcceleratorRequestOpFailed(op='attach', msg=reason)
 
-    try:
-        said = extend(driver.LibvirtDriver, capability.nova_version(),
-                      handles.HandleReader(sysfs.Sysfs(_ROOT)), refuse)
-    except exception.NovaMismatch as error:
-        return _complain(str(error))
-    _say(said)
+    version = capability.nova_version()
+    reason = extend(driver.LibvirtDriver, version, patches.Patches(
+        handles.HandleReader(sysfs.Sysfs(_ROOT)), requests(cyborg), refuse))
+    if reason:
+        _say(f'{reason}. nova-compute runs without the patches of this '
+             'driver. It refuses vGPUs on virtual functions of vendor VFIO, '
+             'and does not resume servers that have accelerators at the boot '
+             'of the host')
+    else:
+        with_credentials(cyborg, context)
+        _say(f'Nova {version} attaches vGPUs on virtual functions of vendor '
+             'VFIO, and accelerators at the boot of the host and in rescue '
+             'mode')
     # Nova looks for the configuration files of the program's name.
     sys.argv[0] = 'nova-compute'
     command.main()
     return 0
-
-
-def _complain(reason):
-    _say(f'{reason}; nova-compute was not started')
-    return 1
 
 
 def _say(message):

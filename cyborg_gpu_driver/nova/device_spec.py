@@ -37,7 +37,8 @@ _PARTS = ('domain', 'bus', 'slot', 'function')
 _LIMITS = {'domain': 0xffff, 'bus': 0xff, 'slot': 0x1f, 'function': 0x7}
 _HEX = frozenset(string.hexdigits)
 _EXPECTED = ('expected a JSON object, or a list of them, with vendor_id, '
-             'product_id and address as in the help of [pci] device_spec')
+             'product_id and address as the help of [pci] device_spec '
+             'describes')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,12 @@ class DeviceSpec:
     def managed(self) -> bool:
         """Whether libvirt rebinds the function; Nova's default is yes."""
         return strutils.bool_from_string(self.tags.get('managed', True))
+
+    @property
+    def live_migratable(self) -> bool:
+        """Whether Nova may live-migrate a server that has the function."""
+        return strutils.bool_from_string(
+            self.tags.get('live_migratable', False))
 
     @property
     def traits(self) -> frozenset[str]:

@@ -69,8 +69,8 @@ class HandleReader:
                            f'{asked!r} is no vGPU type of NVIDIA')
         if current != wanted['number']:
             raise _refusal(
-                arq, address, f'it carries vGPU type {current} '
-                f'(0 is none), not {wanted["number"]}')
+                arq, address, f'it has vGPU type {current} (0 is none) '
+                f'instead of {wanted["number"]}')
         return address
 
 

@@ -39,19 +39,20 @@ def is_left(gpu: model.Gpu, policy: policies_module.Policy,
 
 
 def assigned(gpu: model.Gpu, policy: policies_module.Policy,
-             remembered: Mapping[model.PciAddress, str]
-             ) -> tuple[pci_config.Assigned, ...]:
+             remembered: Mapping[model.PciAddress, str],
+             live_migratable: bool = False) -> tuple[pci_config.Assigned, ...]:
     """The fixed vGPUs of one GPU, made already or yet to be made.
 
     :param remembered: see :func:`cyborg_gpu_driver.partition.fixed.plan`.
+    :param live_migratable: whether NVML says that they can migrate.
     :raises FixedVgpusRefused: if the GPU cannot carry what the policy says.
     """
     return tuple(
-        _assigned(gpu, policy, item)
+        _assigned(gpu, policy, item, live_migratable)
         for item in fixed.plan(gpu, policy, remembered).vgpus)
 
 
-def _assigned(gpu, policy, assignment):
+def _assigned(gpu, policy, assignment, live_migratable):
     # Resource class and traits are those that Cyborg would give the type.
     offer = offers.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -63,4 +64,5 @@ def _assigned(gpu, policy, assignment):
         type_name=assignment.name,
         resource_class=names.resource_class(offer),
         traits=tuple(trait for trait in traits.traits(gpu, offer)
-                     if trait != os_traits.OWNER_CYBORG))
+                     if trait != os_traits.OWNER_CYBORG),
+        live_migratable=live_migratable)

@@ -17,13 +17,15 @@ Nova knows two kinds of accelerator handles: PCI, attached with
 ``managed='yes'``, and MDEV, for which it finds or makes a mediated device.
 A vGPU on a kernel without mdev (vendor VFIO) is neither: it is a virtual
 function that must stay with its driver, ``managed='no'``. Cyborg calls its
-agent for MDEV handles only, so that is what such a vGPU is handed out as;
-here it becomes the PCI device that it is.
+agent for MDEV handles only, so Cyborg has such a vGPU as an MDEV handle, and
+the patches turn it into a PCI device.
 
-Three methods are extended. Everything that Nova does with accelerators on a
-host passes through them: spawn and rebuild, hard reboot and power on (which
-is a hard reboot). What is not such a handle reaches Nova's own methods
-untouched.
+Nova also writes domains without asking for accelerators: when it resumes
+servers at the boot of the host, and when it rescues a server. The patches ask
+for them there. Everything that Nova does with accelerators on a host passes
+through the patched methods: ``_get_guest_config`` writes each domain, and
+``_hard_reboot`` also destroys the old domain before. Everything else reaches
+Nova's own methods unchanged.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import handles
 
 LOG = logging.getLogger(__name__)
@@ -45,16 +48,19 @@ _FUNCTION = 'cyborg_gpu_driver_function'
 
 
 class Patches:
-    """The three methods, around Nova's own.
+    """The patched methods, around Nova's own.
 
     :param reader: tells which handles are virtual functions.
+    :param requests: reads accelerator requests where Nova did not.
     :param refuse: makes Nova's exception of the reason; raised, it fails
         what Nova is about to do.
     """
 
     def __init__(self, reader: handles.HandleReader,
+                 requests: bound.Requests,
                  refuse: Callable[[str], Exception]):
         self._reader = reader
+        self._requests = requests
         self._refuse = refuse
 
     def install(self, driver_class: Any) -> None:
@@ -62,13 +68,67 @@ class Patches:
         for name, make in (
                 ('_allocate_cyborg_mdevs', self._allocate),
                 ('_get_guest_config', self._guest_config),
-                ('_guest_add_accel_pci_devices', _add_devices)):
-            original = getattr(driver_class, name)
-            if hasattr(original, _MARK):
-                continue
-            ours = functools.wraps(original)(make(original))
-            setattr(ours, _MARK, original)
-            setattr(driver_class, name, ours)
+                ('_guest_add_accel_pci_devices', _add_devices),
+                ('_hard_reboot', self._hard_reboot)):
+            _replace(driver_class, name, make)
+
+    def install_guard(self, driver_class: Any) -> None:
+        """Refuse what only the patches could do, on an unknown Nova.
+
+        Uses only what virt drivers have in common (nova/virt/driver.py).
+        """
+        for name in ('spawn', 'power_on', 'reboot'):
+            if _takes_accel_info(driver_class, name):
+                _replace(driver_class, name, self._without_functions)
+        resume = 'resume_state_on_host_boot'
+        if not _takes_accel_info(driver_class, resume):
+            _replace(driver_class, resume, self._without_accelerators)
+
+    def _without_functions(self, original):
+        """Nova would look for an mdev, or let libvirt unbind the driver."""
+        signature = inspect.signature(original)
+
+        def guarded(*args, **kwargs):
+            call = signature.bind(*args, **kwargs)
+            for arq in call.arguments.get('accel_info') or ():
+                function = self._function(arq)
+                if function is not None:
+                    raise self._refuse(
+                        f'{function} is a virtual function without mdev, '
+                        'which this release of Nova cannot attach')
+            return original(*args, **kwargs)
+        return guarded
+
+    def _without_accelerators(self, original):
+        """Nova would start the server without its GPU."""
+        signature = inspect.signature(original)
+
+        def resume_state_on_host_boot(*args, **kwargs):
+            instance = signature.bind(*args, **kwargs).arguments['instance']
+            if bound.has_profile(instance):
+                raise self._refuse(
+                    'this release of Nova would start the server without its '
+                    'accelerators. Reboot the server hard')
+            return original(*args, **kwargs)
+        return resume_state_on_host_boot
+
+    def _hard_reboot(self, original):
+        """Read the requests before Nova destroys the old domain."""
+        signature = inspect.signature(original)
+
+        def _hard_reboot(*args, **kwargs):
+            call = signature.bind(*args, **kwargs)
+            if call.arguments.get('accel_info') is None:
+                call.arguments['accel_info'] = self._omitted(call.arguments)
+            return original(*call.args, **call.kwargs)
+        return _hard_reboot
+
+    def _omitted(self, arguments):
+        try:
+            return self._requests.of(
+                arguments['context'], arguments['instance'])
+        except exception.RequestsUnknown as error:
+            raise self._refuse(str(error)) from error
 
     def _allocate(self, original):
         """Nova is to look for, and to make, real mdevs only."""
@@ -81,9 +141,16 @@ class Patches:
         """The guest's handles: virtual functions among the PCI devices."""
         signature = inspect.signature(original)
 
-        def _get_guest_config(*args, **kwargs):
-            call = signature.bind(*args, **kwargs)
+        def _get_guest_config(driver, *args, **kwargs):
+            call = signature.bind(driver, *args, **kwargs)
             found = call.arguments.get('accel_info')
+            if found is None:
+                found = self._omitted(call.arguments)
+                # Nova's callers add the mdevs of the requests themselves.
+                mdevs = list(call.arguments.get('mdevs') or ())
+                call.arguments['mdevs'] = mdevs + [
+                    mdev for mdev in driver._allocate_cyborg_mdevs(found)
+                    if mdev not in mdevs]
             if found:
                 call.arguments['accel_info'] = self._as_pci(found)
             return original(*call.args, **call.kwargs)
@@ -109,6 +176,20 @@ class Patches:
             return self._reader.function(arq)
         except exception.HandleRefused as error:
             raise self._refuse(str(error)) from error
+
+
+def _replace(driver_class, name, make):
+    original = getattr(driver_class, name)
+    if hasattr(original, _MARK):
+        return
+    ours = functools.wraps(original)(make(original))
+    setattr(ours, _MARK, original)
+    setattr(driver_class, name, ours)
+
+
+def _takes_accel_info(driver_class, name):
+    return 'accel_info' in inspect.signature(
+        getattr(driver_class, name)).parameters
 
 
 def _add_devices(original):

@@ -31,6 +31,10 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 
+LIVE_MIGRATABLE = 'live_migratable'
+"""A key of ``device_spec`` and ``alias``, since Nova 2025.1. Without it Nova
+migrates no server that has the function."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Assigned:
@@ -46,6 +50,8 @@ class Assigned:
     resource_class: str
     traits: tuple[str, ...] = ()
     """Those for Placement, without Nova's own."""
+    live_migratable: bool = False
+    """Whether NVML says that the GPU's vGPUs can be live-migrated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,9 @@ def build(assigned: Iterable[Assigned], in_placement: bool = True
     reason = _refusal(found, in_placement)
     if reason is not None:
         raise reason
-    aliases = {item.type_name: _alias(item, in_placement) for item in found}
+    fixed = {item.type_name for item in found if not item.live_migratable}
+    aliases = {item.type_name: _alias(item, in_placement, fixed)
+               for item in found}
     return PciConfig(
         in_placement=in_placement, assigned=found,
         device_spec=tuple(_device_spec(item, in_placement)
@@ -117,15 +125,15 @@ def _refusal(assigned, in_placement):
         names = ', '.join(sorted(types))
         if in_placement:
             return exception.NovaConfigRefused(
-                address=key, reason=f'it is to carry {names}, and Nova '
-                'takes one resource class a GPU. Name one type in '
+                address=key, reason=f'its fixed_vgpus are {names}, but Nova '
+                'supports one resource class per GPU. Use one type in '
                 'fixed_vgpus, or set [gpu] nova_vfio_handles and start '
                 'nova-compute as cyborg-gpu-nova-compute')
         return exception.NovaConfigRefused(
             address=next(item.gpu for item in assigned
                          if (item.vendor_id, item.product_id) == key),
-            reason=f'GPUs {":".join(key)} are to carry {names}, which Nova '
-            'cannot tell apart without Placement: turn on [pci] '
+            reason=f'GPUs {":".join(key)} have the fixed_vgpus {names}, which '
+            'Nova cannot distinguish without Placement: enable [pci] '
             'report_in_placement and [filter_scheduler] pci_in_placement')
     return None
 
@@ -140,14 +148,21 @@ def _types(assigned, key):
 def _device_spec(item, in_placement):
     # managed: libvirt must not take the function from NVIDIA's driver.
     spec = {'address': str(item.function), 'managed': 'no'}
+    if item.live_migratable:
+        spec[LIVE_MIGRATABLE] = 'yes'
     if in_placement:
         spec['resource_class'] = item.resource_class
         spec['traits'] = ','.join(item.traits)
     return spec
 
 
-def _alias(item, in_placement):
+def _alias(item, in_placement, fixed):
+    """:param fixed: types that a GPU has whose vGPUs cannot migrate."""
     alias = {'name': item.type_name, 'device_type': 'type-VF'}
+    # With it, an alias asks for migratable functions and no others
+    # (_filter_pools_for_live_migratable_devices in nova/pci/stats.py).
+    if item.type_name not in fixed:
+        alias[LIVE_MIGRATABLE] = 'yes'
     if in_placement:
         return {**alias, 'resource_class': item.resource_class}
     return {**alias, 'vendor_id': item.vendor_id,

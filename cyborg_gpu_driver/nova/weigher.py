@@ -9,7 +9,6 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-
 """Weighs hosts by what a request costs of what their GPUs have left.
 
 For nova-scheduler, the only one that imports it::
@@ -22,29 +21,20 @@ For nova-scheduler, the only one that imports it::
 from __future__ import annotations
 
 import math
-import operator
 import statistics
 
-import nova.conf
-from nova.scheduler import utils
 from nova.scheduler import weights
-from nova.scheduler.client import report
+from oslo_log import log as logging
 
-from cyborg_gpu_driver.conf import weigher
-from cyborg_gpu_driver.nova import weigher_reader
-from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.scheduling import chooser
+from cyborg_gpu_driver.nova.weighing import placement
 
-CONF = nova.conf.CONF
-CONF.register_group(weigher.GROUP)
-CONF.register_opts(weigher.OPTS, group=weigher.GROUP)
-
-_PROFILE = 'device_profile_'
-"""How Nova names the request groups of a device profile
-(get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
+LOG = logging.getLogger(__name__)
 
 
 class GpuWeigher(weights.BaseHostWeigher):
-    """Prefers the host where a GPU request costs least, or the emptiest.
+    """Prefers the host with the best GPU by the placement policy.
 
     Hosts of which nothing is known weigh as much as the others on average,
     and those without room, as after a claim, least. Requests without a GPU
@@ -53,14 +43,10 @@ class GpuWeigher(weights.BaseHostWeigher):
 
     def __init__(self):
         super().__init__()
-        self._reader = weigher_reader.Reader(
-            _get, CONF.gpu_weigher.cache_seconds,
-            CONF.scheduler.max_placement_results)
+        self._chooser = chooser.shared()
 
     def weight_multiplier(self, host_state):
-        return utils.get_weight_multiplier(
-            host_state, 'gpu_weight_multiplier',
-            CONF.gpu_weigher.gpu_weight_multiplier)
+        return abs(chooser.multiplier(host_state))
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
         return self._weigh([weighed.obj for weighed in weighed_obj_list],
@@ -69,20 +55,29 @@ class GpuWeigher(weights.BaseHostWeigher):
     def _weigh_object(self, obj, weight_properties):
         return self._weigh([obj], weight_properties)[0]
 
-    def _weigh(self, hosts, request_spec):
-        multipliers = list(map(self.weight_multiplier, hosts))
-        asked = _resource_classes(request_spec)
-        fleet = None
-        if asked and any(multipliers):
-            # Of several servers Nova claims one before it weighs for the
-            # next.
-            fleet = self._reader.fleet(
-                asked, anew=request_spec.num_instances > 1)
-        if fleet is None:
+    def _weigh(self, hosts, spec):
+        if not (any(map(chooser.multiplier, hosts))
+                and chooser.resource_classes(spec)):
             return [0.0] * len(hosts)
-        figures = [_figure(fleet, host, multiplier) for host, multiplier
-                   in zip(hosts, multipliers, strict=True)]
-        return [-figure for figure in _filled_in(figures)]
+        request = self._chooser.request(spec, _wish(spec), hosts)
+        if request is None:
+            return [0.0] * len(hosts)
+        rows = self._chooser.figures(request, hosts)
+        figures = [chooser.put_best_first(host.allocation_candidates, row)
+                   for host, row in zip(hosts, rows, strict=True)]
+        filled = _filled_in(figures)
+        # What Nova will most probably claim.
+        self._chooser.promise(request, hosts[filled.index(min(filled))])
+        return [-figure for figure in filled]
+
+
+def _wish(spec):
+    try:
+        return chooser.wish_of(spec)
+    except exception.InvalidValue as error:
+        # The filter refuses such a flavor; a weigher cannot.
+        LOG.error('%s; the option decides', error)
+        return placement.Wish()
 
 
 def _filled_in(figures):
@@ -96,38 +91,3 @@ def _filled_in(figures):
     return [mean if figure is None
             else min(max(figure, low - beyond), high + beyond)
             for figure in figures]
-
-
-def _get(url, version):
-    return report.report_client_singleton().get(url, version=version)
-
-
-def _resource_classes(request_spec):
-    """Those of our GPUs that device profiles of the request ask for."""
-    if 'requested_resources' not in request_spec:
-        return ()
-    return sorted({
-        resource_class for group in request_spec.requested_resources or ()
-        if (group.requester_id or '').startswith(_PROFILE)
-        for resource_class in group.resources
-        if published.is_gpu(resource_class)})
-
-
-def _figure(fleet, host, multiplier):
-    """What the request costs on a host; the best GPU is put first.
-
-    With a negative multiplier it is how well it is spread there.
-    """
-    candidates = host.allocation_candidates
-    costs = (fleet.cost(candidate['allocations'])
-             for candidate in candidates)
-    known = [(cost.spreading if multiplier < 0 else cost.packing, position)
-             for position, cost in enumerate(costs) if cost is not None]
-    if not known:
-        return None
-    if not CONF.gpu_weigher.order_candidates:
-        return known[0][0]
-    figure, position = (max if multiplier < 0 else min)(
-        known, key=operator.itemgetter(0))
-    candidates.insert(0, candidates.pop(position))
-    return figure

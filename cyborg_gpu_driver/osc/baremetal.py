@@ -25,7 +25,7 @@ from cyborg_gpu_driver.cloud.profiles import baremetal_profile
 from cyborg_gpu_driver.cloud.profiles import definition
 from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
-from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc import sync
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
@@ -121,7 +121,7 @@ def _indices(text):
         return [int(part) for part in text.split(',')]
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f'{text!r} is no list of positions such as 0,1') from error
+            f'{text!r} is not a list of positions such as 0,1') from error
 
 
 def _profile(parsed_args):

@@ -19,7 +19,7 @@ import sys
 from osc_lib.command import command
 
 from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cmd import table
+from cyborg_gpu_driver.cmd.output import table
 
 
 def say(text: str) -> None:
@@ -27,13 +27,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def show_progress(done: int, total: int) -> None:
+def show_progress(done: int, total: int, what: str = 'hosts') -> None:
     """A line that changes, if a person is looking at it.
 
-    :param done: how many of ``total`` providers have been read.
+    :param done: how many of ``total`` have been read.
+    :param what: the plural of their name.
     """
     if sys.stderr.isatty():
-        print(f'\r{done} of {total} providers read', end='' if done < total
+        print(f'\r{done} of {total} {what} read', end='' if done < total
               else '\r\033[K', file=sys.stderr, flush=True)
 
 

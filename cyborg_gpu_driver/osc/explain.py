@@ -14,8 +14,8 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cloud import question
-from cyborg_gpu_driver.cmd import columns
-from cyborg_gpu_driver.cmd import table
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.osc import base
 
 _NEAREST = 10
@@ -30,11 +30,12 @@ _YES, _NO, _HINT = 'yes', 'no', 'look'
 class ExplainRequest(base.ShowOne):
     """Show whether a server with GPUs can be scheduled now, and why not.
 
-    Names everything that is missing, for each host and GPU, and lists the host
-    that lacks least first. The exit code is 0 if the request can be scheduled,
-    and 1 if it cannot or if the command could not find out; "schedulable" in
-    the JSON output tells which. With --server, the command checks one more
-    server of that flavor, and also explains the failure of that server.
+    Names everything that is missing on each host and GPU, and lists the host
+    that is closest to a fit first. The exit code is 0 if the request can be
+    scheduled, and 1 if it cannot or if the command could not find out;
+    "schedulable" in the JSON output tells which. With --server, the command
+    checks one more server of that flavor, and also explains the failure of
+    that server.
     """
 
     def get_parser(self, prog_name):
@@ -58,8 +59,9 @@ class ExplainRequest(base.ShowOne):
                  "apply (default: the server's, or none)")
         parser.add_argument(
             '--all', action='store_true',
-            help=f'show all hosts in the table, not only the {_NEAREST} that '
-                 'lack least')
+            help=f'examine all hosts of the cloud, not only the '
+                 f'{question.MOST} that seem closest to a fit, and show all '
+                 f'in the table, not only the {_NEAREST} closest')
         parser.add_argument(
             '--long', action='store_true',
             help='show all columns in the table, however wide it gets')
@@ -69,7 +71,8 @@ class ExplainRequest(base.ShowOne):
         self.found = question.answer(
             self.cloud, question.Question(
                 parsed_args.flavor, parsed_args.profile, parsed_args.server,
-                parsed_args.host, parsed_args.project), base.show_progress)
+                parsed_args.host, parsed_args.project),
+            None if parsed_args.all else question.MOST, base.show_progress)
         self.code = int(not self.found.schedulable)
         document = self.found.document()
         return tuple(document), tuple(

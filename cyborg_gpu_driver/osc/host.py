@@ -19,8 +19,9 @@ import collections
 from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
+from cyborg_gpu_driver.partition import cordon
 
 
 class Gpus(cliff_columns.FormattableColumn):
@@ -32,14 +33,16 @@ class Gpus(cliff_columns.FormattableColumn):
             + ('' if gpu.numa is None else f' NUMA {gpu.numa}') + ': '
             + ', '.join(f'{offer.label} {offer.free} of {offer.total} free'
                         for offer in gpu.offers)
-            + ''.join(f'; sick: {reason}' for reason in gpu.sick)
+            + ''.join(f'; unhealthy: {reason}' for reason in gpu.sick)
+            + ''.join(f'; {item}' for item in gpu.cordons)
             for gpu in self._value)
 
     def machine_readable(self) -> list[dict]:
         return [{
             'address': gpu.address, 'mode': gpu.mode, 'model': gpu.model,
             'numa_node': None if gpu.numa is None else int(gpu.numa),
-            'sick': list(gpu.sick),
+            'unhealthy': list(gpu.sick),
+            'cordons': list(map(cordon.plain, gpu.cordons)),
             'profiles': [{
                 'profile': offer.label,
                 'resource_class': offer.resource_class,
@@ -57,11 +60,11 @@ class ListHost(base.Lister):
     and up.
     """
 
-    brief = ('Host', 'Usable', 'GPUs', 'Models', 'Free', 'Sick')
+    brief = ('Host', 'Usable', 'GPUs', 'Models', 'Free', 'Unhealthy')
 
     def take_action(self, parsed_args):
         return (('Host', 'Usable', 'Service', 'Accelerators', 'GPUs', 'Models',
-                 'Modes', 'Free', 'Sick', 'Cyborg Devices'),
+                 'Modes', 'Free', 'Unhealthy', 'Cyborg Devices'),
                 [_row(host) for host in hosts.read(
                     self.cloud, complain=base.say,
                     progress=base.show_progress)])
@@ -82,8 +85,8 @@ class ShowHost(base.ShowOne):
                            base.show_progress)
         if not found:
             raise self.cloud.error(
-                f'Placement has no GPU of a host {parsed_args.host}; '
-                '"openstack gpu host list" shows the hosts')
+                f'Placement has no GPU on host {parsed_args.host}; "openstack '
+                'gpu host list" shows the hosts')
         host = found[0]
         service = host.service
         return zip(*(

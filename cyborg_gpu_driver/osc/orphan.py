@@ -13,14 +13,14 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
 from cyborg_gpu_driver.cloud.orphans import orphans
-from cyborg_gpu_driver.cmd import columns
-from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
 
 _SETTLES = 60
@@ -59,9 +59,9 @@ class CleanOrphan(base.CloudCommand):
     """Remove leftovers in the cloud that are safe to remove.
 
     These are accelerator requests without a server or of a deleted server, and
-    allocations whose consumer is neither a server nor a migration. Each is
-    checked again before it is removed. The command lists them first, and asks
-    for confirmation unless --yes is given. The exit code is 1 if something
+    allocations whose consumer is neither a server nor a migration. The command
+    lists them first, and asks for confirmation unless --yes is given. It
+    checks each again before it removes it. The exit code is 1 if something
     could not be removed.
     """
 
@@ -102,24 +102,19 @@ class CleanOrphan(base.CloudCommand):
 
 def _add_age(parser, default):
     parser.add_argument(
-        '--older-than', metavar='<seconds>', type=_seconds, default=default,
-        help='check again after this time, and take only what is there both '
-             'times, because Cyborg does not record how old a request is '
+        '--older-than', metavar='<seconds>', default=default,
+        type=moments.seconds(0, whole=True),
+        help='check again after this time, and include only what both checks '
+             'find, because Cyborg does not record the age of a request '
              '(default: %(default)s)')
 
-
-def _seconds(text):
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f'{text}: expected a number of seconds, 0 or more')
-    return int(text)
 
 
 def _find(cloud, seconds):
     found = orphans.find(orphans_clean.read(cloud, base.show_progress))
     if not found or not seconds:
         return found
-    base.say(f'Looking again in {seconds} seconds.')
+    base.say(f'Checking again in {seconds} seconds.')
     time.sleep(seconds)
     return orphans.lasting(found, orphans.find(
         orphans_clean.read(cloud, base.show_progress)))

@@ -19,7 +19,7 @@ from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.profiles import catalogue
 from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 
 _KINDS = ('passthrough', 'vgpu', 'mig')
@@ -42,7 +42,7 @@ class ListProfile(base.Lister):
                             help='show only this compute node')
         parser.add_argument(
             '--model', metavar='MODEL',
-            help='show only GPUs with this text in their model name, such as '
+            help='show only GPUs whose model name contains this text, such as '
                  'A100')
         parser.add_argument('--kind', choices=_KINDS, help='show only '
                                                            'profiles of this '

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cmd import columns
+from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -25,7 +26,7 @@ from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud import sync
 from cyborg_gpu_driver.cloud.profiles import definition
 from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
 
 _PLANNED = 'planned'
@@ -71,20 +72,24 @@ class Changing(base.Lister):
         """Make the changes; the answer of the command."""
         acting = [change for change in changes if change.acts]
         results = {}
-        for number, (change, error) in enumerate(sync.carry_out(
-                self.cloud, acting, self.region), 1):
+        for number, (change, error) in enumerate(self.make(acting), 1):
             results[change.item.key] = (_DONE if error is None
                                         else f'failed: {error}')
             if error is not None:
                 self.code = 1
                 base.say(f'{error}\n{number - 1} of {len(acting)} changes '
-                         'were made. Once this is put right, another run '
-                         'makes the others.')
+                         'were made. Correct the problem and run the command '
+                         'again to make the others.')
             elif sys.stderr.isatty():
                 base.say(f'{number} of {len(acting)}: {change.action.value} '
                          f'{change.item.kind.value} {change.item.name}')
         return self.answer(changes, lambda change: results.get(
             change.item.key, _NOT_DONE))
+
+    def make(self, changes: list[plan.Change]
+             ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
+        """Make the changes, and say of each what came of it."""
+        return sync.carry_out(self.cloud, changes, self.region)
 
     def refuse(self, changes: list[plan.Change], reason: str = '') -> tuple:
         """Change nothing; the answer of the command."""
@@ -178,8 +183,8 @@ class CreateProfile(Changing):
         present = state.read(self.cloud, wanted, self.region)
         for item in wanted.items:
             if item.key in present:
-                raise self.cloud.error(f'there is a {item.kind.value} '
-                                       f'{item.name} already')
+                raise self.cloud.error(f'{item.kind.value} {item.name} '
+                                       'already exists')
         self.warn(wanted)
         return self.carry_out(list(plan.make(wanted.items, present)))
 
@@ -229,7 +234,7 @@ def flavors(parsed_args: argparse.Namespace, profile: str
     for key, value in sizes.items():
         raise exception.InvalidValue(
             what=f'--{key}', value=value,
-            expected='it has an effect only together with --flavor')
+            expected='it requires --flavor')
     return []
 
 

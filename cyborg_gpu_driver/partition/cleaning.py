@@ -42,6 +42,11 @@ class State(enum.Enum):
     STUCK = 'stuck'
     """Somebody had it, and its last reset or the check after it failed."""
 
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether it was given back and is not clean yet."""
+        return self not in (State.FREE, State.USED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
@@ -124,13 +129,13 @@ def doubt(known: Known | None, seen: Seen | None) -> str:
         return ''
     if known.state is State.FREE:
         if _uses(known, seen) > 1:
-            return ('its provider was changed more than once since the last '
-                    'report: another server may have had it')
+            return ('its provider has changed more than once since the last '
+                    'report, so another server may have used it')
     elif known.state is State.USED:
         if not set(seen.tenants) <= set(known.tenants):
-            return 'other servers had it at the last report'
+            return 'other servers used it at the last report'
     else:
-        return 'it was taken before it was reset'
+        return 'it was assigned before it was reset'
     return ''
 
 
@@ -140,13 +145,13 @@ def remains(before: Traces, after: Traces) -> str:
         return (f'its driver was {before.driver} before the reset and is '
                 f'{after.driver} now')
     if after.uuid != before.uuid:
-        return f'NVML shows {after.uuid} where {before.uuid} was'
+        return f'NVML lists {after.uuid} instead of {before.uuid}'
     used = in_use(after)
     if used:
         return f'{used} after the reset'
     if before.ecc_uncorrected and after.ecc_uncorrected:
-        return ('the reset has not cleared its count of memory errors, so '
-                'it did not reach the GPU')
+        return ('the reset did not clear its count of memory errors, so the '
+                'GPU was not reset')
     return ''
 
 

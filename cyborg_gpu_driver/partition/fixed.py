@@ -129,8 +129,8 @@ def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
     for entry, number in wanted.items():
         most = vgpu_types.most(entry, policy)
         if most is not None and number > most:
-            raise refuse(f'{number} of {entry.name}, and at most {most} '
-                         'fit on one GPU')
+            raise refuse(f'{number} of {entry.name}, but at most {most} fit '
+                         'on one GPU')
     return wanted
 
 
@@ -175,8 +175,8 @@ def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
     missing = [entry for entry in wanted for _ in range(left[entry])]
     if len(missing) > len(free):
         raise refuse(f'{sum(wanted.values())} vGPUs need as many virtual '
-                     f'functions; {len(given) + len(free)} of the '
-                     f"GPU's {len(gpu.vfs)} are there for them")
+                     f"functions; {len(given) + len(free)} of the GPU's "
+                     f'{len(gpu.vfs)} are available')
     given.update(zip(free, missing))
     return given
 
@@ -213,7 +213,7 @@ def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
     most = min((entry.max_instances for entry in entries
                 if entry.max_instances is not None), default=None)
     if most is not None and len(entries) > most:
-        raise refuse(f'{len(entries)} vGPUs, and at most {most} fit on one '
+        raise refuse(f'{len(entries)} vGPUs, but at most {most} fit on one '
                      'GPU' + _said(others))
 
 
@@ -221,7 +221,7 @@ def _said(others: Sequence[model.VirtualFunction]) -> str:
     """What is there and not wanted, for people."""
     if not others:
         return ''
-    return '; not wanted and there: ' + ', '.join(
+    return '; existing vGPUs that are not in fixed_vgpus: ' + ', '.join(
         f'{_carried(function)} on {function.address}' for function in others)
 
 
@@ -245,12 +245,13 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
     for function, entry in sorted(types.items(), key=lambda item: (
             -(item[1].placement_size or 0), item[0].index)):
         if not entry.placements:
-            raise refuse('this GPU cannot mix sizes, or cannot do it now')
+            raise refuse('this GPU does not support mixed sizes, or cannot '
+                         'mix them now')
         start = vgpu_placement.choose(empty, dataclasses.replace(
             entry, free_placements=entry.placements), taken)
         if start is None:
             raise refuse(f'there is no placement left for {entry.name} on '
-                         f'{function.address} beside the others'
+                         f'{function.address} next to the others'
                          + _said(_others(gpu, given)))
         places[function] = start
         taken.append(model.Placement(start, entry.placement_size or 0))
@@ -261,7 +262,7 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
                ) -> tuple[spec.MigInstanceSpec, ...]:
     """GPU instances to cut: none has vGPUs of two framebuffer sizes."""
     if gpu.mig is None:
-        raise refuse('this GPU has no MIG')
+        raise refuse('this GPU does not support MIG')
     missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(
         (entry.gi_profile_id, entry.framebuffer_mib, entry.per_instance or 1)
         for function, entry in given.items() if not _carried(function))
@@ -311,7 +312,7 @@ def _packed(mig: model.Mig,
         raise refuse('there is no room for '
                      + ', '.join(f'{count} x {profile.name}'
                                  for profile, count in ordered)
-                     + ' beside the GPU instances that are there ('
+                     + ' next to the existing GPU instances ('
                      + (', '.join(str(item.placement) for item in
                                   mig.instances) or 'none') + ')')
     return tuple(

@@ -57,8 +57,8 @@ class State(enum.Enum):
     """Nothing is there, and something can be created there now."""
     BLOCKED = 'blocked'
     """Nothing is there, and nothing can be created there now."""
-    WHOLE = 'whole'
-    """A GPU without partitions, which can be offered whole."""
+    PASSTHROUGH = 'passthrough'
+    """A GPU without partitions, in passthrough mode."""
     OFF = 'off'
     """A GPU without partitions that no policy offers."""
     UNREAD = 'unread'
@@ -132,7 +132,7 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
     elif mode is policy.Mode.OFF or mode is None:
         yield Box(State.OFF)
     elif mode is policy.Mode.PASSTHROUGH:
-        yield Box(State.WHOLE)
+        yield Box(State.PASSTHROUGH)
     else:
         # In MIG mode it would have a grid.
         yield Box(State.FREE if mode is policy.Mode.VGPU else State.BLOCKED)
@@ -273,7 +273,7 @@ def _one_box(item: Tile) -> picture.Cell:
     gpu, first = item.gpu, item.boxes[0]
     if first.name is not None:
         return _listed(item)
-    above = {State.WHOLE: 'whole GPU', State.OFF: 'not offered',
+    above = {State.PASSTHROUGH: 'passthrough', State.OFF: 'not offered',
              State.UNREAD: 'could not be read'}.get(
                  first.state, 'no vGPU' if first.state is State.FREE
                  else 'MIG mode is on, no profiles'

@@ -56,7 +56,7 @@ RESET_XIDS = {
     46: 'stopped processing',
     48: 'uncorrected ECC error',
     54: 'auxiliary power is not connected',
-    62: 'a micro-controller halted',
+    62: 'a microcontroller halted',
     64: 'a row or page of memory could not be remapped',
     74: 'NVLink error',
     79: 'fell off the bus',
@@ -69,13 +69,13 @@ RESET_XIDS = {
     143: 'initialisation failed',
     **dict.fromkeys(range(144, 151), 'NVLink error'),
     155: 'NVLink error',
-    156: 'a part was retired',
+    156: 'a component was retired',
     158: 'fatal timeout',
     # Without an action in the catalogue; believed to need one.
     167: 'fatal timeout of PCIe',
-    169: 'a micro-controller halted',
-    171: 'uncorrected error of the memory',
-    172: 'uncorrected error of the caches',
+    169: 'a microcontroller halted',
+    171: 'uncorrected memory error',
+    172: 'uncorrected cache error',
 }
 """Those after which the catalogue wants a reset or a restart. Every other
 one is over when the program is, and heals with time."""
@@ -88,22 +88,22 @@ _CODE = re.compile('XID_[0-9]{1,9}|(?!XID_)[A-Z][A-Z0-9_]{,99}', re.ASCII)
 _PERMANENT = frozenset({REMAP_FAILED})
 _TEXTS = {
     LOST: 'NVML cannot reach it',
-    NOT_ANSWERING: 'a call about it does not return',
-    'RESET_REQUIRED': 'NVML refuses to work on it before a reset',
-    REMAP_FAILED: 'a row of its memory could not be remapped; the board is '
-                  'to be replaced',
+    NOT_ANSWERING: 'an NVML call for it does not return',
+    'RESET_REQUIRED': 'NVML requires a reset of it',
+    REMAP_FAILED: 'a row of its memory could not be remapped; replace the '
+                  'board',
     'REMAP_PENDING': 'rows of its memory wait for a reset to be remapped',
     'RETIRED_PENDING': 'pages of its memory wait for a reset to be retired',
     'ECC': 'uncorrected ECC errors since the driver was loaded; a reset '
-           'sets their number to zero',
+           'clears the counter',
     'THERMAL': 'too hot',
     health_facts.UNREACHABLE: 'its PCI configuration space cannot be read',
     health_facts.FATAL: 'fatal PCIe errors since NVML was last asked',
     health_facts.LANES: 'its PCIe link has lost lanes',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
     'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
-    'NEEDS_DRAIN_P2P': 'the driver asks for the end of its NVLink traffic',
-    'NEEDS_DRAIN_AND_RESET': 'the driver asks for a reset once it is idle',
+    'NEEDS_DRAIN_P2P': 'the driver asks to stop its NVLink traffic',
+    'NEEDS_DRAIN_AND_RESET': 'the driver asks for a reset when it is idle',
     'NEEDS_BUS_RESET': 'the driver asks for a reset of its bus',
     'NEEDS_SYSTEM_REBOOT': 'the driver asks for a restart of the system',
 }
@@ -265,6 +265,25 @@ def without_instance(conditions: Iterable[Condition],
                      placement: model.Placement) -> tuple[Condition, ...]:
     """What is left once the instance at a placement was destroyed."""
     return tuple(item for item in conditions if item.placement != placement)
+
+
+def errors(before: Iterable[Condition], after: Iterable[Condition]
+           ) -> tuple[int, str]:
+    """How many errors were noted, and what the last of them was.
+
+    A condition that lasts is one error, and an XID that comes again is
+    another one.
+
+    :returns: 0 and an empty text if there is nothing new.
+    """
+    known = {(item.code, item.placement): item.count for item in before}
+    new = [(item, more) for item in after
+           if (more := item.count - known.get((item.code, item.placement),
+                                              0)) > 0]
+    if not new:
+        return 0, ''
+    last = max((item for item, _ in new), key=lambda item: item.last)
+    return sum(more for _, more in new), last.text
 
 
 def judge(conditions: Iterable[Condition],

@@ -66,12 +66,12 @@ class ProfileName:
                 + '; expected ' + ', '.join(ATTRIBUTES))
         if len({attribute[0] for attribute in self.attributes}) > 1:
             raise _invalid_profile(
-                self._text(), 'a profile has something more (+) or '
-                'something less (-), never both')
+                self._text(), 'a profile name has either + or - attributes, '
+                'not both')
         if self.compute is not None and self.compute >= self.slices:
             raise _invalid_profile(
-                self._text(), 'a compute instance is named apart only if '
-                'it is smaller than its GPU instance, such as 1c.3g.20gb')
+                self._text(), 'a compute instance has its own name only if it '
+                'is smaller than its GPU instance, such as 1c.3g.20gb')
 
     @classmethod
     def parse(cls, text: str) -> ProfileName:
@@ -89,7 +89,7 @@ class ProfileName:
         listed = [sign + word for word in words.split(',') if word]
         if listed != sorted(set(listed)):
             raise _invalid_profile(
-                text, 'attributes are in alphabetical order, each once')
+                text, 'attributes must be unique and in alphabetical order')
         return cls(
             compute=int(match['compute']) if match['compute'] else None,
             slices=int(match['slices']), memory_gb=int(match['memory']),

@@ -99,7 +99,7 @@ def lines(gpu: model.Gpu,
     if gpu.mig is not None and layout.enabled and gpu.mig.profiles:
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.all_mdevs:
-        drawn = ['MIG mode is on, NVML lists no profiles' if layout.enabled
+        drawn = ['MIG mode is on, but NVML lists no profiles' if layout.enabled
                  else 'MIG mode is off']
     else:
         drawn = _time_sliced(gpu, pens)

@@ -65,9 +65,13 @@ class Policy:
     mixed_sizes: bool = False
     """Mode vgpu: whether vGPUs of several sizes may live side by side."""
     scheduler: model.SchedulerPolicy | None = None
-    """Mode vgpu: how vGPUs share the GPU; None leaves it as it is."""
+    """How vGPUs share the GPU, or in mode mig a GPU instance; None leaves it
+    as it is."""
     time_slice: int | None = None
-    """Mode vgpu: of the scheduler, in nanoseconds; None is the driver's."""
+    """Of the scheduler, in nanoseconds; None is the driver's."""
+    isolated: bool = False
+    """Modes vgpu and mig: whether all servers on the GPU must be of one
+    project."""
 
     def at_most(self, *names: str) -> int | None:
         """How many vGPUs of the type called any of ``names`` at most."""
@@ -100,7 +104,7 @@ def automatic(gpu: model.Gpu) -> Policy:
     """The policy where none is configured: as the machine was prepared.
 
     A GPU in MIG mode with virtual functions was made ready for MIG-backed
-    vGPUs. Every other is offered whole (which
+    vGPUs. Every other is in passthrough mode (which
     :func:`cyborg_gpu_driver.partition.offer.offers.offers` refuses again for a
     GPU that is carved up).
     """

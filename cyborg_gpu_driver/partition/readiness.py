@@ -17,11 +17,14 @@ then mixed-size mode and the scheduler, or the driver for guests. Enabling or
 disabling virtual functions (``sriov-manage``) wipes GPU instances and puts
 mixed-size mode and the scheduler back to the driver's own; the MIG mode
 cannot change while there are virtual functions ("In use by another client").
+In MIG mode each GPU instance that vGPUs share has a scheduler of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterator
 
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
@@ -47,7 +50,8 @@ class Wants:
     mixed: bool | None = None
     """Mixed-size mode."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
-    """Policy and time slice in ns; a time slice of None is any."""
+    """Policy and time slice in ns; a time slice of None is any. In MIG mode
+    that of each GPU instance that vGPUs share."""
     driver: str | None = None
     """``nvidia``, or ``vfio-pci`` for any driver that serves guests."""
     released: bool = False
@@ -86,34 +90,56 @@ def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
 def carved_up(gpu: model.Gpu) -> str:
     """Why a GPU is no whole one now; empty if it is."""
     if not gpu.in_pci_sysfs:
-        return 'not on the PCI bus of this machine (WSL 2)'
+        return 'not on the PCI bus of this host (WSL 2)'
     if gpu.physfn is not None:
         return f'a virtual function of {gpu.physfn}'
     if gpu.mig is not None and gpu.mig.enabled:
-        return 'carved up: MIG mode is on'
+        return 'partitioned: MIG mode is on'
     if gpu.vgpus:
-        return f'carved up: {len(gpu.vgpus)} vGPU(s) on it'
+        return f'partitioned: it has {len(gpu.vgpus)} vGPU(s)'
     if gpu.vfs or gpu.sriov_numvfs:
-        return (f'carved up: {len(gpu.vfs) or gpu.sriov_numvfs} virtual '
+        return (f'partitioned: {len(gpu.vfs) or gpu.sriov_numvfs} virtual '
                 'function(s) enabled')
     return ''
 
 
 def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
     """The steps from ``gpu`` as it is to what is wanted, in their order."""
-    return tuple(
-        action.Step(item, scheduler=wanted.scheduler
-                    if item is Action.SCHEDULER else None)
-        for item in actions(gpu, wanted))
+    if gpu.released and not wanted.released:
+        # All else can be told only once NVML may be asked again.
+        return (action.Step(Action.REOPEN),)
+    if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
+        return (action.Step(Action.BIND_NVIDIA),)
+    modes = _modes(gpu, wanted)
+    hand = []
+    if (wanted.driver == drivers.VFIO_PCI
+            and not drivers.is_vfio(gpu.driver)):
+        hand.append(Action.BIND_VFIO)
+    if wanted.released and not gpu.released:
+        hand.append(Action.RELEASE)
+    return (*map(action.Step, modes), *_schedulers(gpu, wanted, modes),
+            *map(action.Step, hand))
 
 
 def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
     """The actions of :func:`steps`."""
-    if gpu.released and not wanted.released:
-        # All else can be told only once NVML may be asked again.
-        return (Action.REOPEN,)
-    if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
-        return (Action.BIND_NVIDIA,)
+    return tuple(step.action for step in steps(gpu, wanted))
+
+
+def instance_scheduler(gpu: model.Gpu, wanted: Wants, profile_id: int | None
+                       ) -> tuple[model.SchedulerPolicy, int | None] | None:
+    """The scheduler that a GPU instance of a profile is to have.
+
+    :returns: policy and time slice in ns; None if it is to have none of
+        its own, because vGPUs do not share it in time.
+    """
+    shared = any((kind.per_instance or 0) > 1 for kind in gpu.vgpu_types
+                 if kind.gi_profile_id == profile_id)
+    return wanted.scheduler if shared else None
+
+
+def _modes(gpu: model.Gpu, wanted: Wants) -> list[Action]:
+    """What changes a GPU as a whole, but for its driver."""
     found = []
     there = bool(gpu.vfs or gpu.sriov_numvfs)
     vfs = there if wanted.vfs is None else wanted.vfs
@@ -130,15 +156,27 @@ def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
     mixed = bool(gpu.mixed_sizes) and not reset
     if wanted.mixed is not None and wanted.mixed is not mixed:
         found.append(Action.MIXED_ON if wanted.mixed else Action.MIXED_OFF)
-    if wanted.scheduler is not None and (
-            reset or not _schedules(gpu.scheduler, *wanted.scheduler)):
-        found.append(Action.SCHEDULER)
-    if (wanted.driver == drivers.VFIO_PCI
-            and not drivers.is_vfio(gpu.driver)):
-        found.append(Action.BIND_VFIO)
-    if wanted.released and not gpu.released:
-        found.append(Action.RELEASE)
-    return tuple(found)
+    return found
+
+
+def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
+                ) -> Iterator[action.Step]:
+    """The steps that set schedulers, after those that set modes."""
+    if wanted.scheduler is None:
+        return
+    reset = Action.ENABLE_FUNCTIONS in modes
+    if gpu.mig is not None and (
+            gpu.mig.enabled if wanted.mig is None else wanted.mig):
+        # A change of the modes leaves no GPU instance.
+        for instance in () if modes else gpu.mig.instances:
+            scheduler = instance_scheduler(gpu, wanted, instance.profile_id)
+            if scheduler and not _schedules(instance.scheduler, *scheduler):
+                yield action.Step(
+                    Action.SCHEDULER,
+                    gpu.mig.profile_by_id(instance.profile_id),
+                    instance.placement, scheduler=scheduler)
+    elif reset or not _schedules(gpu.scheduler, *wanted.scheduler):
+        yield action.Step(Action.SCHEDULER, scheduler=wanted.scheduler)
 
 
 def _passthrough(gpu: model.Gpu, driver: str) -> Wants:
@@ -161,16 +199,19 @@ def _vgpu(gpu: model.Gpu, policy: policies.Policy) -> Wants:
     mixed = None
     if gpu.mixed_sizes is not None or sliced and policy.mixed_sizes:
         mixed = policy.mixed_sizes
-    return Wants(
-        mig=_mig(gpu, False), vfs=_vfs(gpu, True), mixed=mixed,
-        scheduler=policy.scheduler and (policy.scheduler,
-                                        policy.time_slice))
+    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, True), mixed=mixed,
+                 scheduler=_scheduler(policy))
 
 
-def _sliced(gpu: model.Gpu, _policy: policies.Policy) -> Wants:
+def _sliced(gpu: model.Gpu, policy: policies.Policy) -> Wants:
     if gpu.mig is None:
         return Wants()
-    return Wants(mig=True, vfs=_vfs(gpu, True))
+    return Wants(mig=True, vfs=_vfs(gpu, True), scheduler=_scheduler(policy))
+
+
+def _scheduler(policy: policies.Policy
+               ) -> tuple[model.SchedulerPolicy, int | None] | None:
+    return policy.scheduler and (policy.scheduler, policy.time_slice)
 
 
 _WANTS = {

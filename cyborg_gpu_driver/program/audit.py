@@ -33,6 +33,7 @@ from oslo_utils import timeutils
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 
@@ -40,8 +41,9 @@ LOG = logging.getLogger(__name__)
 
 _NAME = 'audit.jsonl'
 _FILE_SIZE = 1 << 20
-_FILES = 5
-"""How many files of that size are kept, the one being written included."""
+_FILES = 64
+"""How many files of that size are kept, the one being written included:
+about 70,000 partitions from bind to unbind."""
 _FIELDS = frozenset({'time', 'gpu', 'what', 'subject', 'evidence'})
 
 
@@ -67,6 +69,8 @@ class Reading:
     records: tuple[Record, ...]
     bad: int = 0
     """Lines that are no records, such as one that a crash cut short."""
+    whole: bool = True
+    """Whether nothing was dropped yet to make room."""
 
 
 class Audit:
@@ -77,7 +81,7 @@ class Audit:
 
     def __init__(self, state_path: str):
         self._path = os.path.join(state_path, _NAME)
-        self._problem = ''
+        self._said = log_once.LogOnce()
 
     def record(self, gpu: model.PciAddress, what: str, subject: str,
                evidence: dict[str, Any]) -> None:
@@ -98,15 +102,11 @@ class Audit:
                 if os.fstat(descriptor).st_size >= _FILE_SIZE:
                     _rotate(self._path)
         except OSError as error:
-            self._say(str(error))
+            if self._said.is_new(str(error)):
+                LOG.error('The audit record cannot be written: %s. Changes '
+                          'of GPUs are not recorded until it can.', error)
         else:
-            self._say('')
-
-    def _say(self, problem: str) -> None:
-        if problem and problem != self._problem:
-            LOG.error('The audit record cannot be written: %s. Changes of '
-                      'GPUs are not recorded until it can.', problem)
-        self._problem = problem
+            self._said.over()
 
 
 def read(state_path: str) -> Reading:
@@ -135,7 +135,8 @@ def read(state_path: str) -> Reading:
     lines = [line for text in reversed(texts)
              for line in text.split(b'\n') if line]
     records = [record for record in map(_parse, lines) if record is not None]
-    return Reading(tuple(records), len(lines) - len(records))
+    return Reading(tuple(records), len(lines) - len(records),
+                   whole=not os.path.exists(_numbered(path, _FILES - 1)))
 
 
 def of_entry(entry: journal.Entry) -> dict[str, Any]:
@@ -145,7 +146,9 @@ def of_entry(entry: journal.Entry) -> dict[str, Any]:
         'function': str(entry.function),
         'placement': entry.placement and str(entry.placement),
         'gpu_instance_id': entry.instance_id,
-        'vgpu_placement': entry.vgpu_placement}
+        'vgpu_placement': entry.vgpu_placement,
+        **({'since': entry.since} if entry.since is not None else {}),
+        **({'until': entry.until} if entry.until is not None else {})}
 
 
 @contextlib.contextmanager

@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
-from typing import Any
 from typing import Protocol
 
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import policy
@@ -103,7 +103,7 @@ class Cleaner:
         self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
         """What this process has seen, with what no record has of it."""
         self._failed: dict[model.PciAddress, float] = {}
-        self._said: dict[Any, str] = {}
+        self._said = log_once.LogOnce()
 
     def withholds(self, found: Collection[offers.Offer]) -> bool:
         """Whether nobody may be promised a GPU as a whole now.
@@ -126,7 +126,7 @@ class Cleaner:
             known.state is _State.USED for known in self._of(found))
 
     def _of(self, found: Iterable[offers.Offer]) -> list[cleaning.Known]:
-        """What is known of the GPU, if it is offered whole."""
+        """What is known of the GPU, if it is in passthrough mode."""
         if not self._enabled:
             return []
         return [known for offer in found
@@ -147,9 +147,13 @@ class Cleaner:
                 seen = self._tenancy.seen(whole.provider)
             except Exception as error:
                 # It would not answer for the others either.
-                self._say_away(exception.steady(error))
+                reason = exception.steady(error)
+                if self._said.is_new(reason):
+                    LOG.warning('Cannot read from Placement which servers '
+                                'have the whole GPUs of this host: %s. Each '
+                                'report tries again.', reason)
                 return
-            self._say_away('')
+            self._said.over()
             self._follow(self._tenancy, whole, seen)
 
     def _follow(self, tenancy: Tenancy, whole: Whole,
@@ -173,17 +177,17 @@ class Cleaner:
         if known.state is _State.USED and (
                 before is None or was is not _State.USED
                 or before.tenants != known.tenants):
-            self._said.pop(address, None)
+            self._said.over(address)
             for tenant in known.tenants:
                 self._audit.record(address, 'given', tenant, {
-                    'generation': known.generation, 'doubt': doubt})
+                    'generation': known.generation, 'doubt': doubt,
+                    'tenants': list(known.tenants)})
             if doubt:
                 LOG.error('GPU %(gpu)s may not have been reset before '
                           '%(who)s got it: %(doubt)s',
                           {'gpu': address, 'who': ', '.join(known.tenants),
                            'doubt': doubt})
-        elif known.state is _State.DIRTY and was in (
-                None, _State.FREE, _State.USED):
+        elif known.state is _State.DIRTY and not (was and was.awaits_reset):
             self._audit.record(address, 'returned', _who(known), {
                 'generation': known.generation,
                 'seen': was.value if was else 'never'})
@@ -212,7 +216,7 @@ class Cleaner:
             self._put_off(address, known, _State.STUCK, str(error))
         else:
             self._failed.pop(address, None)
-            self._said.pop(address, None)
+            self._said.over(address)
             self._keep(address, known)
             LOG.info('GPU %s was reset and is offered again', address)
 
@@ -230,34 +234,23 @@ class Cleaner:
                               ours=closed.ours)
 
     def _warn_of_no_reset(self, address: model.PciAddress) -> None:
-        if ((address, 'reset') in self._said
-                or self._resetter.can_reset(address)):
-            return
-        self._said[address, 'reset'] = 'said'
-        LOG.warning('GPU %s cannot be reset: after its next server it will '
-                    'not be offered again, unless [gpu] clean_whole_gpus is '
-                    'false', address)
+        if (not self._resetter.can_reset(address)
+                and self._said.is_new('no reset', (address, 'reset'))):
+            LOG.warning('GPU %s cannot be reset: after its next server it '
+                        'will not be offered again, unless [gpu] '
+                        'clean_whole_gpus is false', address)
 
     def _put_off(self, address: model.PciAddress, known: cleaning.Known,
                  state: cleaning.State, reason: str) -> None:
         """Keep a GPU withheld; why is said once."""
         self._keep(address, dataclasses.replace(known, state=state,
                                                 reason=reason))
-        if self._said.get(address) == reason:
-            return
-        self._said[address] = reason
-        self._audit.record(address, 'not-cleaned', _who(known),
-                           {'reason': reason})
-        LOG.warning('GPU %(gpu)s was released by its server and is not '
-                    'offered before it is reset: %(reason)s',
-                    {'gpu': address, 'reason': reason})
-
-    def _say_away(self, reason: str) -> None:
-        if reason != self._said.get('Placement', '') and reason:
-            LOG.warning('Cannot read from Placement which servers have the '
-                        'whole GPUs of this host: %s. Each report tries '
-                        'again.', reason)
-        self._said['Placement'] = reason
+        if self._said.is_new(reason, address):
+            self._audit.record(address, 'not-cleaned', _who(known),
+                               {'reason': reason})
+            LOG.warning('GPU %(gpu)s was released by its server and is not '
+                        'offered before it is reset: %(reason)s',
+                        {'gpu': address, 'reason': reason})
 
     def _known(self, address: model.PciAddress) -> cleaning.Known | None:
         """What is remembered; nothing if the record cannot be used.

@@ -32,6 +32,7 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -51,7 +52,7 @@ class Status:
     instances: Mapping[model.Placement, health.Verdict]
     """Those that are sick."""
     facts: health_facts.Facts
-    ailments: tuple[health.Condition, ...]
+    conditions: tuple[health.Condition, ...]
 
 
 class HealthKeeper:
@@ -64,6 +65,7 @@ class HealthKeeper:
     :param cloud: publishes a GPU when an event has made it, or an instance
         of it, sick or sicker.
     :param clean_checks: how many clean checks in a row heal.
+    :param cordon_errors: how many errors cordon a GPU; 0 for none.
     :param ignored_xids: XIDs that are not counted, beside those that never
         are.
     :param clock: seconds of the epoch.
@@ -72,6 +74,7 @@ class HealthKeeper:
     def __init__(self, machine: platform.Platform, state_path: str,
                  cloud: services.Services, clean_checks: int = 5,
                  ignored_xids: Collection[int] = (),
+                 cordon_errors: int = 0,
                  clock: Callable[[], float] = time.time):
         self._nvml = machine.nvml
         self._sysfs = machine.sysfs
@@ -81,6 +84,7 @@ class HealthKeeper:
         self._cloud = cloud
         self._needed = clean_checks
         self._ignored = frozenset(ignored_xids)
+        self._most = cordon_errors
         self._boot_id = machine.boot_id
         self._clock = clock
 
@@ -89,7 +93,7 @@ class HealthKeeper:
         """Ask every GPU of a snapshot for its health.
 
         Does not raise for anything that hardware or the disk does. Of a GPU
-        that cannot be asked (NVML away, given away whole) is known what was
+        that cannot be asked (NVML away, in passthrough mode) is known what was
         known before.
 
         :returns: how each GPU of ``host`` is; its instances are told by
@@ -121,22 +125,23 @@ class HealthKeeper:
                 known, ailments=health.noted(
                     known.ailments, event.xid, now, placement,
                     event.instance_id)))
-        if _verdicts(before) != _verdicts(after):
+        if (_verdicts(_ailments(before)) != _verdicts(_ailments(after))
+                or before.cordons != after.cordons):
             self._cloud.publish_soon(event.address)
 
     def sick(self, address: model.PciAddress) -> health.Verdict | None:
-        """How a GPU is, if it is sick; None if it is well."""
+        """How a GPU is, if it is unhealthy; None if it is well."""
         verdict = self._verdict(address)
         return verdict if verdict.sick else None
 
     def sick_instances(self, address: model.PciAddress
                        ) -> frozenset[model.Placement]:
         """Placements of a GPU's instances that are sick by themselves."""
-        return health.unhealthy_placements(self._ailments(address))
+        return health.unhealthy_placements(self._conditions(address))
 
     def reset_done(self, address: model.PciAddress) -> None:
         """Forget what a reset of the GPU cures; it was just reset."""
-        if self._ailments(address):
+        if self._conditions(address):
             self._change(address, lambda known: dataclasses.replace(
                 known, ailments=health.after_reset(known.ailments)))
 
@@ -148,7 +153,8 @@ class HealthKeeper:
         """
         with self._store.gpu(address) as draft:
             known = draft.record.sickness
-            draft.record = dataclasses.replace(draft.record, sickness=None)
+            draft.record = dataclasses.replace(draft.record, sickness=None,
+                                               errors=0)
         return known is not None
 
     def instance_gone(self, address: model.PciAddress,
@@ -173,12 +179,12 @@ class HealthKeeper:
         for gpu in host.gpus:
             known = self._of_board(self._of_boot(
                 self._store.read(gpu.address).sickness), gpu)
-            ailments = health.seen(known.ailments, facts[gpu.address], now)
+            conditions = health.seen(known.ailments, facts[gpu.address], now)
             found.append(Status(
-                gpu, health.judge(ailments),
-                {place: health.judge(ailments, place)
-                 for place in sorted(health.unhealthy_placements(ailments))},
-                facts[gpu.address], ailments))
+                gpu, health.judge(conditions),
+                {place: health.judge(conditions, place)
+                 for place in sorted(health.unhealthy_placements(conditions))},
+                facts[gpu.address], conditions))
         return found
 
     def _ask_all(self, host: model.Host
@@ -232,13 +238,13 @@ class HealthKeeper:
             record = dataclasses.replace(record, ailments=())
         return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
 
-    def _ailments(self, address: model.PciAddress
+    def _conditions(self, address: model.PciAddress
                   ) -> tuple[health.Condition, ...]:
         """What a GPU has, by what is known now."""
         return self._of_boot(self._store.peek(address).sickness).ailments
 
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
-        return health.judge(self._ailments(address))
+        return health.judge(self._conditions(address))
 
     def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
                  facts: health_facts.Facts, now: float
@@ -250,22 +256,50 @@ class HealthKeeper:
     def _change(self, address: model.PciAddress,
                 change: Callable[[gpu_record.HealthRecord],
                                  gpu_record.HealthRecord]
-                ) -> tuple[tuple[health.Condition, ...], ...]:
+                ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change what is known of a GPU, and log what is new of it.
 
         :param change: of what is known; returns what is known then.
-        :returns: the ailments before and after.
+        :returns: the record before and after.
         """
         def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-            known = change(self._of_boot(record.sickness))
-            return dataclasses.replace(
-                record, sickness=known if known.ailments else None)
+            before = self._of_boot(record.sickness)
+            known = change(before)
+            return self._counted(dataclasses.replace(
+                record, sickness=known if known.ailments else None),
+                *health.errors(before.ailments, known.ailments))
 
-        before, after = (
-            record.sickness.ailments if record.sickness else ()
-            for record in self._store.keep(address, changed))
-        _tell(address, before, after)
+        before, after = self._store.keep(address, changed)
+        self._tell(address, _ailments(before), _ailments(after))
         return before, after
+
+    def _counted(self, record: gpu_record.GpuRecord, errors: int, last: str
+                 ) -> gpu_record.GpuRecord:
+        """A record after new errors, of which the last may cordon the GPU.
+        """
+        if not errors or not self._most:
+            return record
+        errors += record.errors
+        cordons = record.cordons
+        if (errors >= self._most
+                and cordon.of(cordons, cordon.Source.HEALTH) is None):
+            cordons = cordon.added(cordons, cordon.Cordon(
+                cordon.Source.HEALTH, self._clock(),
+                reason=f'{errors} errors, the last was {last}'))
+        return dataclasses.replace(record, errors=errors, cordons=cordons)
+
+    def _tell(self, address: model.PciAddress,
+              before: tuple[health.Condition, ...],
+              after: tuple[health.Condition, ...]) -> None:
+        """Log and announce what became unhealthy, worse or healthy."""
+        old, new = _verdicts(before), _verdicts(after)
+        for place in (None, *sorted(
+                place for place in {*old, *new} if place is not None)):
+            was = old.get(place, health.WELL)
+            now = new.get(place, health.WELL)
+            if was.state is not now.state:
+                _log(address, place, was, now)
+                self._cloud.health_changed(address, place, was, now)
 
 
 def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
@@ -276,29 +310,26 @@ def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
             for item in gpu.mig.instances}
 
 
-def _verdicts(ailments: tuple[health.Condition, ...]
+def _ailments(record: gpu_record.GpuRecord) -> tuple[health.Condition, ...]:
+    return record.sickness.ailments if record.sickness else ()
+
+
+def _verdicts(conditions: tuple[health.Condition, ...]
               ) -> dict[model.Placement | None, health.Verdict]:
     """How a GPU is (None) and its unhealthy instances, by placement."""
-    places = sorted(health.unhealthy_placements(ailments))
-    return {place: health.judge(ailments, place) for place in (None, *places)}
+    places = sorted(health.unhealthy_placements(conditions))
+    return {place: health.judge(conditions, place)
+            for place in (None, *places)}
 
 
-def _tell(address: model.PciAddress, before: tuple[health.Condition, ...],
-          after: tuple[health.Condition, ...]) -> None:
-    """Log what got sick, sicker or well."""
-    old, new = _verdicts(before), _verdicts(after)
-    for place in (None, *sorted(
-            place for place in {*old, *new} if place is not None)):
-        was = old.get(place, health.WELL)
-        now = new.get(place, health.WELL)
-        if was.state is now.state:
-            continue
-        name = f'GPU {address}' + (f', instance at {place}' if place else '')
-        if now.sick:
-            LOG.warning(
-                '%(name)s is sick (%(state)s): %(reasons)s. Nothing new is '
-                'created on it.', {'name': name, 'state': now.state.value,
-                               'reasons': '; '.join(now.reasons)})
-        else:
-            LOG.info('%(name)s is healthy again; it had: %(reasons)s.',
-                     {'name': name, 'reasons': '; '.join(was.reasons)})
+def _log(address: model.PciAddress, place: model.Placement | None,
+         was: health.Verdict, now: health.Verdict) -> None:
+    name = f'GPU {address}' + (f', instance at {place}' if place else '')
+    if now.sick:
+        LOG.warning(
+            '%(name)s is unhealthy (%(state)s): %(reasons)s. Nothing new is '
+            'created on it.', {'name': name, 'state': now.state.value,
+                           'reasons': '; '.join(now.reasons)})
+    else:
+        LOG.info('%(name)s is healthy again; it had: %(reasons)s.',
+                 {'name': name, 'reasons': '; '.join(was.reasons)})

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
+from collections.abc import Callable
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
@@ -35,12 +37,16 @@ class Journal:
     """The claims in the records of this machine's GPUs.
 
     :param state_path: ``[gpu] state_path``.
+    :param clock: the time of day, in seconds of the epoch.
     """
 
-    def __init__(self, state_path: str):
+    def __init__(self, state_path: str,
+                 clock: Callable[[], float] = time.time):
         self._store = store.of(state_path)
-        self._given_back: set[str] = set()
-        """Handles of which no record may say yet that they are."""
+        self.clock = clock
+        self._given_back: dict[str, float] = {}
+        """When each handle was given back of which no record may say so
+        yet."""
 
     def get(self, handle: str, gpu: model.PciAddress | None = None
             ) -> Entry | None:
@@ -109,7 +115,7 @@ class Journal:
         with self._store.gpu(entry.gpu) as draft:
             self._set(draft, (other for other in draft.record.claims
                               if other.handle != handle))
-        self._given_back.discard(handle)
+        self._given_back.pop(handle, None)
 
     def give_back(self, handle: str) -> None:
         """Write that Cyborg has given a handle back.
@@ -121,14 +127,22 @@ class Journal:
 
         :raises JournalError: if it cannot be put on the disk.
         """
-        self._given_back.add(handle)
+        self._given_back.setdefault(handle, self.clock())
         entry = self.get(handle)
         if entry is None:
-            self._given_back.discard(handle)
+            self._given_back.pop(handle, None)
         else:
             # Not the entry, which may have been written again meanwhile.
             with self._store.gpu(entry.gpu) as draft:
                 self._set(draft, draft.record.claims)
+
+    def given_away(self, handle: str) -> None:
+        """Cyborg has given a handle, which has no entry, to a server.
+
+        Another process may have removed what was left of it, as
+        ``cyborg-gpu doctor --repair`` does.
+        """
+        self._given_back.pop(handle, None)
 
     def check(self) -> bool:
         """Set unusable records aside, with a message.
@@ -138,14 +152,6 @@ class Journal:
         """
         self._store.check()
         return self._store.has_lost()
-
-    def is_lost(self, gpu: model.PciAddress) -> bool:
-        """Whether the claims on a GPU are lost."""
-        return self._store.is_lost(gpu)
-
-    def settle(self) -> None:
-        """What was lost of all GPUs of this machine is found again."""
-        self._store.settle()
 
     def _set(self, draft: store.Draft, claims: Iterable[Entry]) -> None:
         by_handle = {entry.handle: entry for entry in claims}
@@ -158,7 +164,9 @@ class Journal:
         if not self._given_back:
             return entries
         return tuple(
-            dataclasses.replace(entry, phase=Phase.UNBINDING)
+            dataclasses.replace(
+                entry, phase=Phase.UNBINDING,
+                until=max(self._given_back[entry.handle], entry.since or 0))
             if (entry.handle in self._given_back
                 and entry.phase is Phase.BOUND) else entry
             for entry in entries)

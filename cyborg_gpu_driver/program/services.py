@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers
 
@@ -59,6 +60,14 @@ class Services:
         """
         return ''
 
+    def mixed(self, address: model.PciAddress, handle: str) -> str:
+        """Why a GPU must not get what an attach handle stands for.
+
+        :returns: empty if all servers on it are then of one project, or
+            need not be.
+        """
+        return ''
+
     def publish(self, address: model.PciAddress) -> None:
         """Write to Placement what can still be made on a GPU.
 
@@ -67,3 +76,18 @@ class Services:
 
     def publish_soon(self, address: model.PciAddress) -> None:
         """The same, without waiting: for the thread of events."""
+
+    def health_changed(self, address: model.PciAddress,
+                       placement: model.Placement | None,
+                       before: health.Verdict, after: health.Verdict
+                       ) -> None:
+        """Announce that a GPU's health is another one; does not wait.
+
+        :param placement: of the GPU instance concerned; None for the GPU.
+        """
+
+    def drift_found(self, difference: reconcile.Difference) -> None:
+        """Announce a new difference; does not wait."""
+
+    def drift_resolved(self, difference: reconcile.Difference) -> None:
+        """Announce that a difference is gone; does not wait."""

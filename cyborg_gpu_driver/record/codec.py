@@ -38,6 +38,8 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 
+Encoder = Callable[[Any], Any]
+"""Makes what JSON can hold of a value."""
 Decoder = Callable[[Any], Any]
 """Makes a value of what JSON held; raises ValueError."""
 
@@ -48,21 +50,40 @@ be shown as a date."""
 
 def encode(value: Any) -> Any:
     """What JSON can hold of a dataclass, or of what one may have in it."""
-    if isinstance(value, enum.Enum):
-        return value.value
-    if _is_text(type(value)):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-                if getattr(value, field.name) != _default(field)}
-    if isinstance(value, collections.abc.Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
-    if isinstance(value, frozenset):
-        value = sorted(value)
-    if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
-    return value
+    kind: Any = type(value)
+    return _encoder(kind)(value)
+
+
+@functools.cache
+def _encoder(kind: type) -> Encoder:
+    """What encodes values of a type: a bind encodes hundreds of values."""
+    if issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    if _is_text(kind):
+        return str
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(_written, tuple(
+            (field.name, _default(field))
+            for field in dataclasses.fields(kind)))
+    if issubclass(kind, collections.abc.Mapping):
+        return lambda value: {str(key): encode(item)
+                              for key, item in value.items()}
+    if issubclass(kind, frozenset):
+        return lambda value: [encode(item) for item in sorted(value)]
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [encode(item) for item in value]
+    return lambda value: value
+
+
+def _written(fields: Iterable[tuple[str, Any]], value: Any
+             ) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    content = {}
+    for name, default in fields:
+        item = getattr(value, name)
+        if item != default:
+            content[name] = encode(item)
+    return content
 
 
 def decode(kind: Any, content: Any) -> Any:

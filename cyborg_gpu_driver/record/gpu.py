@@ -26,6 +26,7 @@ from typing import Annotated
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health as health_conditions
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
@@ -75,9 +76,17 @@ class Claim:
     """Boot id of the machine when the instance was made. GPU instances do
     not outlive a boot, and their ids are given again (MIG User Guide). None
     in records of earlier releases."""
+    fabric_partition: int | None = None
+    """NVSwitch partition that is active for the vGPU; None if it needs none.
+    """
     repeats: int = 0
     """How often Cyborg has bound it again while it was bound. A repair that
     has found nobody to want it compares the number."""
+    since: float | None = None
+    """When the bind was complete, in seconds of the epoch. None before that,
+    in records of earlier releases, and where a lost record was rebuilt."""
+    until: float | None = None
+    """When Cyborg gave it back; not before ``since``."""
 
     @property
     def vgpu(self) -> spec.VgpuSpec:
@@ -92,6 +101,15 @@ class Claim:
         if self.placement is None or self.profile_id is None:
             return None
         return spec.MigInstanceSpec(self.placement, self.profile_id)
+
+    def live(self, instance_id: int | None = None) -> model.Vgpu:
+        """The vGPU as a snapshot has it.
+
+        :param instance_id: of the GPU instance below, where the driver
+            tells it.
+        """
+        return model.Vgpu(self.function, self.mdev_type,
+                          None if self.vfio else self.handle, instance_id)
 
     def is_on(self, instance: model.GpuInstance) -> bool:
         """Whether a live instance is this claim's: ids alone are reused."""
@@ -154,6 +172,9 @@ class Change:
     """Each vGPU that a step has created, or may have."""
     problem: str | None = None
     """Why the rollback did not finish; None if it was not tried."""
+    boot: str | None = None
+    """Boot id of the machine when it began. None in records of earlier
+    releases."""
 
     def __str__(self) -> str:
         if self.problem:
@@ -225,11 +246,14 @@ class GpuRecord:
     sickness: HealthRecord | None = None
     """None for a GPU that is well."""
     tenancy: cleaning.Known | None = None
-    """Who has a GPU that is offered whole; None if that was never seen."""
+    """Who has a GPU in passthrough mode; None if that was never seen."""
     reported: Reported | None = None
     """None for a GPU that Cyborg was not told of."""
-    disabled: bool = False
-    """Whether an operator has disabled it in Cyborg."""
+    cordons: cordon.Cordons = ()
+    """Why it gets no new server; at most one of each source."""
+    errors: int = 0
+    """Errors since the GPU was last uncordoned or its health was cleared.
+    They are counted only if that may cordon it."""
 
     @property
     def used_instances(self) -> frozenset[spec.MigInstanceSpec]:

@@ -20,19 +20,20 @@ renamed, and the next one takes them over again.
 
 from __future__ import annotations
 
+import functools
 import glob
+import logging
 import os
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
-from oslo_log import log as logging
-
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -42,6 +43,7 @@ Parts = dict[model.PciAddress, dict[str, Any]]
 """Parts of records by GPU, as of :class:`~.gpu.GpuRecord`."""
 
 _JOURNAL = 'journal.json'
+_DISABLED = cordon.Cordon(cordon.Source.CYBORG)
 
 
 def is_pending(state_path: str) -> bool:
@@ -181,22 +183,28 @@ def _sicknesses(content: Any) -> Parts:
             'ailments': item['ailments']})} for item in content}
 
 
-def _tenancies(content: Any) -> Parts:
-    return _by_address(cleaning.Known, 'tenancy', content)
-
-
-def _reported(content: Any) -> Parts:
-    return _by_address(gpu_record.Reported, 'reported', content)
-
-
 def _by_address(kind: type, part: str, content: Any) -> Parts:
     return {model.PciAddress.parse(address): {part: codec.decode(kind, item)}
             for address, item in dict(content).items()}
 
 
 def _disabled(content: Any) -> Parts:
-    return {model.PciAddress.parse(address): {'disabled': True}
+    return {model.PciAddress.parse(address): {
+        'cordons': (_DISABLED,)}
             for address in content}
+
+
+def cordons(content: Any) -> Any:
+    """A record with ``cordons`` in the place of ``disabled``.
+
+    :param content: of a record of any release.
+    """
+    if not isinstance(content, dict) or 'disabled' not in content:
+        return content
+    disabled = codec.decode(bool, content['disabled'])
+    return {**{key: item for key, item in content.items()
+               if key != 'disabled'},
+            **({'cordons': codec.encode((_DISABLED,))} if disabled else {})}
 
 
 def _layout(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +224,9 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], Parts]], ...] = (
     ('checkpoint.json', 'cyborg-gpu checkpoint', _saved_layouts),
     ('changes/*.json', 'cyborg-gpu layout change', _change),
     ('health.json', 'cyborg-gpu health', _sicknesses),
-    ('cleaning.json', 'cyborg-gpu cleaning', _tenancies),
-    ('reported.json', 'cyborg-gpu report', _reported),
+    ('cleaning.json', 'cyborg-gpu cleaning', functools.partial(
+        _by_address, cleaning.Known, 'tenancy')),
+    ('reported.json', 'cyborg-gpu report', functools.partial(
+        _by_address, gpu_record.Reported, 'reported')),
     ('disabled.json', 'cyborg-gpu disabled', _disabled),
 )

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import weakref
@@ -36,8 +37,6 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterator
 from typing import Any
-
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
@@ -211,6 +210,11 @@ class Store:
             self.keep(address, lambda record: dataclasses.replace(
                 record, **parts))
 
+    @property
+    def unwritten(self) -> int:
+        """Of how many GPUs something is in memory that no file has yet."""
+        return len(self._pending)
+
     def check(self) -> None:
         """Set unusable records aside, and what writers left that died.
 
@@ -318,7 +322,7 @@ class Store:
 
     def _read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         path = self.path(address)
-        mark = _mark(path)
+        mark = durable.mark(path)
         known = self._cache.get(address)
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
@@ -329,6 +333,7 @@ class Store:
             if isinstance(content, dict) and 'ids' in content:
                 # Version 1: what NVML had reported, and nothing else.
                 content = {'board': content}
+            content = migrate.cordons(content)
             record = codec.decode(gpu_record.GpuRecord, content)
             if not record.is_of(address):
                 raise ValueError('it is about another GPU')
@@ -343,7 +348,7 @@ class Store:
                record: gpu_record.GpuRecord) -> None:
         path = self.path(address)
         durable.write(path, KIND, VERSION, codec.encode(record))
-        self._cache[address] = _mark(path), record
+        self._cache[address] = durable.mark(path), record
 
     def _forget(self, address: model.PciAddress, written: dict[str, Any]
                 ) -> None:
@@ -368,12 +373,3 @@ def _address(name: str) -> model.PciAddress | None:
     except exception.InvalidPciAddress:
         return None
     return address if name == f'{address}{_SUFFIX}' else None
-
-
-def _mark(path: str) -> tuple | None:
-    """What changes when the file is replaced; None without a file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.report.content import names
 
 def inventories(offers: Iterable[partition_offers.Offer],
                 owned: Mapping[str, int], hostname: str,
-                withheld: bool = False, disabled: bool = False
+                withheld: bool = False, cordoned: bool = False
                 ) -> tuple[reserved.Inventory, ...]:
     """The inventories of one GPU, with the ``reserved`` that is ours.
 
@@ -37,8 +37,8 @@ def inventories(offers: Iterable[partition_offers.Offer],
     :param hostname: as the providers are named by.
     :param withheld: nothing may be promised on this GPU now, whatever it
         could make.
-    :param disabled: an operator has disabled it in Cyborg. All is reserved,
-        as Cyborg itself does then, whatever is bound: what a server gives
+    :param cordoned: it gets no new server. All is reserved, as Cyborg itself
+        does when a device is disabled, whatever is bound: what a server gives
         back must not be promised for a moment either.
     """
     return tuple(
@@ -46,7 +46,7 @@ def inventories(offers: Iterable[partition_offers.Offer],
             provider=names.provider_uuid(
                 names.provider_name(hostname, offer)),
             resource_class=names.resource_class(offer), total=offer.total,
-            reserved=offer.total if disabled else build.reserved(
+            reserved=offer.total if cordoned else build.reserved(
                 offer.total, owned.get(offer.profile, 0),
                 0 if withheld else offer.creatable))
         for offer in offers if build.reportable(offer))

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import urllib.parse
+from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
@@ -34,11 +35,12 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
     try:
         known = store.of(state_path).read(address).reported
     except exception.JournalError as error:
-        return f'it is not known what was reported of it: {error}'
+        return f'the last report of it is not known: {error}'
     if known is None or known.mode != policy.Mode.PASSTHROUGH.value:
         return ''
-    return ('it was last reported as a whole, and a server that is shut off '
-            'may have it: the agent, which asks Placement, makes it ready')
+    return ('it was last reported as a whole GPU, and a server that is shut '
+            'off may have it: only the agent, which can query Placement, '
+            'makes it ready')
 
 
 def of_placement(tree: provider_tree.ProviderTree, hostname: str,
@@ -60,9 +62,51 @@ def of_placement(tree: provider_tree.ProviderTree, hostname: str,
             if any(usages['usages'].values()):
                 return f'Placement has allocations of provider {uuid}'
     except Exception as error:
-        return ('Placement does not tell its allocations: '
+        return ('Placement does not return its allocations: '
                 + exception.steady(error))
     return ''
+
+
+def mixed(tree: provider_tree.ProviderTree, hostname: str,
+          address: model.PciAddress, bound: int) -> str:
+    """Why a GPU may have servers of several projects; empty if it has not.
+
+    A server that is about to get a part of it has its allocation already.
+    So of two servers that are bound at the same time at least one sees the
+    other. What cannot be found out is a reason too.
+
+    :param tree: the providers of this host.
+    :param hostname: name of the compute node's provider.
+    :param bound: how many parts servers have, with the one that is asked
+        for. Those without an allocation are of an unknown project.
+    """
+    try:
+        parts, projects = _parts(tree, _providers(tree, hostname, address))
+    except Exception as error:
+        return ('Placement does not return the projects of its servers: '
+                + exception.steady(error))
+    if '' in projects or parts < bound:
+        return ('it has servers whose projects are not known: Placement has '
+                f'allocations of {parts} of its parts, of {bound} that are '
+                'or would be bound')
+    if len(projects) > 1:
+        return 'it has servers of projects ' + ' and '.join(sorted(projects))
+    return ''
+
+
+def _parts(tree: provider_tree.ProviderTree, providers: Iterable[str]
+           ) -> tuple[int, set[str]]:
+    """How many parts of a GPU are allocated, and to which projects."""
+    parts = 0
+    projects: set[str] = set()
+    for uuid in providers:
+        found = tree.get(f'/resource_providers/{uuid}/allocations')
+        for server, allocation in (found or {'allocations': {}}
+                                   )['allocations'].items():
+            parts += sum(allocation['resources'].values())
+            told = tree.get(f'/allocations/{server}')
+            projects.add((told or {}).get('project_id') or '')
+    return parts, projects
 
 
 def _providers(tree: provider_tree.ProviderTree, hostname: str,

@@ -64,6 +64,17 @@ class Drift:
         self._seen: dict[str, _Seen] = {}
         self._wanted: dict[str, int] = {}
         self._said = log_once.LogOnce()
+        self._generations: dict[str, int] = {}
+
+    def take_generations(self) -> dict[str, int]:
+        """Generation of each provider of this host's tree, read just now.
+
+        Each :meth:`read` gives them once.
+
+        :returns: nothing if Placement did not answer or nothing was read.
+        """
+        taken, self._generations = self._generations, {}
+        return taken
 
     def read(self, looked: Mapping[
             model.PciAddress, Sequence[partition_offers.Offer]],
@@ -76,6 +87,7 @@ class Drift:
         :param inventories: what Placement should have of each GPU.
         :returns: None if Placement could not be asked, which is logged once.
         """
+        self._generations = {}
         wanted = {address: self._of_parts(offers, inventories[address])
                   for address, offers in looked.items()}
         try:
@@ -122,7 +134,7 @@ class Drift:
             names.provider_name(self._hostname, offer))
 
     def _read(self, inventories: Sequence[reserved.Inventory]) -> None:
-        generations = self._tree.generations(
+        self._generations = generations = self._tree.generations(
             [inventory.provider for inventory in inventories])
         seen = {}
         for inventory in inventories:

@@ -59,7 +59,7 @@ def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
         return ''
     if library_missing and (known is None or known.facts.uuid is None):
         return ''
-    return 'the nvidia driver is bound and NVML does not show the GPU'
+    return 'the nvidia driver is bound, but NVML does not list the GPU'
 
 
 def remember(gpu: model.Gpu, device: values.ReportedDevice,

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +41,15 @@ class ProviderTree:
         self._make_client = client
         self._client = None
         self._root: str | None = None
+        self._latency = math.inf
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the fastest answer so far; inf before the first.
+
+        The fastest, because it says least of how busy this process was.
+        """
+        return self._latency
 
     @property
     def client(self) -> Any:
@@ -53,7 +64,9 @@ class ProviderTree:
         :raises PlacementRefused: for any other answer than these two.
         :raises Exception: what the client raises.
         """
-        response = self.client.get(url, version=version)
+        client, begun = self.client, time.monotonic()
+        response = client.get(url, version=version)
+        self._latency = min(self._latency, time.monotonic() - begun)
         if response.status_code == 404:
             return None
         if response.status_code != 200:

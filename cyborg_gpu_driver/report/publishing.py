@@ -120,7 +120,7 @@ class Publisher:
                 return writing
             self._busy.add(address)
         threading.Thread(target=self._run, args=(address,), daemon=True,
-                         name=f'what is left of GPU {address}').start()
+                         name=f'the free capacity of GPU {address}').start()
         return writing
 
     def _run(self, address: model.PciAddress) -> None:

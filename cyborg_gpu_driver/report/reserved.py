@@ -219,8 +219,9 @@ class ReservedKeeper:
         # Refused, or outrun by another writer each time.
         self._written.pop(inventory.provider, None)
         raise exception.PlacementRefused(
-            what=f'to reserve {inventory.reserved} of {inventory.total} '
-            f'{inventory.resource_class} on provider {inventory.provider}',
+            what=f'a write of reserved {inventory.reserved} of '
+            f'{inventory.total} {inventory.resource_class} on provider '
+            f'{inventory.provider}',
             code=response.status_code, text=response.text)
 
     def _leaves_closed(self, inventory: Inventory, body: Mapping[str, Any],

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -34,7 +35,7 @@ from cyborg_gpu_driver.report.content import values
 
 LOG = logging.getLogger(__name__)
 
-_LEFT = 'GPU %(gpu)s is left as Cyborg has it: %(reason)s'
+_LEFT = 'GPU %(gpu)s stays as it was reported to Cyborg: %(reason)s'
 _WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 
 
@@ -43,12 +44,15 @@ class Decision:
     """One report.
 
     ``offered`` is what is read of each GPU, None where that counts for
-    nothing; ``draining`` is what must not be promised to anybody any more.
+    nothing; ``draining`` is what must not be promised to anybody any more;
+    ``leaving`` are GPUs of which Placement still has providers that this
+    report leaves out.
     """
 
     devices: tuple[values.ReportedDevice, ...]
     offered: Mapping[model.PciAddress, values.ReportedDevice | None]
     draining: tuple[reserved.Inventory, ...]
+    leaving: frozenset[model.PciAddress] = frozenset()
 
     @property
     def trusted(self) -> tuple[model.PciAddress, ...]:
@@ -73,7 +77,9 @@ class Sent:
     problem: str = ''
     """Why it is not what the GPU offers; empty if it is."""
     left: tuple[str, ...] = ()
-    """UUIDs of providers that are to go, and of which nothing is promised."""
+    """UUIDs of providers that the report deletes or gives other handles.
+    Nothing is promised of them before: a handle that Cyborg still has would
+    be refused."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +97,12 @@ class _Look:
     left: tuple[str, ...] = ()
     """Providers that are to go, and of which nothing is promised."""
 
-    def sent(self, address: model.PciAddress) -> Sent:
+    def sent(self, address: model.PciAddress,
+             before: gpu_record.Reported | None) -> Sent:
         if self.reason:
             return Sent(build.stub_device(address), self.reason, self.left)
-        return Sent(self.device, self.waiting, self.left)
+        return Sent(self.device, self.waiting, memory.withdrawn(
+            before, self.device) if before else ())
 
 
 class Withdrawal:
@@ -115,7 +123,7 @@ class Withdrawal:
         self._store = store.of(state_path)
         self._memory: dict[model.PciAddress,
                            gpu_record.Reported] | None = None
-        self._said: dict[model.PciAddress, str] = {}
+        self._said = log_once.LogOnce()
 
     def decide(self, host: model.Host,
                make: Callable[[model.Gpu], values.ReportedDevice | None],
@@ -138,6 +146,7 @@ class Withdrawal:
         """
         known = self._known()
         kept, devices, offered, draining = {}, [], {}, []
+        leaving = set()
         present = {gpu.address: gpu for gpu in host.gpus}
         for address in sorted({*present, *known}):
             before = known.get(address)
@@ -145,8 +154,9 @@ class Withdrawal:
                 present.get(address), before, make, ignored,
                 address in claimed, host.library_missing)
             device, reason, left = look.device, look.reason, look.left
-            if before is not None:
+            if before is not None and left:
                 draining.extend(_drained(before, left))
+                leaving.add(address)
             if reason:
                 self._say(address, reason, _LEFT)
                 # What is still offered is closed as the GPU's inventories are.
@@ -156,7 +166,7 @@ class Withdrawal:
                 self._say(address, look.waiting, _WAITING)
             # Also where it stays beside what is to be withdrawn.
             offered[address] = device
-            sent = look.sent(address).device
+            sent = look.sent(address, before).device
             if sent is not None:
                 devices.append(sent)
             if reason:
@@ -170,7 +180,8 @@ class Withdrawal:
         devices += [build.stub_device(item.function)
                     for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
-        return Decision(tuple(devices), offered, tuple(draining))
+        return Decision(tuple(devices), offered, tuple(draining),
+                        frozenset(leaving))
 
     def preview(self, host: model.Host,
                 known: Mapping[model.PciAddress, gpu_record.Reported],
@@ -186,7 +197,8 @@ class Withdrawal:
         present = {gpu.address: gpu for gpu in host.gpus}
         return {address: self._look_at(
             present.get(address), known.get(address), make, ignored,
-            address in claimed, host.library_missing).sent(address)
+            address in claimed, host.library_missing).sent(
+                address, known.get(address))
             for address in sorted({*present, *known})}
 
     def held(self, present: Iterable[model.PciAddress] = ()
@@ -234,8 +246,8 @@ class Withdrawal:
                 for uuid in memory.withdrawn(before, device)}
         there = [uuid for uuid, used in uses.items() if used is not None]
         if any(uses.values()):
-            return ('what was reported of it is in use and is to be '
-                    'withdrawn', there)
+            return ('its reported offers are in use and are to be withdrawn',
+                    there)
         # The others get other handles.
         kept = {deployable.provider_uuid for deployable
                 in (device.deployables if device else ())}
@@ -278,13 +290,12 @@ class Withdrawal:
     def _say(self, address: model.PciAddress, reason: str, message: str
              ) -> None:
         """Log a change of reason, in either direction, once."""
-        if reason == self._said.get(address, ''):
-            return
-        if reason:
+        if not reason:
+            if self._said.over(address):
+                LOG.info('GPU %s is reported according to its state again',
+                         address)
+        elif self._said.is_new(reason, address):
             LOG.warning(message, {'gpu': address, 'reason': reason})
-        else:
-            LOG.info('GPU %s is reported as it is', address)
-        self._said[address] = reason
 
 
 def remembered(state_path: str

@@ -61,6 +61,7 @@ HOST = schema.mapping({'driver_version': _TEXT}, {
     'cuda_version': _COUNT,
     'wsl': schema.TRUTH,
     'virtual': schema.TRUTH,
+    'fabric_mode': {'enum': [0, 1, 2]},
     'gpus': schema.listing(_GPU),
     'nvswitches': schema.listing(_FUNCTION),
     'functions': schema.listing(_FUNCTION)})

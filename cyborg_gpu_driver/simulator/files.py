@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -72,7 +73,7 @@ def load_model(name: str) -> spec.Model:
     path = HERE / 'models' / f'{name}.yaml'
     if name not in model_names():
         raise exception.SimulationError(
-            name=name, reason='no such model; there are '
+            name=name, reason='no such model; the models are '
                               + ', '.join(model_names()))
     return _model(name, path, hashlib.sha256())
 
@@ -89,17 +90,21 @@ def _find(name_or_path):
                + ', '.join(names()))
 
 
-def _read(path, digest, what):
-    """What a file says.
-
-    Those that are installed with the library are checked by its tests.
-    """
+def _read(path, digest):
     try:
         data = path.read_bytes()
     except OSError as error:
         raise exception.SimulationError(
             name=str(path), reason=error.strerror) from error
     digest.update(data)
+    return data
+
+
+def _parse(path, data, what):
+    """What a file says.
+
+    Those that are installed with the library are checked by its tests.
+    """
     place = schema.Place(str(path))
     try:
         value = yaml.load(data, _LOADER)
@@ -121,7 +126,8 @@ class _Reader:
         self._taken = set()
 
     def host(self):
-        content = _read(self._path, self._digest, file_schema.HOST)
+        content = _parse(self._path, _read(self._path, self._digest),
+                         file_schema.HOST)
         driver_version = content['driver_version']
         cuda_version = content.get('cuda_version', 12040)
         wsl = content.get('wsl', False)
@@ -140,7 +146,8 @@ class _Reader:
             driver_version=driver_version,
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
             cuda_version=cuda_version, wsl=wsl, gpus=gpus,
-            functions=functions, virtual=content.get('virtual', False))
+            functions=functions, virtual=content.get('virtual', False),
+            fabric_mode=content.get('fabric_mode', 0))
 
     def _gpu(self, item, place, wsl, switches):
         model = self._model(item['model'], place.below('model'))
@@ -230,7 +237,13 @@ def _peers(value, place, model, switches):
 
 
 def _model(name, path, digest):
-    content = _read(path, digest, file_schema.MODEL)
+    return _parse_model(name, path, _read(path, digest))
+
+
+# Many machines of few models are made in one process.
+@functools.lru_cache(maxsize=64)
+def _parse_model(name, path, data):
+    content = _parse(path, data, file_schema.MODEL)
     place = schema.Place(str(path))
     mig = _mig(content.get('mig'), place.below('mig'))
     vgpu_types = tuple(

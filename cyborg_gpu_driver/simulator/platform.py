@@ -22,6 +22,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.simulator import libvirt
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.simulator.sysfs import sysfs as simulated
@@ -55,6 +56,10 @@ def open_platform(machine: str | machine_module.Machine,
         gpu_holders=lambda address: tuple(
             (pid, name) for pid, name in machine.holders(address) if pid),
         fabric_manager=lambda: machine.fabric_manager_runs,
+        fabric_config=machine.fabric_config,
+        load_fabric=machine.load_fabric_library,
+        nv_fabricmanager=tools.fabric_manager(machine),
+        libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)
 

@@ -28,6 +28,10 @@ VENDOR_VFIO = 'vendor-vfio'
 NO_FRAMEWORK = 'none'
 FRAMEWORKS = (MDEV, VENDOR_VFIO, NO_FRAMEWORK)
 
+_MODULES = (2, 4, 1, 3, 7, 5, 8, 6)
+"""Module ids of the GPUs of a baseboard in the order of their addresses.
+Real boards have them in an order of their own, too; this one is made up."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstanceProfile:
@@ -200,12 +204,21 @@ class Host:
     functions: tuple[Function, ...]
     virtual: bool = False
     """A virtual machine that GPUs were passed to: it cannot reset them."""
+    fabric_mode: int = 0
+    """FABRIC_MODE of the fabric manager."""
 
     @property
     def has_switches(self) -> bool:
         """Whether NVLinks lead to NVSwitches."""
         return any(self.gpu(peer) is None for gpu in self.gpus
                    for peer in gpu.nvlink_peers)
+
+    def module(self, address: str) -> int:
+        """Module id of a GPU on the baseboard; 0 of any other."""
+        board = [gpu.address for gpu in self.gpus
+                 if any(self.gpu(peer) is None for peer in gpu.nvlink_peers)]
+        return (_MODULES[board.index(address) % len(_MODULES)]
+                if address in board else 0)
 
     def pci_id(self, address: str) -> int:
         """Device id and vendor id of a function, as NVML packs them."""

@@ -40,6 +40,43 @@ class ComputeInstance:
 
 
 @dataclasses.dataclass
+class Meters:
+    """What changes of a GPU while it works, as monitoring reads it."""
+
+    gpu: int = 0
+    """Percent of the time in which a kernel ran."""
+    memory: int = 0
+    """Percent of the time in which its memory was read or written."""
+    millijoules: int = 0
+    """Since the driver was loaded."""
+    sent: int = 0
+    received: int = 0
+    """Bytes through PCIe."""
+    replays: int = 0
+    """PCIe packets that were sent again."""
+    link_errors: int = 0
+    """Recoveries of NVLinks, all of them on the first link."""
+    links_down: list[int] = dataclasses.field(default_factory=list)
+    """Numbers of NVLinks that are not active."""
+
+
+@dataclasses.dataclass
+class Scheduler:
+    """How vGPUs share a GPU or a GPU instance, as it was set.
+
+    0 stands for what was left open.
+    """
+
+    policy: int = pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT
+    arr: int = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
+    """Adaptive round robin (NVML_VGPU_SCHEDULER_ARR_*)."""
+    average: int = 0
+    frequency: int = 0
+    time_slice: int = 0
+    """In nanoseconds."""
+
+
+@dataclasses.dataclass
 class Instance:
     """A GPU instance. ``serial`` tells it from others of the same id."""
 
@@ -49,6 +86,8 @@ class Instance:
     serial: int
     compute: dict[int, ComputeInstance] = dataclasses.field(
         default_factory=dict)
+    scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
+    """Of the vGPUs that share it."""
 
 
 @dataclasses.dataclass
@@ -71,6 +110,13 @@ class Vgpu:
     """Whether a virtual machine runs on it."""
     holders: list[int] = dataclasses.field(default_factory=list)
     """Processes that have its VFIO device open."""
+    vm: str = ''
+    """UUID of the virtual machine that runs on it, or its number."""
+    used_mib: int = 0
+    """Framebuffer that the virtual machine uses."""
+    percents: list[int] = dataclasses.field(
+        default_factory=lambda: [0, 0, 0, 0])
+    """How busy it keeps the GPU: SMs, memory, encoder, decoder."""
 
 
 @dataclasses.dataclass
@@ -128,19 +174,6 @@ class Xid:
 
 
 @dataclasses.dataclass
-class Scheduler:
-    """How vGPUs share the GPU, as it was set; 0 for what was left open."""
-
-    policy: int = pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT
-    arr: int = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
-    """Adaptive round robin (NVML_VGPU_SCHEDULER_ARR_*)."""
-    average: int = 0
-    frequency: int = 0
-    time_slice: int = 0
-    """In nanoseconds."""
-
-
-@dataclasses.dataclass
 class Gpu:
     driver: str | None
     mig: bool = False
@@ -178,6 +211,9 @@ class Gpu:
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
     """Whether ECC is on, and will be after the next reset."""
+    migration: bool = True
+    """Whether vGPUs can be live-migrated. No public source tells which
+    boards' firmware says no; RmEnableKvmVgpuMigration is on by default."""
     aer: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
     """Correctable, nonfatal, fatal errors of its PCIe link (AER)."""
     lanes: int = LANES
@@ -192,6 +228,7 @@ class Gpu:
         default_factory=dict)
     vgpus: list[Vgpu] = dataclasses.field(default_factory=list)
     processes: list[Process] = dataclasses.field(default_factory=list)
+    meters: Meters = dataclasses.field(default_factory=Meters)
 
     def heal(self) -> None:
         """Be as a reset leaves it.
@@ -204,6 +241,28 @@ class Gpu:
         self.ecc = [0, 0]
         if self.recovery is not None:
             self.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
+
+
+@dataclasses.dataclass
+class Fabric:
+    """What changes of the fabric manager and of the NVSwitches."""
+
+    mode: int = 0
+    """FABRIC_MODE as the fabric manager was started with it."""
+    configured: int = 0
+    """FABRIC_MODE in its configuration."""
+    socket: str = ''
+    """FM_CMD_UNIX_SOCKET_PATH."""
+    version: str = ''
+    """Of the fabric manager; empty if it is the driver's."""
+    waiting: bool = False
+    """Whether it waits for the list of active partitions."""
+    starts: int = 0
+    """Counts its starts: a connection lives in one of them."""
+    active: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Virtual functions of each active partition, by its id."""
+    excluded: list[str] = dataclasses.field(default_factory=list)
+    """GPUs that it could not use at its start."""
 
 
 @dataclasses.dataclass
@@ -220,10 +279,13 @@ class State:
     """What nvmlInit answers: NVML_SUCCESS, or why there is no NVML."""
     defined: list[str] = dataclasses.field(default_factory=list)
     """UUIDs of the mdevs that mdevctl has on file."""
+    domains: dict[str, str] = dataclasses.field(default_factory=dict)
+    """XML of libvirt's domains, by UUID."""
     starts: int = 0
     """Counts starts of the machine."""
     fabric_manager: bool | None = None
     """Whether the fabric manager runs; None if it is not installed."""
+    fabric: Fabric = dataclasses.field(default_factory=Fabric)
     drm_modeset: bool | None = None
     """The parameter of the module nvidia_drm; None if it is not loaded."""
     confidential_computing: str = ''
@@ -246,7 +308,8 @@ def first(host: spec.Host) -> State:
         for gpu in host.gpus}, functions={
             function.address: Function(function.driver)
             for function in host.functions},
-        fabric_manager=host.has_switches or None)
+        fabric_manager=host.has_switches or None,
+        fabric=Fabric(mode=host.fabric_mode, configured=host.fabric_mode))
 
 
 def to_json(state: State) -> dict[str, Any]:
@@ -267,8 +330,9 @@ def from_json(value: dict[str, Any]) -> State:
     blocked = [BlockedUnbind(
         item['address'], item['driver'], _holders(item['holders']))
         for item in value.pop('blocked')]
+    fabric = Fabric(**value.pop('fabric', {}))
     return State(gpus=gpus, functions=functions, xids=xids, damage=damage,
-                 blocked=blocked, **value)
+                 blocked=blocked, fabric=fabric, **value)
 
 
 def _holders(value):
@@ -283,12 +347,15 @@ def _gpu(value):
     processes = [Process(**process) for process in value.pop('processes')]
     scheduler = Scheduler(**value.pop('scheduler'))
     outsiders = _holders(value.pop('outsiders'))
+    meters = Meters(**value.pop('meters', {}))
     return Gpu(instances=instances, vgpus=vgpus, processes=processes,
-               scheduler=scheduler, outsiders=outsiders, **value)
+               scheduler=scheduler, outsiders=outsiders, meters=meters,
+               **value)
 
 
 def _instance(value):
     value = dict(value)
     compute = {int(key): ComputeInstance(**item) for key, item
                in value.pop('compute').items()}
-    return Instance(compute=compute, **value)
+    scheduler = Scheduler(**value.pop('scheduler'))
+    return Instance(compute=compute, scheduler=scheduler, **value)

@@ -77,6 +77,25 @@ def mdevctl(machine) -> Callable[..., str]:
     return run
 
 
+def fabric_manager(machine) -> Callable[..., str]:
+    """nv-fabricmanager, of which there is ``--version`` alone.
+
+    :returns: a function of its arguments; it raises FileNotFoundError if
+        nv-fabricmanager is not installed.
+    """
+    def run(*arguments):
+        if arguments not in (('--version',), ('-v',)):
+            raise _failure(' '.join(('nv-fabricmanager', *arguments)), 1,
+                           'invalid option\n')
+        with machine.operation():
+            if machine.state.fabric_manager is None:
+                raise _not_installed('nv-fabricmanager')
+            version = (machine.state.fabric.version
+                       or machine.host.driver_version)
+        return f'Fabric Manager version is : {version}\n'
+    return run
+
+
 def nvidia_smi(machine) -> Callable[..., str]:
     """nvidia-smi, of which there is ``--gpu-reset -i GPU`` alone.
 

@@ -125,7 +125,7 @@ def check_path(path: str, force: bool) -> None:
     if not force:
         raise exception.InvalidValue(
             what='--output', value=path,
-            expected='it exists; name another file, or replace it with '
+            expected='it exists; give another path, or replace it with '
                      '--force')
     if os.path.islink(path) or not os.path.isfile(path):
         raise exception.InvalidValue(

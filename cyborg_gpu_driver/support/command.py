@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import socket
@@ -22,17 +21,18 @@ import sys
 
 from cliff import command
 
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.hardware_check import anonymous
 from cyborg_gpu_driver.support import bundle
 from cyborg_gpu_driver.support import configuration
 from cyborg_gpu_driver.support import parts as parts_module
 from cyborg_gpu_driver.support import redaction
+from cyborg_gpu_driver.support.hardware import anonymous
 
 _NAME = 'cyborg-gpu-support'
 _TIMEOUT = 60.0
 _NEVER = ('clouds.yaml and credentials of clouds are not read',
-          'options that may be secret are left out, passwords are masked')
+          'options that may be secret are left out, and passwords are masked')
 _ANONYMOUS = ('UUIDs, serial numbers and names of the host are replaced; '
               '--with-identifiers keeps them')
 
@@ -40,10 +40,11 @@ _ANONYMOUS = ('UUIDs, serial numbers and names of the host are replaced; '
 class SupportBundle(command.Command):
     """Write one archive with what a bug report needs.
 
-    It has what NVML and sysfs say of the GPUs, versions, the options without
-    secrets, the answers of check, report show and doctor, the records of the
-    GPUs and the end of the agent's log. A part that fails or takes too long
-    is named in index.json. Changes nothing, and sends nothing to anybody.
+    The archive contains what NVML and sysfs show of the GPUs, versions, the
+    options without secrets, the output of check, report show and doctor, the
+    records of the GPUs and the end of the agent's log. index.json lists the
+    parts that failed or took too long. The command changes nothing, and sends
+    nothing over the network.
     """
 
     checks_options = False
@@ -62,7 +63,8 @@ class SupportBundle(command.Command):
             '--with-identifiers', action='store_true',
             help='keep UUIDs, serial numbers and names of the host')
         parser.add_argument(
-            '--timeout', metavar='SECONDS', type=_seconds, default=_TIMEOUT,
+            '--timeout', metavar='SECONDS', default=_TIMEOUT,
+            type=moments.seconds(1, 3600),
             help='how long each part may take (default: 60)')
         return parser
 
@@ -91,7 +93,7 @@ class SupportBundle(command.Command):
 
     def _say(self, path, found, left_out):
         write = self.app.stdout.write
-        write(f'Wrote {path}, which its owner alone can read:\n')
+        write(f'Wrote {path}, which only its owner can read:\n')
         for name, part in found.items():
             if part.content is not None:
                 write(f'  {name}\n')
@@ -101,7 +103,7 @@ class SupportBundle(command.Command):
                 write(f'  {name}: {part.problem}\n')
         for line in left_out:
             write(f'  {line}\n')
-        write('Look through it before you send it.\n')
+        write('Read it before you send it.\n')
 
 
 def _redacted(found, conf, with_identifiers):
@@ -125,14 +127,3 @@ def _hosts(conf):
     name = socket.gethostname()
     return {name, name.partition('.')[0], os.uname().nodename, conf.host,
             conf.host.partition('.')[0]} - {'localhost', 'localhost.'}
-
-
-def _seconds(text):
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(
-            f'{text!r}: expected seconds, at most 3600')
-    return seconds

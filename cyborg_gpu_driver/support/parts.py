@@ -29,14 +29,14 @@ from typing import Any
 from cliff import columns
 from oslo_config import cfg
 
-from cyborg_gpu_driver.cmd import check
-from cyborg_gpu_driver.cmd import doctor
-from cyborg_gpu_driver.cmd import machine as cmd_machine
-from cyborg_gpu_driver.cmd import report
-from cyborg_gpu_driver.hardware_check import document
-from cyborg_gpu_driver.hardware_check import library_view
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.diagnose import check
+from cyborg_gpu_driver.cmd.diagnose import doctor
+from cyborg_gpu_driver.cmd.gpu import report
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.support import configuration
+from cyborg_gpu_driver.support.hardware import document
+from cyborg_gpu_driver.support.hardware import library_view
 
 LOG_BYTES = 1 << 20
 """Of the end of the agent's log."""

@@ -18,8 +18,10 @@ import contextlib
 import gc
 import io
 import logging
+from collections.abc import Callable
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import patch
 
@@ -30,7 +32,8 @@ class _Output(io.StringIO):
     encoding = None
 
 
-def run(*arguments: object, encoding: str | None = None
+def run(*arguments: object, encoding: str | None = None,
+        entry: Callable[[list[str]], int] = main.main
         ) -> tuple[int, str, str]:
     """Run a command, and undo what the end of its process undoes.
 
@@ -38,6 +41,8 @@ def run(*arguments: object, encoding: str | None = None
     session would name something else in its library.
 
     :param encoding: of standard output; None allows ASCII alone.
+    :param entry: runs the command; another one than ``cyborg-gpu``'s has
+        further commands.
     :returns: the exit code, standard output and standard error.
     """
     output, errors = _Output(), io.StringIO()
@@ -51,12 +56,16 @@ def run(*arguments: object, encoding: str | None = None
     try:
         with patch.kept(), contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
-            code = main.main([str(item) for item in arguments])
+            # What is older than the command need not be looked through.
+            gc.freeze()
+            code = entry([str(item) for item in arguments])
             # No session of NVML stays open.
             if privileged._platform not in (None, before):
                 privileged._platform.nvml.reset()
             gc.collect()
+            gate.close_abandoned()
     finally:
+        gc.unfreeze()
         privileged._platform = before
         root.handlers[:] = handlers
         root.setLevel(level)

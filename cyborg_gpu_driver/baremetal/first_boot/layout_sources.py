@@ -165,7 +165,7 @@ def read_file(path: str, follow: bool = False) -> str | None:
                              else flags | os.O_NOFOLLOW)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _refused(path, 'is no file')
+                raise _refused(path, 'is not a file')
             data = b''
             while len(data) <= LIMIT:
                 chunk = os.read(descriptor, LIMIT + 1)
@@ -208,7 +208,8 @@ def _document(read, name, source):
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise layout_schema.place(source).error(
-            f'not JSON: {error}', 'correct what writes it') from error
+            f'not JSON: {error}', 'correct the program that writes '
+            'it') from error
     # vendor_data.json is whatever an operator's file says.
     return content if isinstance(content, dict) else {}
 
@@ -257,11 +258,11 @@ def _check(text: str, source: str) -> None:
         depth += (isinstance(event, yaml.CollectionStartEvent)
                   - isinstance(event, yaml.CollectionEndEvent))
         if depth > _DEPTH:
-            raise place.error(f'nested more than {_DEPTH} times deep',
+            raise place.error(f'nested more than {_DEPTH} levels deep',
                               'expected a layout')
         if isinstance(event, yaml.AliasEvent):
             raise place.error('found a YAML alias',
-                              'write out what it stands for')
+                              'repeat the content instead')
 
 
 def _events(text):

@@ -83,7 +83,7 @@ class MetadataService:
                     return text
                 if status == http.HTTPStatus.NOT_FOUND:
                     return None
-                problem = f'answered HTTP {status}'
+                problem = f'returned HTTP {status}'
                 if status < 500 and status not in _NOT_NOW:
                     raise self._refused(name, problem)
             if self._left() <= _PAUSE or (
@@ -119,7 +119,7 @@ class MetadataService:
                 break
             body += chunk
             if self._left() <= 0:
-                raise TimeoutError('it takes too long to answer')
+                raise TimeoutError('it did not answer in time')
         return body
 
     def _has_route(self):

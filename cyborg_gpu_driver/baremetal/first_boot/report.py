@@ -97,7 +97,7 @@ class Report:
     def _lines(self):
         yield from map(str, self.gpus)
         for other in self.others:
-            yield f'There is a layout in {other} too; it does not count.'
+            yield f'The layout in {other} is ignored.'
         yield from self.notes
         yield _SENTENCES[self.result].format(
             layout=self.layout, source=self.source, error=self.error,
@@ -110,10 +110,10 @@ class Report:
 
 _SENTENCES = {
     Result.APPLIED: 'Layout {layout} of {source} is in effect.',
-    Result.NO_GPU: 'There is no NVIDIA GPU; nothing to do.',
-    Result.NO_LAYOUT: 'No layout was found; the GPUs are left as they are.',
-    Result.UNUSABLE: 'Not a layout for this server: {error}. The GPUs are '
-                     'left as they are.',
+    Result.NO_GPU: 'There is no NVIDIA GPU, so there is nothing to do.',
+    Result.NO_LAYOUT: 'No layout was found. The GPUs were not changed.',
+    Result.UNUSABLE: 'Not a layout for this server: {error}. The GPUs were '
+                     'not changed.',
     Result.FAILED: 'FAILED: {error}'}
 
 

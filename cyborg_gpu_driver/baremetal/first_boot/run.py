@@ -83,7 +83,7 @@ class FirstBoot:
         host, lacking = self._wait(timeout)
         if host.nvml_problem:
             return Outcome(reports.Result.FAILED, (
-                f'after {timeout:g} seconds the NVIDIA driver is not ready: '
+                f'the NVIDIA driver is not ready after {timeout:g} seconds: '
                 f'{lacking}'))
         try:
             return self._apply(host, found)
@@ -138,8 +138,8 @@ class FirstBoot:
         chosen = entry.chosen(gpus)
         if not chosen:
             return Outcome(reports.Result.UNUSABLE, (
-                f'{found.source}: entry {entry.name} speaks of no GPU of '
-                f'this server; it has {_models(gpus)}'))
+                f'{found.source}: entry {entry.name} matches no GPU of this '
+                f'server, which has {_models(gpus)}'))
         wanted = entry.for_chosen(gpus, [
             index for index in chosen if not condition.obstacle(gpus[index])])
         outcomes = self._change(gpus, wanted)
@@ -149,7 +149,8 @@ class FirstBoot:
         failed = [gpu.address for gpu in done if gpu.error]
         return Outcome(
             reports.Result.FAILED if failed else reports.Result.APPLIED,
-            f'not as the layout {entry.name} of {found.source} says: '
+            f'GPUs that do not match the layout {entry.name} of '
+            f'{found.source}: '
             + ', '.join(failed) if failed else None, done)
 
     def _change(self, gpus, wanted: dict[int, target.Wanted]):
@@ -176,10 +177,10 @@ class FirstBoot:
 
 
 def _unseen_text(gpu):
-    return (f'NVML does not see {gpu.address}, which is bound to '
+    return (f'NVML does not list {gpu.address}, which is bound to '
             f'{gpu.driver or "no driver"}')
 
 
 def _models(gpus):
     return ', '.join(sorted({gpu.model or gpu.device_id for gpu in gpus})
-                     ) or 'none that its driver sees'
+                     ) or 'none that the driver lists'

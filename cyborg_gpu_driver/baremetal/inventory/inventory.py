@@ -209,7 +209,7 @@ def _mig(item, place):
     for key in ('profile_id', 'name'):
         if len({getattr(item, key) for item in profiles}) < len(profiles):
             raise place.error(f'two have the same {key}',
-                              'expected each once')
+                              'expected each only once')
     return model.Mig(enabled=item['enabled'], pending=item['pending'],
                      profiles=profiles)
 
@@ -262,7 +262,7 @@ def _inventory(gpus, place, driver_version=None, nvml_problem=None,
     addresses = [gpu.address for gpu, _ailments, _ecc in gpus]
     if len(set(addresses)) < len(addresses):
         raise place.error('two have the same address',
-                          'expected each GPU once')
+                          'expected each GPU only once')
     boards = {gpu.mig.profiles for gpu, _ailments, _ecc in gpus if gpu.mig}
     if sum(map(ways, boards)) > _WAYS_MAX:
         raise place.error('too many ways to partition them',

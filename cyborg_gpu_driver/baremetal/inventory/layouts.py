@@ -85,8 +85,8 @@ def _speaks(entry, index, gpu):
                              section.devices.boards for section in found):
         raise layout_schema.place(
             entry.source, f'entry {entry.name}, GPU {index}').error(
-            'NVML did not see the GPU', 'name its board once, in a '
-            f'device-filter: "{layout_devices.board(gpu)}"')
+            'NVML does not list the GPU', 'give its board in a device-filter: '
+            f'"{layout_devices.board(gpu)}"')
     return bool(found)
 
 

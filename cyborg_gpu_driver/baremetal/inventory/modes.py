@@ -41,7 +41,7 @@ _GPUS = 'gpus'
 _CC = 'confidential_computing'
 _ECC = 'ecc'
 _MIG = 'mig'
-_AGAIN = ', or inspect the node again to make this its mode'
+_AGAIN = ', or inspect the node again to accept this mode'
 _CC_TOOL = ("set it with nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools "
             '(--set-cc-mode={} --reset-after-cc-mode-switch)')
 
@@ -110,13 +110,13 @@ def wrong_confidential_computing(wanted: Modes, found: str | None) -> str:
     expected = wanted.confidential_computing
     if None in (expected, found) or expected == found:
         return ''
-    return (f'confidential computing is {found}, and the last inspection '
-            f'found it {expected}: {_CC_TOOL.format(expected)}{_AGAIN}')
+    return (f'confidential computing is {found}, but was {expected} at the '
+            f'last inspection: {_CC_TOOL.format(expected)}{_AGAIN}')
 
 
 def _differs(name, wanted, found):
     if None not in (wanted, found) and wanted != found:
-        yield (f'its {name} mode is {_word(found)}, and is to be '
+        yield (f'its {name} mode is {_word(found)} instead of '
                f'{_word(wanted)}: clear_gpu_partitions sets it{_AGAIN}')
 
 

@@ -121,8 +121,8 @@ _GPU = _record({
 INVENTORY = _record({
     'version': {
         'type': 'integer', 'const': VERSION,
-        'description': f'{VERSION}: the cyborg_gpu_driver of the ramdisk and '
-                       "of Ironic's conductor are too far apart"},
+        'description': f'{VERSION}: the versions of cyborg_gpu_driver in the '
+                       'ramdisk and in ironic-conductor differ too much'},
     'driver_version': _OPTIONAL_TEXT,
     'nvml_problem': _OPTIONAL_TEXT,
     'problems': _several(_TEXT),

@@ -26,8 +26,8 @@ from cyborg_gpu_driver.partition import policy
 
 DEFAULT_HELPER = 'sudo privsep-helper'
 """What cyborg-agent starts where no command is configured."""
-_SAMPLES = ("the samples in this library's etc/sudoers.d and etc/rootwrap.d "
-            'show how')
+_SAMPLES = ('see the samples in etc/sudoers.d and etc/rootwrap.d of this '
+            'library')
 _READ = access_module.Right.READ
 _ALL = _READ | access_module.Right.WRITE | access_module.Right.EXECUTE
 
@@ -63,8 +63,8 @@ def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def _unseen():
     return result.skipped(
-        result.HOST, 'cyborg-agent is not seen to run here', 'Start it and '
-        'check again; where it runs in a container, check there')
+        result.HOST, 'no cyborg-agent process was found', 'Start it and '
+        'run the check again. If it runs in a container, run the check there')
 
 
 def _helper(facts, user):
@@ -77,18 +77,18 @@ def _helper(facts, user):
                if facts.programs(program) is False]
     if missing:
         return result.failure(
-            result.HOST, f'cyborg-agent runs with uid {user.uid}, and of its '
-            f'helper {missing[0]} cannot be run',
-            f'Install it, or name another {name}; {_SAMPLES}')
+            result.HOST, f'cyborg-agent runs with uid {user.uid}, and its '
+            f'helper program {missing[0]} cannot be run',
+            f'Install it, or set another {name}; {_SAMPLES}')
     if not _becomes_root(programs):
         return result.failure(
             result.HOST, f'cyborg-agent runs with uid {user.uid}, and its '
-            f'helper {programs[0]} does not become root',
-            f'Begin {name} with sudo; {_SAMPLES}')
+            f'helper {programs[0]} does not run as root',
+            f'Start {name} with sudo; {_SAMPLES}')
     return result.success(
         result.HOST, f'cyborg-agent runs with uid {user.uid} and starts its '
-        f'helper by {programs[0]}; whether that lets it was not asked '
-        f'({_SAMPLES})')
+        f'helper with {programs[0]}; whether {programs[0]} permits this was '
+        f'not checked ({_SAMPLES})')
 
 
 def _becomes_root(programs):
@@ -108,13 +108,13 @@ def access(facts: facts_module.Facts) -> Iterator[result.Finding]:
     owner = f'install -d -o {user.uid} -m 0750 {facts.state_path}'
     if state is None:
         yield result.warning(
-            result.HOST, f'[gpu] state_path {facts.state_path} is not there',
-            f'Make it: {owner}')
+            result.HOST, f'[gpu] state_path {facts.state_path} does not exist',
+            f'Create it: {owner}')
     elif not state.allows(user, _ALL):
         yield result.failure(
-            result.HOST, f'cyborg-agent, uid {user.uid}, may not write '
+            result.HOST, f'cyborg-agent, uid {user.uid}, cannot write to '
             f'[gpu] state_path {facts.state_path}',
-            f'Give it to that user: {owner}')
+            f'Change its owner: {owner}')
 
 
 def _devices(facts, user):
@@ -125,16 +125,16 @@ def _devices(facts, user):
               and not node.allows(user, _READ | access_module.Right.WRITE)]
     if closed:
         yield result.failure(
-            result.HOST, f'cyborg-agent, uid {user.uid}, may not open '
-            f'{", ".join(sorted(closed))}: NVML refuses it',
+            result.HOST, f'cyborg-agent, uid {user.uid}, cannot open '
+            f'{", ".join(sorted(closed))}, so NVML refuses to start',
             'Set NVreg_DeviceFileMode, NVreg_DeviceFileUID and '
-            'NVreg_DeviceFileGID of the module nvidia so that it may, or put '
-            'the user into the group that has them')
+            'NVreg_DeviceFileGID of the nvidia module to permit it, or add '
+            'the user to the group that owns the files')
     slicing = any(governing.mode is policy.Mode.MIG
                   for _, governing in facts.governed())
     if slicing and mig and not devices[mig].allows(user, _READ):
         yield result.warning(
-            result.HOST, f'cyborg-agent, uid {user.uid}, may not read '
-            f'{mig}: NVML may keep MIG placements from it',
-            f'Allow it at each boot, such as setfacl -m u:{user.uid}:r '
-            f'{mig}')
+            result.HOST, f'cyborg-agent, uid {user.uid}, cannot read {mig}: '
+            'NVML may hide MIG placements from it',
+            'Permit it at each boot, for example with setfacl -m '
+            f'u:{user.uid}:r {mig}')

@@ -26,8 +26,8 @@ _TESTED = {14: '2025.1', 15: '2025.2', 16: '2026.1', 17: '2026.2'}
 """Releases that the functional tests run on."""
 _ON_EVENTLET = (14, 15)
 """Their agent's threads are eventlet's (cyborg/cmd/__init__.py)."""
-_GREEN = (': its agent runs on eventlet, and answers nobody while NVML makes '
-          'it wait')
+_GREEN = (': its agent runs on eventlet, and does not answer while it waits '
+          'for NVML')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -35,21 +35,24 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
     found = facts.machine.release
     if found.version is None:
         yield result.failure(
-            result.HOST, "Cyborg is not in this program's environment",
+            result.HOST, 'Cyborg is not installed in the environment of this '
+            'command',
             'Install cyborg_gpu_driver where cyborg-agent is installed, and '
             'run this command from there')
     elif not found.has_placement_client:
         yield result.failure(
-            result.HOST, f'the agent of Cyborg {found.version} has no client '
-            'of Placement: what is left on a GPU cannot be told',
+            result.HOST, f'the agent of Cyborg {found.version} has no '
+            'Placement client, so the free capacity of a GPU cannot be '
+            'published',
             'Upgrade Cyborg to 14.1.0 (2025.1) or later')
     elif found.mismatch:
         yield _mismatch(facts, found)
     elif found.major not in _TESTED:
         yield result.warning(
             result.HOST, f'Cyborg {found.version} was not tested with this '
-            f'release of {_DRIVER}, only {min(_TESTED)} to {max(_TESTED)}',
-            'Look for a release that was, or try it on one host first')
+            f'release of {_DRIVER}; Cyborg {min(_TESTED)} to {max(_TESTED)} '
+            'were',
+            'Use a tested release, or try it on one host first')
     else:
         yield result.success(
             result.HOST, f'Cyborg {found.version} ({_TESTED[found.major]})'
@@ -59,8 +62,8 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
 def _mismatch(facts, found):
     details = (f'Cyborg {found.version}: {found.mismatch}; only whole GPUs '
                'are offered')
-    advice = ('Install a release of cyborg_gpu_driver that knows this Cyborg '
-              'or a Cyborg that is known to it')
+    advice = ('Install a release of cyborg_gpu_driver that supports this '
+              'Cyborg, or a release of Cyborg that it supports')
     if any(True for _ in facts.with_vgpus()):
         return result.failure(result.HOST, details, advice)
     return result.warning(result.HOST, details, advice)
@@ -76,10 +79,10 @@ def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
             f'Add {_DRIVER} to it in cyborg.conf')
     elif _IN_TREE in enabled and any(True for _ in facts.governed()):
         yield result.warning(
-            result.HOST, f'[agent] enabled_drivers has {_IN_TREE} beside '
-            f'{_DRIVER}: it reports the same GPUs a second time',
-            f'Remove {_IN_TREE} from it, unless all GPUs that it sees are '
-            'in [gpu] ignored_devices')
+            result.HOST, f'[agent] enabled_drivers has both {_IN_TREE} and '
+            f'{_DRIVER}, so the same GPUs are reported twice',
+            f'Remove {_IN_TREE}, unless [gpu] ignored_devices has all GPUs '
+            'that it reports')
 
 
 def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -88,7 +91,7 @@ def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if named and named != ours:
         yield result.failure(
             result.HOST, f'[agent] resource_provider_name is {named}, but '
-            f'[DEFAULT] host is {ours}: Nova finds no agent to bind with',
+            f'[DEFAULT] host is {ours}: Nova cannot reach the agent to bind',
             'Set both in cyborg.conf to the hypervisor_hostname of this '
             'compute node ("openstack hypervisor list")')
         return
@@ -107,14 +110,14 @@ def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.warning(
             result.HOST, f'[DEFAULT] host is {ours}, and libvirt calls this '
             f'machine {facts.machine.names.libvirt}',
-            'Compare it with hypervisor_hostname ("openstack hypervisor '
-            'list"): they must be equal')
+            'Compare [DEFAULT] host with hypervisor_hostname ("openstack '
+            'hypervisor list"); they must be equal')
 
 
 def _other_name(ours, other, has):
     return result.failure(
         result.HOST, f'[DEFAULT] host is {ours}, but {has} {other}: Nova '
-        'finds no agent to bind with',
+        'cannot reach the agent to bind',
         f'Set [DEFAULT] host = {other} in cyborg.conf')
 
 
@@ -135,9 +138,9 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
     asked = facts.placement
     if not facts.cyborg.has_placement_user:
         yield result.failure(
-            result.HOST, 'the agent has no credentials for Placement: with '
-            'this driver it does not start',
-            'Name auth_type and what belongs to it in [placement] of '
+            result.HOST, 'the agent has no credentials for Placement, and '
+            'does not start with this driver',
+            'Set auth_type and the options that it needs in [placement] of '
             'cyborg.conf')
     elif asked is None:
         yield result.skipped(result.HOST, '--offline was given')
@@ -147,10 +150,10 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.failure(
             result.HOST, 'it has no compute node named '
             f'{" or ".join(sorted(names(facts)))}: {_lost(facts)}',
-            'Start nova-compute here first; if it runs, set [DEFAULT] '
-            'host in cyborg.conf to its hypervisor_hostname')
+            'Start nova-compute on this host first. If it is running, set '
+            '[DEFAULT] host in cyborg.conf to its hypervisor_hostname')
     else:
-        yield result.success(result.HOST, 'it answers the agent')
+        yield result.success(result.HOST, 'the agent can use it')
 
 
 def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -164,29 +167,29 @@ def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
     wanted = 'randomize_allocation_candidates = true in [placement]'
     if facts.random_candidates is None:
         yield result.skipped(
-            result.HOST, f'{facts.random_problem}; it needs {wanted}, or '
-            'servers that are created at once all ask for the same GPU')
+            result.HOST, f'{facts.random_problem}; without {wanted}, servers '
+            'that are created at the same time all request the same GPU')
     elif facts.random_candidates:
         yield result.success(
-            result.HOST, 'Placement gives them in a random order')
+            result.HOST, 'Placement returns them in a random order')
     else:
         yield result.warning(
-            result.HOST, 'Placement gives them in a fixed order: servers '
-            'that are created at once all ask for the same GPU, and fail '
-            'while others are free',
-            f'Set {wanted} of placement.conf, and restart Placement')
+            result.HOST, 'Placement returns them in a fixed order: servers '
+            'that are created at the same time all request the same GPU, and '
+            'fail although others are free',
+            f'Set {wanted} in placement.conf, and restart Placement')
 
 
 def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which GPUs servers have through the driver that Cyborg had before."""
     if facts.placement is None or not facts.placement.providers:
-        yield result.skipped(result.HOST, 'Placement did not tell')
+        yield result.skipped(result.HOST, 'Placement did not answer')
         return
     for found in facts.placement.earlier:
         yield result.warning(
             found.gpu, f'server {", ".join(found.servers)} has provider '
-            f'{found.provider} of {_IN_TREE}: {_DRIVER} leaves the GPU as it '
-            'is, and does not offer it',
+            f'{found.provider} of {_IN_TREE}: {_DRIVER} does not change the '
+            'GPU and does not offer it',
             'Delete or shelve the server; the next report then takes the GPU '
             'over')
 
@@ -195,7 +198,7 @@ def _lost(facts):
     """What becomes of an agent without a compute node."""
     if facts.machine.release.asks_placement:
         return 'cyborg-agent does not start'
-    return 'nothing that cyborg-agent reports gets into Placement'
+    return 'reports of cyborg-agent do not reach Placement'
 
 
 def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -204,11 +207,11 @@ def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
     release_ = facts.machine.release if facts.machine else None
     if release_ and release_.version and not release_.wants_service_token:
         yield result.warning(
-            result.HOST, f'Cyborg {release_.version} asks for no service '
-            'token: it takes binds, unbinds and deletions from users that '
-            'Nova knows nothing of',
-            'Upgrade Cyborg to 14.1.0, 15.0.1, 16.0.1 or later within its '
-            'series; have Nova send the token before')
+            result.HOST, f'Cyborg {release_.version} requires no service '
+            'token: users can bind, unbind and delete accelerator requests '
+            'without Nova',
+            'Upgrade Cyborg to 14.1.0, 15.0.1, 16.0.1 or later in its series; '
+            'configure Nova to send the token first')
     elif roles:
         yield result.success(
             result.HOST, "Nova's user of [service_user] needs the role "

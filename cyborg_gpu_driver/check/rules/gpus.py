@@ -30,8 +30,8 @@ from cyborg_gpu_driver.partition.change import action
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
 """Drivers of the kernel's own that take an NVIDIA GPU."""
-_BLACKLIST = ('Write "blacklist {0}" into a file below /etc/modprobe.d, make '
-              'the initramfs anew, and reboot')
+_BLACKLIST = ('Write "blacklist {0}" to a file in /etc/modprobe.d, rebuild '
+              'the initramfs, and reboot')
 _DISPLAY = 'nvidia_drm'
 _MAJOR = re.compile(r'\d+', re.ASCII)
 _WITHOUT_MDEV = (6, 8)
@@ -58,14 +58,14 @@ def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if not facts.host.gpus:
         yield result.warning(
             result.HOST, 'no NVIDIA GPU was found',
-            'See whether lspci -d 10de: lists one; if not, look at the '
-            "firmware's setup and the slot")
+            'Run "lspci -d 10de:". If it lists no GPU, check the firmware '
+            'settings and the slot')
     for gpu in facts.host.gpus:
         if (facts.settings.policy_for(gpu) is None
                 and not facts.settings.ignores(gpu)):
             yield result.warning(
                 gpu.address, 'no policy matches it: it is not offered',
-                'Add a policy to [gpu] policies, or name the GPU in [gpu] '
+                'Add a policy to [gpu] policies, or add the GPU to [gpu] '
                 'ignored_devices')
 
 
@@ -75,14 +75,14 @@ def driver(facts: facts_module.Facts) -> Iterator[result.Finding]:
     for gpu, _ in facts.governed():
         if gpu.driver in _OTHERS:
             yield result.failure(
-                gpu.address, f'the kernel driver {gpu.driver} has it',
+                gpu.address, f'it is bound to the kernel driver {gpu.driver}',
                 _BLACKLIST.format(gpu.driver))
         elif gpu.address in carrying and gpu.driver != _NVIDIA:
             yield result.failure(
                 gpu.address, f'it is bound to {gpu.driver or "no driver"}, '
-                "and vGPUs need NVIDIA's",
-                "Install NVIDIA's vGPU host driver, and take the GPU out of "
-                'the ids of vfio-pci in /etc/modprobe.d')
+                "and vGPUs need NVIDIA's driver",
+                "Install NVIDIA's vGPU host driver, and remove the GPU from "
+                'the ids option of vfio-pci in /etc/modprobe.d')
     yield from _version(facts)
 
 
@@ -95,12 +95,13 @@ def _version(facts):
         return
     if version is None and facts.host.nvml_problem:
         yield result.skipped(
-            result.HOST, 'whether the driver suits the kernel, as NVML does '
-            'not tell its version', 'See the check "NVML"')
+            result.HOST, 'whether the driver supports this kernel, because '
+            'NVML does not return the driver version', 'See the "NVML" check')
     major = _MAJOR.match(version or '')
     if major and int(major[0]) < _FIRST_FOR_IT:
         yield result.failure(
-            result.HOST, 'driver {} makes no vGPUs with Linux {}.{}'.format(
+            result.HOST, 'driver {} does not support vGPUs on Linux '
+            '{}.{}'.format(
                 version, *kernel),
             f'Install vGPU software 17 (driver {_FIRST_FOR_IT}) or later, '
             'or an earlier kernel')
@@ -113,16 +114,16 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
     for name in _OTHERS:
         if name in loaded and name not in taken and taken:
             yield result.warning(
-                result.HOST, f'{name} is loaded: after a reboot it may take '
-                'a GPU before another driver does', _BLACKLIST.format(name))
+                result.HOST, f'{name} is loaded: after a reboot it may bind a '
+                'GPU before the right driver does', _BLACKLIST.format(name))
     for gpu, governing in facts.governed():
         if (_DISPLAY in loaded and gpu.architecture == 'ampere'
                 and any(step.action in _MIG_STEPS for step in _steps(
                     facts, gpu, governing))):
             yield result.warning(
-                gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be '
-                'reset, which changing its MIG mode takes',
-                f'Run "modprobe -r {_DISPLAY}", and blacklist it below '
+                gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be reset, '
+                'so its MIG mode cannot be changed',
+                f'Run "modprobe -r {_DISPLAY}", and blacklist it in '
                 '/etc/modprobe.d')
 
 
@@ -135,8 +136,8 @@ def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if problem and needing:
         yield result.failure(
             result.HOST, f'NVML: {problem}',
-            "Install NVIDIA's driver and load it (modprobe nvidia); after an "
-            'upgrade of it reboot, or load it anew')
+            "Install NVIDIA's driver and load it (modprobe nvidia); after a "
+            'driver upgrade, reboot or reload it')
     elif problem:
         yield result.success(
             result.HOST, f'no GPU here needs NVML ({problem})')
@@ -146,13 +147,13 @@ def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
         elif condition.is_failed(gpu) and not problem:
             yield result.failure(
                 gpu.address, f'it is {condition.state(gpu)}',
-                "Look for NVRM and Xid in the kernel's log")
+                'Look for NVRM and Xid in the kernel log')
 
 
 def unreadable(gpu: model.Gpu) -> result.Finding:
     """What stands for a check of a GPU that NVML does not tell of."""
     return result.skipped(gpu.address, condition.state(gpu),
-                          'See the check "NVML"')
+                          'See the "NVML" check')
 
 
 def _unread(gpu):
@@ -160,9 +161,9 @@ def _unread(gpu):
     if 'NO_PERMISSION' in details:
         return result.warning(
             gpu.address, details, 'Run this check as the user of '
-            'cyborg-agent; if it persists, see "agent access"')
+            'cyborg-agent; if it persists, see the "agent access" check')
     return result.warning(
-        gpu.address, details, "Look for NVRM and Xid in the kernel's log")
+        gpu.address, details, 'Look for NVRM and Xid in the kernel log')
 
 
 def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -172,9 +173,10 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
     lacking = [gpu for gpu, _ in needing if gpu.iommu_group is None]
     for gpu in lacking:
         yield result.failure(
-            gpu.address, 'it is in no IOMMU group: no server can have it',
-            "Turn on VT-d or AMD-Vi in the firmware's setup, and boot with "
-            'intel_iommu=on on Intel')
+            gpu.address, 'it is in no IOMMU group, so it cannot be assigned '
+            'to a server',
+            'Enable VT-d or AMD-Vi in the firmware settings; on Intel, boot '
+            'with intel_iommu=on')
     groups = collections.defaultdict(list)
     for gpu, governing in needing:
         if governing.mode is policy.Mode.PASSTHROUGH:
@@ -184,8 +186,9 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
         if len(members) > 1:
             yield result.failure(
                 members[0], f'in IOMMU group {group} with '
-                f'{", ".join(map(str, members[1:]))}: one server alone can '
-                'have them', "Turn on ACS in the firmware's setup")
+                f'{", ".join(map(str, members[1:]))}: they can only be '
+                'assigned to a server together',
+                'Enable ACS in the firmware settings')
 
 
 def _needs_iommu(gpu, governing):
@@ -215,21 +218,21 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _to_do(facts, gpu, steps):
-    details = 'not as its policy has it: ' + ', '.join(
+    details = 'does not match its policy: ' + ', '.join(
         map(str, steps))
     if facts.settings.prepare and (
             facts.settings.policies
             or [step.action for step in steps] == [
                 action.Action.BIND_VFIO]):
         return result.warning(
-            gpu.address, details, 'cyborg-agent does it when the GPU is '
+            gpu.address, details, 'cyborg-agent does this when the GPU is '
             f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
-            'says what it waits for')
-    commands = ', '.join(_BY_HAND[step.action].format(gpu.address)
-                         for step in steps)
+            'says what prevents it')
+    commands = ', '.join(dict.fromkeys(
+        _BY_HAND[step.action].format(gpu.address) for step in steps))
     return result.failure(
-        gpu.address, details, 'Name policies in [gpu] and set its prepare, '
-        f'and cyborg-agent does it; or run on the idle GPU: {commands}')
+        gpu.address, details, 'Set [gpu] policies and [gpu] prepare, so that '
+        f'cyborg-agent does this; or run on the idle GPU: {commands}')
 
 
 def _steps(facts, gpu, governing):

@@ -19,13 +19,14 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.nova import device_spec
 from cyborg_gpu_driver.nova import left
 from cyborg_gpu_driver.nova import pci_config
 
-_WRITE = ('Put the lines that "cyborg-gpu nova config" writes into '
-          'nova.conf, in place of those for this GPU')
+_WRITE = ('Replace the lines for this GPU in nova.conf with those that '
+          '"cyborg-gpu nova config" writes')
 
 
 def pci_devices(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -41,7 +42,7 @@ def pci_devices(facts: facts_module.Facts) -> Iterator[result.Finding]:
         except exception.FixedVgpusRefused as error:
             yield result.failure(
                 gpu.address, str(error),
-                'Name in fixed_vgpus what the GPU can carry')
+                'Set fixed_vgpus to vGPUs that fit on the GPU')
     yield from _left(facts, nova_has)
 
 
@@ -57,7 +58,7 @@ def _left(facts, nova_has):
     if problem:
         yield result.failure(
             result.HOST, problem,
-            'Change fixed_vgpus or nova.conf as is said there')
+            'Change fixed_vgpus or nova.conf as described there')
         return
     for gpu, assigned in nova_has:
         found = [_assigned(facts, item, in_placement) for item in assigned]
@@ -66,8 +67,8 @@ def _left(facts, nova_has):
         yield from problems
         if assigned and not problems:
             yield result.success(
-                gpu.address, f'Nova hands out its {len(assigned)} virtual '
-                'function(s) with a fixed vGPU, and no other')
+                gpu.address, f'Nova assigns its {len(assigned)} virtual '
+                'function(s) with a fixed vGPU, and no others')
 
 
 def _assigned(facts, item, in_placement):
@@ -78,25 +79,34 @@ def _assigned(facts, item, in_placement):
     if entry is None:
         return result.failure(
             item.function, f'{item.type_name}, but no [pci] device_spec '
-            'names it: Nova never hands it out', _WRITE)
+            'matches it, so Nova never assigns it', _WRITE)
     if entry.managed:
         return result.failure(
-            item.function, 'its [pci] device_spec does not say managed no: '
-            "libvirt would take it from NVIDIA's driver", _WRITE)
+            item.function, 'its [pci] device_spec has no "managed": "no", so '
+            "libvirt would unbind it from NVIDIA's driver", _WRITE)
+    if entry.live_migratable and _refuses_migration(facts, item.gpu):
+        return result.failure(
+            item.function, 'its [pci] device_spec says live_migratable, but '
+            'NVML says that the GPU does not support it', _WRITE)
     wanted = item.resource_class
     given = str(entry.tags.get('resource_class', 'none')).upper()
     if in_placement and given not in (wanted,
                                       wanted.removeprefix('CUSTOM_')):
         return result.failure(
-            item.function, f'its [pci] device_spec gives it resource class '
-            f'{given}, not {wanted}', _WRITE)
+            item.function, 'its [pci] device_spec sets resource class '
+            f'{given} instead of {wanted}', _WRITE)
     return None
+
+
+def _refuses_migration(facts, gpu):
+    said = facts.migrations.get(gpu)
+    return said is not None and said.supported is False
 
 
 def _strays(facts, gpu, assigned):
     """The GPU, and functions without a vGPU, that Nova would hand out."""
     return [result.failure(
-        function.address, 'a [pci] device_spec names it, but it carries no '
+        function.address, 'a [pci] device_spec matches it, but it has no '
         f'vGPU: {entry.text}', _WRITE)
         for function in _functions(gpu) if function.address not in assigned
         if (entry := _entry(facts, function))]
@@ -108,9 +118,9 @@ def _ours(facts, gpu):
         entry = _entry(facts, function)
         if entry:
             yield result.failure(
-                gpu.address, f'both Cyborg and Nova hand it out: [pci] '
+                gpu.address, 'both Cyborg and Nova assign it: [pci] '
                 f'device_spec matches {function.address}: {entry.text}',
-                'Narrow that device_spec, or name the GPU in [gpu] '
+                'Restrict that device_spec, or add the GPU to [gpu] '
                 'ignored_devices')
             return
 
@@ -136,7 +146,7 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
             result.HOST, f'Nova makes mdevs of {", ".join(types)} itself '
             "([devices] enabled_mdev_types) beside Cyborg's: servers fail "
             'to start', 'Remove enabled_mdev_types from nova.conf; '
-            '"cyborg-gpu config import" makes policies of it')
+            '"cyborg-gpu config import" converts it to policies')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -153,9 +163,10 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.success(result.HOST, f'Nova {facts.machine.nova}')
     else:
         yield result.skipped(
-            result.HOST, "Nova is not in this program's environment",
-            'See that nova-compute here is 34.0.0 '
-            '(2026.2) or later: before, servers start without their vGPUs '
+            result.HOST, 'Nova is not installed in the environment of this '
+            'command',
+            'Check that nova-compute on this host is 34.0.0 (2026.2) or '
+            'later: with earlier releases, servers start without their vGPUs '
             'and MIG slices')
 
 
@@ -171,7 +182,7 @@ def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
     elif not facts.nova_services.has_service_user:
         yield result.failure(
             result.HOST, 'Nova has no user to get a service token for',
-            'Name auth_type and what belongs to it in [service_user] of '
+            'Set auth_type and the options that it needs in [service_user] of '
             'nova.conf')
 
 
@@ -179,8 +190,36 @@ def guests(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
     bound = any(not left.is_left(gpu, governing, facts.settings)
                 for gpu, governing in facts.governed())
-    if bound and facts.nova_services.resumes_guests:
+    if not bound or not facts.nova_services.resumes_guests:
+        return
+    seen = facts.machine.running
+    if seen and set(seen.nova_commands) == {processes.OURS}:
+        yield result.success(
+            result.HOST, f'{processes.OURS} attaches the GPUs of servers '
+            'when the host boots')
+    else:
         yield result.failure(
             result.HOST, 'resume_guests_state_on_host_boot is true: Nova '
             'starts servers without their GPUs when the host boots',
-            'Set it to false in nova.conf, and reboot such servers hard')
+            f'Start nova-compute as {processes.OURS}; or set the option to '
+            'false in nova.conf, and hard reboot these servers')
+
+
+def quotas(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova counts the GPUs of device profiles against quotas."""
+    if not facts.nova_services.unified_limits:
+        return
+    if facts.machine.quota_problem:
+        yield result.warning(
+            result.HOST, facts.machine.quota_problem,
+            'Upgrade Nova, or control who may use GPUs by access to flavors')
+    elif facts.machine.nova:
+        yield result.success(
+            result.HOST, f'Nova {facts.machine.nova} counts the GPUs of '
+            'device profiles')
+    else:
+        yield result.skipped(
+            result.HOST, 'Nova is not installed in the environment of this '
+            'command',
+            'Check that nova-api is 34.0.0 (2026.2) or later; older releases '
+            'do not count the GPUs of device profiles against quotas')

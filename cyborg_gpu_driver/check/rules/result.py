@@ -25,9 +25,9 @@ class Code(enum.Enum):
 
     SUCCESS = 0
     WARNING = 1
-    """It may be wrong."""
+    """There may be a problem."""
     FAILURE = 2
-    """Servers will fail, or hardware lies idle, until it is put right."""
+    """Servers will fail, or hardware is unused, until this is fixed."""
     SKIPPED = 3
     """It was not looked at."""
 
@@ -42,7 +42,8 @@ class Finding:
 
     code: Code
     subject: str
-    """A GPU's or a virtual function's address, or :data:`HOST`."""
+    """A GPU's or a virtual function's address, another host's name, or
+    :data:`HOST`."""
     details: str
     advice: str = ''
     """What to do; empty if nothing is to be done."""

@@ -27,8 +27,8 @@ from cyborg_gpu_driver.host.snapshot import model
 _WITHOUT_MDEV = (6, 8)
 """Linux from which on NVIDIA's driver makes no mdev on virtual functions."""
 _MDEV = (model.Framework.MDEV_PF, model.Framework.MDEV_VF)
-_CHOOSE = ('Either name fixed_vgpus in its policy, run "cyborg-gpu nova '
-           'config" and leave the vGPUs to Nova, or start nova-compute as '
+_CHOOSE = ('Either set fixed_vgpus in its policy, run "cyborg-gpu nova '
+           'config" and let Nova assign the vGPUs; or start nova-compute as '
            'cyborg-gpu-nova-compute and set [gpu] nova_vfio_handles')
 
 
@@ -41,19 +41,19 @@ def way(facts: facts_module.Facts) -> Iterator[result.Finding]:
             yield from _no_way(gpu)
         elif gpu.framework is not model.Framework.VENDOR_VFIO:
             yield result.success(
-                gpu.address, 'mdev, made on demand and bound by Cyborg')
+                gpu.address, 'mdev: created on demand and bound by Cyborg')
         elif facts.settings.vfio_handles:
             yield result.success(
-                gpu.address, 'virtual functions without mdev, made on '
+                gpu.address, 'virtual functions without mdev: created on '
                 'demand and bound by Cyborg')
         elif governing.fixed_vgpus:
             yield result.success(
-                gpu.address, 'virtual functions without mdev, fixed and '
-                'left to Nova')
+                gpu.address, 'virtual functions without mdev: fixed, and '
+                'assigned by Nova')
         else:
             yield result.failure(
-                gpu.address, 'without mdev, and nobody hands out its '
-                'virtual functions', _CHOOSE)
+                gpu.address, 'without mdev: neither Cyborg nor Nova assigns '
+                'its virtual functions', _CHOOSE)
 
 
 def _no_way(gpu):
@@ -62,8 +62,8 @@ def _no_way(gpu):
     """
     if gpu.driver == 'nvidia' and (not gpu.sriov_totalvfs or gpu.vfs):
         yield result.failure(
-            gpu.address, 'its driver makes no vGPUs',
-            "Install NVIDIA's vGPU host driver in place of it")
+            gpu.address, 'its driver does not support vGPUs',
+            "Replace it with NVIDIA's vGPU host driver")
 
 
 def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -77,7 +77,7 @@ def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
         if facts.settings.vfio_handles or governing.fixed_vgpus:
             continue
         yield result.warning(
-            gpu.address, 'with Linux {}.{} its vGPUs come without '
+            gpu.address, 'on Linux {}.{} its vGPUs have no '
             'mdev'.format(*running), _CHOOSE)
 
 
@@ -89,8 +89,8 @@ def sriov_manage(facts: facts_module.Facts) -> Iterator[result.Finding]:
         if not gpu.sriov_totalvfs:
             continue
         details = f'{facts.sriov_manage} cannot be run'
-        advice = ("Install NVIDIA's vGPU host driver, or name the script in "
-                  '[gpu] sriov_manage')
+        advice = ("Install NVIDIA's vGPU host driver, or set [gpu] "
+                  'sriov_manage to the path of the script')
         if gpu.vfs:
             yield result.warning(gpu.address, f'{details}: its virtual '
                                  'functions are lost at a reboot', advice)
@@ -103,9 +103,9 @@ def mdevctl(facts: facts_module.Facts) -> Iterator[result.Finding]:
     mdevs = any(gpu.framework in _MDEV for gpu, _ in facts.with_vgpus())
     if mdevs and facts.programs(facts.mdevctl) is False:
         yield result.warning(
-            result.HOST, f'{facts.mdevctl} cannot be run: libvirt defines '
-            'and starts mdevs by it', 'Install the package mdevctl, or name '
-            'the program in [gpu] mdevctl')
+            result.HOST, f'{facts.mdevctl} cannot be run: libvirt defines and '
+            'starts mdevs with it', 'Install the package mdevctl, or set '
+            '[gpu] mdevctl to the path of the program')
 
 
 def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -114,22 +114,18 @@ def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:
     seen = facts.machine.running
     running = seen.nova_commands if seen else None
     if not on_demand:
-        if running and processes.OURS in running:
-            yield result.warning(
-                result.HOST, f'nova-compute runs as {processes.OURS}, but '
-                '[gpu] nova_vfio_handles is false: vGPUs without mdev are '
-                'left to Nova', 'Set [gpu] nova_vfio_handles, or start '
-                'nova-compute as usual')
-    elif not running:
+        return
+    if not running:
         yield result.warning(
             result.HOST, '[gpu] nova_vfio_handles is true, and no '
-            'nova-compute is seen to run here',
-            f'See that it is started as {processes.OURS}')
+            'nova-compute process was found',
+            f'Start it as {processes.OURS}')
     elif processes.STOCK in running:
         yield result.failure(
-            result.HOST, '[gpu] nova_vfio_handles is true, but '
-            'nova-compute runs as it comes: servers with a vGPU without '
-            'mdev will fail to start', f'Start it as {processes.OURS}, or '
+            result.HOST, '[gpu] nova_vfio_handles is true, but nova-compute '
+            'runs without the patches of this driver: servers with a vGPU '
+            'without mdev will fail to start',
+            f'Start it as {processes.OURS}, or '
             'set nova_vfio_handles to false')
     else:
         yield result.success(

@@ -84,8 +84,8 @@ class Cloud:
             auth = loading.load_auth_from_conf_options(conf, section)
             if not isinstance(auth, identity.BaseIdentityPlugin):
                 raise exception.CloudError(
-                    cloud=name, reason=f'[{section}] auth_type names no '
-                    'user of Keystone')
+                    cloud=name, reason=f'[{section}] auth_type is not a '
+                    'Keystone user')
             group = conf[section]
             session = loading.load_session_from_conf_options(
                 conf, section, auth=auth,
@@ -104,15 +104,15 @@ class Cloud:
         :param key: what the answer's list is called.
         :raises CloudError: if there is none.
         """
-        self._check_role()
+        self.check_admin()
         answer = self.ask('accelerator', path, **query)
         if answer is None:
             raise self.error(f'{path}: {_NOT_FOUND} Not Found')
         found = answer.get(key) if isinstance(answer, dict) else None
         if (not isinstance(found, list)
                 or not all(isinstance(item, dict) for item in found)):
-            raise self.error(f'{path} is no list of {key}: what answers in '
-                             "Cyborg's place is not Cyborg")
+            raise self.error(f'{path} is not a list of {key}: the service at '
+                             'this URL is not Cyborg')
         return found
 
     def ask(self, service: str, path: str, version: str | None = None,
@@ -175,6 +175,18 @@ class Cloud:
         """An error of this cloud's, to be raised."""
         return exception.CloudError(cloud=self.name, reason=reason)
 
+    @property
+    def user(self) -> str:
+        """Name of the user; empty where nobody can tell.
+
+        :raises CloudError: if the user cannot log in.
+        """
+        session = self._connection.session
+        with _telling(self.name):
+            if not isinstance(session.auth, identity.BaseIdentityPlugin):
+                return ''
+            return session.auth.get_access(session).username or ''
+
     def has_role(self, name: str) -> bool:
         """Whether the user has a role; True where nobody can tell.
 
@@ -187,11 +199,15 @@ class Cloud:
             return (not isinstance(session.auth, identity.BaseIdentityPlugin)
                     or name in session.auth.get_access(session).role_names)
 
-    def _check_role(self):
+    def check_admin(self) -> None:
+        """See to it that Cyborg shows all.
+
+        :raises CloudError: if it shows this user only a part.
+        """
         if not self.has_role(_ADMIN):
             raise self.error(
-                f'Cyborg shows the accelerator requests of all projects to '
-                f'the role {_ADMIN} alone, which this user does not have')
+                'Cyborg shows the accelerator requests of all projects only '
+                f'to the role {_ADMIN}, which this user does not have')
 
 
 @contextlib.contextmanager

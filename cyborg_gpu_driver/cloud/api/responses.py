@@ -39,8 +39,8 @@ def understanding(cloud: connection.Cloud, service: str, what: str
     except (KeyError, IndexError, TypeError, AttributeError,
             ValueError) as error:
         raise cloud.error(
-            f'{what} in {service} cannot be understood, or what answers in '
-            f"{service}'s place is not {service}: {error!r}") from error
+            f'{what} in {service} cannot be parsed, or the service at this '
+            f'URL is not {service}: {error!r}') from error
 
 
 def pages(cloud: connection.Cloud, path: str, key: str, version: str,
@@ -51,14 +51,19 @@ def pages(cloud: connection.Cloud, path: str, key: str, version: str,
     :param key: what the answer's list is called.
     :raises CloudError: if there is none.
     """
-    found: list[dict[str, Any]] = []
+    return list(each(cloud, path, key, version, **query))
+
+
+def each(cloud: connection.Cloud, path: str, key: str, version: str,
+         **query: str) -> Iterator[dict[str, Any]]:
+    """As :func:`pages`, with one page in memory at a time."""
     while True:
-        if found:
-            query['marker'] = found[-1]['id']
         answer = cloud.ask('compute', path, version,
                            **{'limit': str(_PAGE), **query})
         with understanding(cloud, 'Nova', path):
             page = [{**item, 'id': item['id']} for item in answer[key]]
-            found += page
-            if not page or f'{key}_links' not in answer:
-                return found
+            more = f'{key}_links' in answer
+        yield from page
+        if not page or not more:
+            return
+        query['marker'] = page[-1]['id']

@@ -116,7 +116,8 @@ class Verdict:
             bad = sum(host.scheduled and not host.accepted
                       for host in self.hosts)
             return (f'Schedulable: {of_all} can take it now' + (
-                f'; {bad} more would be chosen and fail' if bad else '')
+                f'; {bad} more would be selected, but the server would fail '
+                'there' if bad else '')
                 + '.')
         nearest = self.hosts[0]
         return (f'Not schedulable: {of_all} can take it; nearest is '
@@ -142,7 +143,7 @@ def verdict(wanted: request.Request, known: facts.Facts) -> Verdict:
     return Verdict(
         tuple(precheck.missing(wanted, known)), tuple(hosts), (
             *known.unchecked,
-            *(f'extra spec {key} of the flavor, of which Nova makes more'
+            *(f'extra spec {key} of the flavor, which Nova expands'
               for key in wanted.ignored)))
 
 
@@ -202,7 +203,7 @@ def _group(group, candidates, tree, known):
                 Reason.CLASS_ELSEWHERE, tree.name,
                 f'{tree.name} has no {", ".join(sorted(group.resources))}'
                 + (f', only {", ".join(has)}' if has else ''),
-                'choose another host, or offer it there by a policy')
+                'choose another host, or offer it there with a policy')
         return
     for name, amount in group.resources.items():
         free = [item.provider.inventories[name].free for item in candidates
@@ -212,9 +213,9 @@ def _group(group, candidates, tree, known):
         if free and max(free) < amount <= sum(free):
             yield Finding(
                 Reason.COUNT_SPLIT, tree.name,
-                f'{tree.name} has {sum(free)} {name} free, and no GPU of it '
-                f'has {amount}: one group takes one GPU',
-                f'ask for {amount} groups of 1 in the device profile',
+                f'{tree.name} has {sum(free)} {name} free, but no single GPU '
+                f'has {amount}; a group is allocated from one GPU',
+                f'request {amount} groups of 1 in the device profile',
                 blocks=False)
 
 
@@ -225,15 +226,16 @@ def _together(wanted, tree):
         set(explain_match.options(group, tree))
         & set(explain_match.options(other, tree))
         for other in wanted.granular if other is not group)]
-    isolated = (', each on a provider of its own (group_policy isolate)'
+    isolated = (', each on a different provider (group_policy isolate)'
                 if wanted.policy == 'isolate' else '')
     yield Finding(
         Reason.GROUPS_TOGETHER, tree.name,
-        f'{tree.name} can meet each group, and not all of them at once'
+        f'{tree.name} can satisfy each group, but not all of them together'
         + isolated + ': ' + ', '.join(
             f'{group.title} ({group.wish})'
             for group in rivals or wanted.granular)
-        + ' want the same', 'ask for fewer, wait for servers to go'
+        + ' compete for the same '
+        'resources', 'request fewer, wait until servers are deleted'
         + (', or use group_policy none' if isolated else ''))
 
 
@@ -249,10 +251,10 @@ def _scheduled(fits, tree, known, findings):
         findings.append(Finding(
             Reason.DISAGREES, tree.name,
             f'Placement has {answer.roots.get(tree.root.uuid, 0)} candidates '
-            f'of {tree.name}, while what is read of it says that it '
+            f'on {tree.name}, but its inventories and usages say that it '
             f'{"fits" if fits else "does not fit"}',
-            'something changed while it was read, or it depends on what is '
-            'not considered here: ask again', blocks=False))
+            'something changed during the query, or depends on something that '
+            'is not considered here: run the command again', blocks=False))
     return has
 
 
@@ -271,10 +273,10 @@ def _same_gpu(wanted, tree):
             and explain_match.assignment(wanted, tree, apart) is None):
         yield Finding(
             Reason.SAME_GPU, tree.name,
-            f'{tree.name} has room for these profiles on one GPU only, '
-            'where one may take the room of the other: Placement counts them '
-            'apart, and the second bind may fail',
-            'ask for one profile, or for a host with more GPUs', blocks=False)
+            f'{tree.name} has capacity for these profiles on one GPU only, '
+            'where they exclude each other: Placement counts them separately, '
+            'so the second bind may fail',
+            'request one profile, or a host with more GPUs', blocks=False)
 
 
 def _can_be_bound(wanted, tree, candidates, fits):

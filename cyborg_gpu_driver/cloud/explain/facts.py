@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
 import os_traits
 
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import names
 
@@ -150,12 +152,25 @@ class Aggregate:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A device that Cyborg knows."""
+    """A device that Cyborg knows.
+
+    :ivar gpu: PCI address; empty for a device of another driver.
+    :ivar told: the cordons that the agent's last report tells of.
+    """
 
     uuid: str
     host: str
     model: str = ''
     enabled: bool = True
+    gpu: str = ''
+    told: cordon.Cordons = ()
+
+    def cordons(self, traits: Iterable[str] = ()) -> cordon.Cordons:
+        """Why the GPU gets no new server.
+
+        :param traits: of its providers.
+        """
+        return cordon.current(self.told, self.enabled, traits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +273,16 @@ class Facts:
                 for name in node.inventories:
                     found.setdefault(name, []).append(node)
         return found
+
+    def cordons(self, node: Node, host: str) -> cordon.Cordons:
+        """Why the GPU of a provider gets no new server.
+
+        :param host: as Cyborg names it.
+        """
+        return next((
+            device.cordons(node.traits) for device in self.devices or ()
+            if node.place is not None and device.host == host
+            and device.gpu == node.place.gpu), ())
 
     def people(self, consumers) -> str:
         """Consumers by name for people; UUIDs where no server is known."""

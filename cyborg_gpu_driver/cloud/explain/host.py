@@ -45,16 +45,16 @@ def _root_traits(wanted, tree, known):
         if trait == os_traits.COMPUTE_ACCELERATORS:
             yield Finding(
                 Reason.NO_ACCELERATORS_TRAIT, tree.name,
-                f'{tree.name} has no trait {trait}: its virt driver gives '
-                'servers no accelerators, or nova-compute has not started '
+                f'{tree.name} has no trait {trait}: its virt driver does not '
+                'support accelerators, or nova-compute has not been restarted '
                 'since',
-                'use the libvirt driver, start nova-compute; a bare-metal '
+                'use the libvirt driver and start nova-compute; a bare-metal '
                 'node never takes such a server')
         else:
             yield Finding(
                 Reason.ROOT_TRAIT, tree.name,
                 f'{tree.name} has no trait {trait}',
-                'choose another host, or take the trait out of the flavor')
+                'choose another host, or remove the trait from the flavor')
     for trait in sorted(wanted.root_forbidden & tree.root.traits):
         service = (known.services or {}).get(tree.root.uuid)
         reason = service.reason if service else ''
@@ -73,10 +73,10 @@ def _service(tree, known):
     if service is None:
         yield Finding(
             Reason.NO_COMPUTE, tree.name,
-            f'Nova has no compute node of provider {tree.name} '
+            f'Nova has no compute node for provider {tree.name} '
             f'({tree.root.uuid})',
-            'start nova-compute there, and discover the host: nova-manage '
-            'cell_v2 discover_hosts; or the provider is left over')
+            'start nova-compute there, and run nova-manage cell_v2 '
+            'discover_hosts; otherwise the provider is stale')
         return
     if (not service.enabled
             and os_traits.COMPUTE_STATUS_DISABLED not in tree.root.traits):
@@ -95,8 +95,8 @@ def _service(tree, known):
     if zone and service.zone != zone:
         yield Finding(
             Reason.ZONE, tree.name,
-            f'{tree.name} is in availability zone {service.zone}, and '
-            f'{zone} is asked for', 'ask for another zone, or for none')
+            f'{tree.name} is in availability zone {service.zone}, but {zone} '
+            'is requested', 'request another zone, or none')
 
 
 def _own(group, tree):
@@ -114,9 +114,9 @@ def _own(group, tree):
                   *(f'!{trait}' for trait in sorted(group.forbidden))]
         yield Finding(
             Reason.HOST_TRAIT, tree.name,
-            f'what has {group.wish} on {tree.name} does not have the '
-            f'traits {", ".join(traits)}',
-            "take trait: out of the flavor; a GPU's traits belong into the "
+            f'the provider of {group.wish} on {tree.name} lacks the traits '
+            f'{", ".join(traits)}',
+            'remove trait: from the flavor; traits of a GPU belong in the '
             'device profile')
 
 
@@ -128,15 +128,15 @@ def _resources(name, amount, holding, tree):
     inventory = max((node.inventories[name] for node in holding),
                     key=lambda item: item.free)
     unit = {orc.MEMORY_MB: ' MiB', orc.DISK_GB: ' GiB'}.get(name, '')
-    text = (f'{name}: {amount}{unit} wanted, {inventory.free}{unit} free '
+    text = (f'{name}: {amount}{unit} requested, {inventory.free}{unit} free '
             f'(total {inventory.total}, reserved {inventory.reserved}, '
             f'allocation ratio {inventory.ratio:g}, used {inventory.used})')
     if not inventory.allows(amount):
-        text += (f'; one server may have {inventory.min_unit} to '
+        text += (f'; a server can have {inventory.min_unit} to '
                  f'{inventory.max_unit}')
     return Finding(
         Reason.HOST_RESOURCES, tree.name, text,
-        'take a smaller flavor, or wait for servers to go')
+        'use a smaller flavor, or wait until servers are deleted')
 
 
 def _aggregates(wanted, tree, known):
@@ -156,9 +156,9 @@ def _aggregates(wanted, tree, known):
             yield Finding(
                 Reason.AGGREGATE_SPECS, tree.name,
                 f'no aggregate of {tree.name} has {key}={value}, which '
-                'AggregateInstanceExtraSpecsFilter wants',
-                f'put {service.host} into such an aggregate, or take '
-                f'{_SPECS}{key} out of the flavor', blocks=False)
+                'AggregateInstanceExtraSpecsFilter requires',
+                f'add {service.host} to such an aggregate, or remove '
+                f'{_SPECS}{key} from the flavor', blocks=False)
 
 
 def _isolation(tree, mine, known):
@@ -176,14 +176,14 @@ def _isolation(tree, mine, known):
         text = (f'{tree.name} is in an aggregate of other projects '
                 f'({", ".join(sorted(owners))})')
     elif reserved:
-        text = (f'project {known.project} has aggregates of its own, and '
+        text = (f'project {known.project} has its own aggregates, and '
                 f'{tree.name} is in none of them')
     else:
         return
     yield Finding(
         Reason.PROJECT_ISOLATED, tree.name,
         text + '; AggregateMultiTenancyIsolation and [scheduler] '
-        'limit_tenants_to_placement_aggregate heed that',
+        'limit_tenants_to_placement_aggregate enforce this',
         f'change {_ISOLATION} of the aggregate', blocks=False)
 
 
@@ -202,21 +202,21 @@ def _devices(wanted, tree, known):
     if not mine and any(node.of_cyborg for node in tree.below):
         yield Finding(
             Reason.CYBORG_NO_DEVICES, tree.name,
-            f'Cyborg has no device of a host {tree.name}, though Placement '
+            f'Cyborg has no device on host {tree.name}, although Placement '
             'has its accelerators; a bind would reach no agent',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
             f'{tree.name}; see cyborg-gpu check there')
     elif not mine:
         yield Finding(
             Reason.NOT_REPORTED, tree.name,
-            f'neither Cyborg nor Placement has accelerators of {tree.name}',
-            'start cyborg-agent there with our driver in [agent] '
+            f'neither Cyborg nor Placement has accelerators on {tree.name}',
+            'start cyborg-agent there with cyborg_gpu_driver in [agent] '
             'enabled_drivers; see cyborg-gpu check and cyborg-gpu gpu list')
     for device in mine:
         if not device.enabled:
             yield Finding(
                 Reason.DEVICE_DISABLED, device.uuid,
                 f'device {device.uuid} ({device.model}) is disabled in '
-                'Cyborg, which has reserved what a provider of it has',
-                'enable it again: POST '
-                f'/v2/devices/{device.uuid}/enable', blocks=False)
+                'Cyborg, so the inventory of its providers is reserved',
+                'if the GPU may get servers again: openstack gpu uncordon '
+                f'{device.host} {device.gpu}', blocks=False)

@@ -43,7 +43,7 @@ def missing(wanted: request.Request, known: facts.Facts
         yield Finding(
             Reason.REFUSED, 'Placement',
             f'Placement refuses the request: {known.answer.refusal}',
-            'put right what is named above, or what Placement names')
+            "correct what the text above or Placement's message names")
 
 
 def fault(server: facts.Server, known: facts.Facts
@@ -56,37 +56,38 @@ def fault(server: facts.Server, known: facts.Facts
             and server.host not in hosts and text):
         yield Finding(
             Reason.HOST_MISMATCH, server.name,
-            f'server {server.name} was given host {server.host}, and Cyborg '
-            f'knows {", ".join(sorted(hosts)) or "no host"} only',
+            f'server {server.name} was scheduled to host {server.host}, but '
+            f'Cyborg only knows {", ".join(sorted(hosts)) or "no host"} only',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
             'of Nova: cyborg-gpu check on that host', blocks=False)
     if _NO_HOST.search(text):
         yield Finding(Reason.NO_VALID_HOST, server.name, named,
-                      'see what is missing below', blocks=False)
+                      'see below what is missing', blocks=False)
     elif _BIND.search(text) and _TOKEN.search(text):
         yield Finding(
             Reason.SERVICE_TOKEN, server.name, named,
             '[service_user] send_service_user_token = true in nova.conf of '
-            'conductor and computes, with a user of role service',
+            'nova-conductor and nova-compute, with a user that has the role '
+            'service',
             blocks=False)
     elif _GETTING.search(text):
         yield Finding(
             Reason.NO_NETWORK, server.name,
-            named + ' Nova 34.0 says so where the request for a server '
-            'names no network at all; so does it when a bind fails or takes '
-            'longer than [compute] arq_binding_timeout',
-            'name a network, or --network none; else look for the bind in '
-            'the logs of cyborg-conductor and of cyborg-agent on the host',
+            named + ' Nova 34.0 reports this if the server was created '
+            'without any network, and if a bind fails or takes longer than '
+            '[compute] arq_binding_timeout',
+            'give a network, or --network none; otherwise find the bind in '
+            'the logs of cyborg-conductor, and of cyborg-agent on the host',
             blocks=False)
     elif _BIND.search(text):
         yield Finding(
             Reason.BIND_FAILED, server.name, named,
-            'see whether cyborg-agent runs on the host, and look for the '
-            'bind in its log and in that of cyborg-conductor; "cyborg-gpu '
-            'doctor" there', blocks=False)
+            'check that cyborg-agent runs on the host, find the bind in its '
+            'log and in the log of cyborg-conductor, and run "cyborg-gpu '
+            'doctor" on the host', blocks=False)
     elif text:
         yield Finding(Reason.SERVER_FAULT, server.name, named,
-                      "see nova-compute's log on the host", blocks=False)
+                      'see the log of nova-compute on the host', blocks=False)
 
 
 def _flavor(flavor, project):
@@ -112,7 +113,7 @@ def _limits(known):
                 Reason.QUOTA, limit.name,
                 f'limit {limit.name} of project {known.project} is '
                 f'{limit.limit}: {limit.used} used, {limit.wanted} more '
-                'wanted',
+                'requested',
                 'raise the limit (openstack limit, openstack quota), or '
                 'delete a server of the project')
 
@@ -129,11 +130,11 @@ def _classes(wanted, known):
             Reason.CLASS_NOWHERE, name,
             f'no provider of the cloud has {name}'
             + ('' if name in known.classes else
-               ', and Placement never heard of it')
+               ', and Placement does not know it')
             + (reasons.similar(name, others)
                or f'; there are {", ".join(sorted(others)) or "none"}'),
-            'ask for a class that there is: openstack gpu profile list; or '
-            "have a host's policy offer it")
+            'request an existing class ("openstack gpu profile list"), or '
+            'offer it with the policy of a host')
 
 
 def _traits(wanted, known):
@@ -150,17 +151,17 @@ def _trait(trait, group, known):
     if trait in known.unknown_traits:
         yield Finding(
             Reason.TRAIT_UNKNOWN, trait,
-            f'Placement never heard of trait {trait} and refuses the '
-            f'request of {group.title}{reasons.similar(trait, present)}',
-            'spell it as "openstack trait list" has it'
+            f'Placement does not know trait {trait} and rejects the request '
+            f'of {group.title}{reasons.similar(trait, present)}',
+            'use the spelling of "openstack trait list"'
             if trait in group.required else
-            f'openstack trait create {trait}: a forbidden one must be known, '
-            'too')
+            f'openstack trait create {trait}: Placement must know a forbidden '
+            'trait too')
     elif (trait in group.required and holders and known.whole
           and trait not in present):
         yield Finding(
             Reason.TRAIT_NOWHERE, trait,
-            f'no provider that {group.title} may have has trait {trait}'
+            f'none of the providers that {group.title} can use has trait '
+            f'{trait}'
             + reasons.similar(trait, present),
-            'take the trait out of the request, or ask for one that there '
-            'is')
+            'remove the trait from the request, or request an existing one')

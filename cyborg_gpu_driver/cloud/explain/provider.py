@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.report.content import traits
 
 _KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
 """How the driver's traits of one kind begin: model, NUMA node, memory."""
@@ -43,13 +45,14 @@ def missing(group: request.Group, node: facts.Node, tree: facts.Tree,
         if inventory is None:
             yield Finding(
                 Reason.GROUP_MIXED, node.title,
-                f'{group.title} asks one provider for {group.wish}, and '
+                f'{group.title} requests {group.wish} from one provider, and '
                 f'this one has no {name}',
-                'give each resource class a group of its own in the device '
+                'put each resource class in its own group of the device '
                 'profile')
         elif not inventory.fits(amount):
             yield from _amount(name, amount, inventory, node)
             yield from _full(name, amount, inventory, node, tree, known)
+    yield from _isolated(node, tree, known)
     yield from _cyborg(group, node, tree, known)
 
 
@@ -59,15 +62,15 @@ def _traits(group, node):
         yield Finding(
             Reason.TRAIT_MISSING, trait,
             f'{trait} is required' + (f', and it has {has}' if has else ''),
-            'take the trait out of the request, or ask for what there is')
+            'remove the trait from the request, or request an existing one')
     for trait in sorted(group.forbidden & node.traits):
         if trait.startswith(health.TRAIT):
             remedy = _HEALTH.format(host=node.place.host if node.place
                                     else 'the host')
         else:
-            remedy = 'take the trait out of the request'
+            remedy = 'remove the trait from the request'
         yield Finding(Reason.TRAIT_FORBIDDEN, trait,
-                      f'{trait} is forbidden, and it has it', remedy)
+                      f'the provider has {trait}, which is forbidden', remedy)
 
 
 def _instead(trait, present):
@@ -84,16 +87,16 @@ def _amount(name, amount, inventory, node):
     if amount > most:
         yield Finding(
             Reason.TOO_MANY, node.title,
-            f'{amount} {name} are wanted of one GPU, which has {most} at '
-            'most',
-            f'ask for {amount} groups of 1 in the device profile; they may '
-            'be on several GPUs')
+            f'{amount} {name} are requested from one GPU, which has at most '
+            f'{most}',
+            f'request {amount} groups of 1 in the device profile; they can be '
+            'on several GPUs')
     elif not inventory.allows(amount):
         yield Finding(
             Reason.UNIT, node.title,
-            f'{amount} {name} cannot be asked for: from '
-            f'{inventory.min_unit}, in steps of {inventory.step_size}',
-            'ask for another amount, or see who changed the inventory: '
+            f'{amount} {name} cannot be requested: the inventory allows '
+            f'{inventory.min_unit} or more, in steps of {inventory.step_size}',
+            'request another amount, or find out who changed the inventory: '
             f'openstack resource provider inventory list {node.uuid}')
 
 
@@ -106,45 +109,74 @@ def _full(name, amount, inventory, node, tree, known):
             Reason.USED, node.title,
             f'{inventory.used} of {inventory.total} {name} are used, by '
             + known.people(node.holders),
-            'wait for a server to go, delete one, or add GPUs')
+            'wait until a server is deleted, or add GPUs')
     if inventory.reserved > 0:
         yield from _reserved(name, inventory, node, tree, known)
+
+
+def _isolated(node, tree, known):
+    holders = set(node.holders).union(*(
+        other.holders for other in tree.neighbours(node)))
+    if traits.ISOLATED in node.traits and holders:
+        yield Finding(
+            Reason.GPU_ISOLATED, node.title,
+            'the GPU takes servers of one project only, and has '
+            + known.people(holders),
+            'if they are of another project, wait until they are deleted, or '
+            'change isolation of the policy', blocks=False)
 
 
 def _reserved(name, inventory, node, tree, known):
     """Why the driver lets nobody have it; there may be two reasons."""
     what = f'{inventory.reserved} of {inventory.total} {name} are reserved'
     host = tree.name
+    cordons = known.cordons(node, host)
+    if cordons:
+        yield Finding(
+            Reason.RESERVED_CORDONED, node.title,
+            f'{what}: {cordon.text(cordons)}',
+            uncordon_with(cordons, host, node.place.gpu))
+        return
     if node.sick:
         yield Finding(
-            Reason.RESERVED_SICK, node.title,
-            f'{what}: the GPU is sick ({", ".join(node.sick)})',
+            Reason.RESERVED_UNHEALTHY, node.title,
+            f'{what}: the GPU is unhealthy ({", ".join(node.sick)})',
             f'see "cyborg-gpu health show" on {host}')
         return
     siblings = [other for other in tree.neighbours(node) if other.holders]
     if siblings:
         yield Finding(
             Reason.RESERVED_SIBLING, node.title, f'{what} for ' + '; '.join(
-                f'{known.people(other.holders)} (has {other.place.label})'
+                f'{known.people(other.holders)} (using {other.place.label})'
                 for other in siblings) + ' on the same GPU',
-            'wait for these servers to go, or ask for a profile that fits '
-            'beside theirs: openstack gpu capacity')
+            'wait until these servers are deleted, or request a profile that '
+            'fits next to theirs: openstack gpu capacity')
     elif node.holders:
         if inventory.used >= inventory.total:
             # A whole GPU's next tenant waits until it has been cleaned.
             return
         yield Finding(
             Reason.RESERVED_FRAGMENTED, node.title,
-            f'{what}: beside {known.people(node.holders)} the GPU has no '
+            f'{what}: next to {known.people(node.holders)} the GPU has no '
             'room for another',
-            'wait for a server to go; or something else has a part of the '
-            'GPU: ' + _HEALTH.format(host=host))
+            'wait until a server is deleted; or something else uses a part of '
+            'the GPU: ' + _HEALTH.format(host=host))
     else:
         yield Finding(
             Reason.RESERVED_UNUSED, node.title,
-            f'{what}, and no server has anything of the GPU: it is being '
-            'cleaned or changed, in use by the host itself, or held by what '
-            "is nobody's", _HEALTH.format(host=host))
+            f'{what}, although no server uses the GPU: it is being cleaned or '
+            'changed, in use by the host itself, or occupied by an orphan',
+            _HEALTH.format(host=host))
+
+
+def uncordon_with(cordons: cordon.Cordons, host: str, gpu: str) -> str:
+    """How to lift the cordons of a GPU, for people."""
+    commands = []
+    if cordon.of(cordons, cordon.Source.CYBORG):
+        commands.append(f'openstack gpu uncordon {host} {gpu}')
+    if cordon.without(cordons, {cordon.Source.CYBORG}):
+        commands.append(f'cyborg-gpu gpu uncordon {gpu} on {host}')
+    return 'if the GPU may get servers again: ' + ', and '.join(commands)
 
 
 def _cyborg(group, node, tree, known):
@@ -153,10 +185,11 @@ def _cyborg(group, node, tree, known):
     if node.uuid not in known.deployables:
         yield Finding(
             Reason.STALE_PROVIDER, node.title,
-            'Cyborg has no deployable of this provider: whoever is given it '
-            'cannot be bound',
-            f'see whether cyborg-agent runs on {tree.name} and reports; a '
-            'provider that stays so is left over: openstack gpu orphan list')
+            'Cyborg has no deployable for this provider: a server that is '
+            'scheduled to it cannot be bound',
+            f'check that cyborg-agent runs on {tree.name} and reports; if '
+            'nothing changes, the provider is stale: openstack gpu orphan '
+            'list')
         return
     yield from _handles(group, node, known)
 
@@ -174,7 +207,7 @@ def _handles(group, node, known):
                        if arq.server not in node.holders)
         yield Finding(
             Reason.HANDLES_TAKEN, node.title,
-            f'{len(holding)} of {handles} attach handles are held, more '
-            'than Placement has allocated: '
-            + (', '.join(stray) or 'by servers that it does not count'),
+            f'{len(holding)} of {handles} attach handles are in use, more '
+            'than are allocated in Placement: '
+            + (', '.join(stray) or 'by servers without an allocation'),
             'openstack gpu orphan list, then openstack gpu orphan clean')

@@ -27,62 +27,65 @@ class Reason(enum.Enum):
     PROFILE_UNKNOWN = 'Cyborg has no such device profile'
     PROFILE_BY_UUID = 'the flavor names a device profile by its UUID'
     NO_PROFILE = 'the flavor names no device profile'
-    GROUP_EMPTY = 'a group of the device profile asks for nothing'
+    GROUP_EMPTY = 'a group of the device profile requests nothing'
     CLASS_IGNORED = 'Nova does not know a resource class'
-    GROUP_MIXED = 'a group asks one provider for several resource classes'
+    GROUP_MIXED = 'a group requests several resource classes from one provider'
     GROUP_POLICY = 'several groups of a flavor need a group_policy'
     CLASS_NOWHERE = 'no provider of the cloud has a resource class'
     TRAIT_UNKNOWN = 'Placement does not know a trait'
-    TRAIT_NOWHERE = 'no provider of a resource class has a trait'
+    TRAIT_NOWHERE = 'no provider of a resource class has the trait'
     FLAVOR_DISABLED = 'the flavor is disabled'
-    FLAVOR_ACCESS = 'the project may not use the flavor'
+    FLAVOR_ACCESS = 'the project has no access to the flavor'
     QUOTA = 'a limit of the project would be exceeded'
     # A host.
     HOST_DISABLED = 'the compute service is disabled'
-    SERVICE_DOWN = 'nova-compute does not answer'
-    NO_COMPUTE = 'Nova has no compute node of this provider'
-    NO_ACCELERATORS_TRAIT = "the compute node's driver takes no accelerators"
+    SERVICE_DOWN = 'nova-compute is down'
+    NO_COMPUTE = 'Nova has no compute node for this provider'
+    NO_ACCELERATORS_TRAIT = "the compute node's virt driver does not support "
+    'accelerators'
     ROOT_TRAIT = 'the compute node lacks a trait'
-    HOST_RESOURCES = 'the compute node has not enough left'
-    HOST_TRAIT = 'a trait that the flavor wants of the host'
+    HOST_RESOURCES = 'the compute node has too little free capacity'
+    HOST_TRAIT = 'the host lacks a trait that the flavor requires'
     ZONE = 'the host is in another availability zone'
-    PROJECT_ISOLATED = 'an aggregate keeps the host for other projects'
+    PROJECT_ISOLATED = 'an aggregate reserves the host for other projects'
     AGGREGATE_SPECS = "the flavor's extra specs match no aggregate"
     CLASS_ELSEWHERE = 'only other hosts have a resource class'
-    NOT_REPORTED = 'nobody reports accelerators of the host'
-    GROUPS_TOGETHER = 'each group fits, and not all of them together'
-    COUNT_SPLIT = 'enough in sum, and not on one GPU'
+    NOT_REPORTED = 'no agent reports accelerators of the host'
+    GROUPS_TOGETHER = 'each group fits, but not all of them together'
+    COUNT_SPLIT = 'enough in total, but not on one GPU'
     # A provider: a profile on a GPU.
     TRAIT_MISSING = 'a required trait is missing'
-    TRAIT_FORBIDDEN = 'a forbidden trait is there'
-    TOO_MANY = 'one provider never has that many'
-    UNIT = 'the amount is not one that the inventory allows'
-    USED = 'servers have it all'
+    TRAIT_FORBIDDEN = 'the provider has a forbidden trait'
+    TOO_MANY = 'no provider has that many, even when empty'
+    UNIT = 'the inventory does not allow the amount'
+    USED = 'servers use all of it'
     RESERVED_SIBLING = 'servers with other profiles hold the GPU'
-    RESERVED_FRAGMENTED = 'what is left has no room for another'
-    RESERVED_SICK = 'the GPU is sick'
-    RESERVED_UNUSED = 'withheld though no server is on the GPU'
+    RESERVED_FRAGMENTED = 'the free space has no room for another'
+    RESERVED_UNHEALTHY = 'the GPU is unhealthy'
+    RESERVED_CORDONED = 'the GPU is cordoned'
+    GPU_ISOLATED = 'the GPU has servers, and takes no other project'
+    RESERVED_UNUSED = 'reserved although no server uses the GPU'
     # Placement gives it, and the bind fails.
     STALE_PROVIDER = 'Cyborg does not know the provider'
-    CYBORG_NO_DEVICES = 'Cyborg has no device of the host'
-    HANDLES_TAKEN = 'accelerator requests hold the attach handles'
+    CYBORG_NO_DEVICES = 'Cyborg has no device on the host'
+    HANDLES_TAKEN = 'accelerator requests use the attach handles'
     # Hints.
     DEVICE_DISABLED = 'a device is disabled in Cyborg'
-    SAME_GPU = 'groups may meet on one GPU and exclude each other there'
+    SAME_GPU = 'groups may land on one GPU and exclude each other there'
     BIND_FAILED = 'Cyborg could not bind'
     HOST_MISMATCH = 'Nova and Cyborg name the host differently'
     SERVICE_TOKEN = 'Nova sends Cyborg no service token'
-    NO_NETWORK = 'a server that names no network'
-    NO_VALID_HOST = 'no host took the server'
+    NO_NETWORK = 'the server was created without a network'
+    NO_VALID_HOST = 'no host accepted the server'
     SERVER_FAULT = 'the server failed for another reason'
-    DISAGREES = 'Placement says otherwise'
+    DISAGREES = 'Placement contradicts this result'
     REFUSED = 'Placement refuses the request'
 
 
 PASSES = frozenset({
     Reason.USED, Reason.RESERVED_SIBLING, Reason.RESERVED_FRAGMENTED,
-    Reason.RESERVED_UNUSED, Reason.HOST_RESOURCES, Reason.GROUPS_TOGETHER,
-    Reason.SERVICE_DOWN, Reason.HOST_DISABLED})
+    Reason.RESERVED_UNUSED, Reason.RESERVED_CORDONED, Reason.HOST_RESOURCES,
+    Reason.GROUPS_TOGETHER, Reason.SERVICE_DOWN, Reason.HOST_DISABLED})
 """What may pass by itself, or at a word of the operator's."""
 AT_BIND = frozenset({
     Reason.STALE_PROVIDER, Reason.CYBORG_NO_DEVICES, Reason.HANDLES_TAKEN})

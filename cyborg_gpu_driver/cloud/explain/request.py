@@ -193,8 +193,8 @@ def profile_of(flavor: Flavor, known: Iterable[str]
     if _UUID.fullmatch(name):
         return name, (reasons.Finding(
             reasons.Reason.PROFILE_BY_UUID, flavor.name,
-            f'{PROFILE_KEY} of flavor {flavor.name} is a UUID; Nova asks for '
-            'a name and finds nothing',
+            f'{PROFILE_KEY} of flavor {flavor.name} is a UUID; Nova looks up '
+            'device profiles by name and finds none',
             f'set {PROFILE_KEY} to the name of the device profile'),)
     return name, (unknown_profile(name, known),)
 
@@ -204,8 +204,7 @@ def unknown_profile(name: str, known: Iterable[str]) -> reasons.Finding:
     return reasons.Finding(
         reasons.Reason.PROFILE_UNKNOWN, name,
         f'there is no device profile {name}{reasons.similar(name, known)}',
-        'create it, or name one of "openstack accelerator device profile '
-        'list"')
+        'create it, or use one of "openstack accelerator device profile list"')
 
 
 def _no_profile(flavor):
@@ -214,23 +213,24 @@ def _no_profile(flavor):
     if direct:
         return reasons.Finding(
             reasons.Reason.NO_PROFILE, flavor.name,
-            f'flavor {flavor.name} asks Placement itself ({direct[0]}); '
-            'Cyborg is told of nothing, and a server gets no GPU',
-            f'put it into a device profile and name that in {PROFILE_KEY}')
+            f'flavor {flavor.name} requests resources of Placement directly '
+            f'({direct[0]}); Cyborg is not involved, so a server gets no GPU',
+            f'request them in a device profile, and set {PROFILE_KEY} to its '
+            'name')
     meant = reasons.similar(PROFILE_KEY, flavor.extra_specs).replace(
         'did you mean', 'was it meant by')
     return reasons.Finding(
         reasons.Reason.NO_PROFILE, flavor.name,
-        f'flavor {flavor.name} has no {PROFILE_KEY}, so that a server gets '
-        f'no GPU{meant}', f'openstack flavor set --property '
+        f'flavor {flavor.name} has no {PROFILE_KEY}, so a server gets no '
+        f'GPU{meant}', f'openstack flavor set --property '
         f'{PROFILE_KEY}=NAME {flavor.name}')
 
 
 def _no_policy(flavor):
     return reasons.Finding(
         reasons.Reason.GROUP_POLICY, flavor.name,
-        f'flavor {flavor.name} has several numbered groups and no '
-        'group_policy: Placement refuses that',
+        f'flavor {flavor.name} has several numbered groups but no '
+        'group_policy, so Placement rejects the request',
         'openstack flavor set --property group_policy=none '
         f'{flavor.name}, or isolate for one GPU each')
 
@@ -271,10 +271,10 @@ def _profile_groups(profile, groups, findings):
         if not made.resources:
             findings.append(reasons.Finding(
                 reasons.Reason.GROUP_EMPTY, profile,
-                f'{made.title} of device profile {profile} asks for no '
-                'resource that Nova knows: it is refused, or forgotten, and '
-                'a server gets no GPU',
-                'make the profile again with resources:CLASS=1 in each '
+                f'{made.title} of device profile {profile} requests no '
+                'resource that Nova knows: Nova rejects or ignores it, and a '
+                'server gets no GPU',
+                'recreate the device profile with resources:CLASS=1 in each '
                 'group'))
         yield made
 
@@ -282,10 +282,9 @@ def _profile_groups(profile, groups, findings):
 def _ignored(profile, group, name):
     return reasons.Finding(
         reasons.Reason.CLASS_IGNORED, name,
-        f'{group.title} of device profile {profile}: Nova leaves {name} out, '
-        'for it is no resource class with a number of it',
-        'use PGPU, or a CUSTOM_ class that "openstack gpu profile list" '
-        'shows')
+        f'{group.title} of device profile {profile}: Nova ignores {name}, '
+        'because it is not a resource class with an amount',
+        'use PGPU, or a CUSTOM_ class from "openstack gpu profile list"')
 
 
 def _empty():

@@ -38,11 +38,15 @@ def read(cloud: connection.Cloud,
         the others: then nothing is known to be left.
     """
     arqs = records.arqs(cloud)
-    hosts = trees.read(cloud, progress=progress)
+    hosts = trees.holders(cloud, arqs, progress)
     _check_same(cloud, hosts, arqs)
+    servers = computes.known_servers(
+        cloud, orphans.consumers(hosts) | {
+            arq.server for arq in arqs if arq.server})
+    hosts = trees.with_holders(
+        cloud, hosts, orphans.doubtful(hosts, servers))
     consumers = orphans.consumers(hosts)
-    servers = computes.known_servers(cloud, consumers | {
-        arq.server for arq in arqs if arq.server})
+    servers.update(computes.known_servers(cloud, consumers - set(servers)))
     return orphans.Accounts(
         hosts, records.deployables(cloud), arqs, servers,
         computes.migrations(cloud, consumers - set(servers)))
@@ -68,9 +72,9 @@ def _check_same(cloud, hosts, arqs):
     if ((hosts or any(arq.server for arq in arqs))
             and not any(tree.root.uuid in known for tree in hosts)):
         raise cloud.error(
-            'Nova knows none of the compute nodes that have accelerators in '
-            f'Placement ({", ".join(tree.name for tree in hosts) or "none"})'
-            ': is it that of another region?')
+            'Nova has none of the compute nodes that have accelerators in '
+            f'Placement ({", ".join(tree.name for tree in hosts) or "none"}); '
+            'check that it is the Nova of this region')
 
 
 def _remove_request(cloud, orphan):
@@ -79,7 +83,7 @@ def _remove_request(cloud, orphan):
     if arq is None:
         return
     if arq.server != orphan.server:
-        raise _kept(orphan, f'server {arq.server} has it now')
+        raise _kept(orphan, f'server {arq.server} uses it now')
     if arq.server is None:
         cloud.change('accelerator', 'DELETE',
                      f'/accelerator_requests?arqs={arq.uuid}')
@@ -87,9 +91,9 @@ def _remove_request(cloud, orphan):
     _check_gone(cloud, orphan)
     if not cloud.has_role(_SERVICE):
         raise _kept(orphan, (
-            'Cyborg lets services alone delete what a server has had. This '
-            f'user lacks the role {_SERVICE}; use one with the roles admin '
-            f'and {_SERVICE}'))
+            'Cyborg lets only services delete requests of servers. This user '
+            f'lacks the role {_SERVICE}; use one with the roles admin and '
+            f'{_SERVICE}'))
     cloud.change('accelerator', 'DELETE',
                  f'/accelerator_requests?arqs={arq.uuid}', as_service=True)
 
@@ -107,7 +111,8 @@ def _remove_allocation(cloud, orphan):
             if arq.server == orphan.subject]
     if held:
         # Or Placement gives away what Cyborg cannot bind.
-        raise _kept(orphan, f'accelerator request {held[0]} must go first')
+        raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
+                    'first')
     # The generation says that nobody has changed it since.
     cloud.change('placement', 'PUT', path, body, trees.VERSION)
 
@@ -116,7 +121,7 @@ def _check_gone(cloud, orphan):
     named = {orphan.server}
     if (computes.known_servers(cloud, named)
             or computes.migrations(cloud, named)):
-        raise _kept(orphan, f'{orphan.server} is there')
+        raise _kept(orphan, f'{orphan.server} exists')
 
 
 def _kept(orphan, reason):

@@ -80,7 +80,7 @@ class Finisher:
             self._gone = gone(self._cloud, self._host)
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
-            self._say('Requests of servers that are gone are not known: '
+            self._say('Cannot find accelerator requests of deleted servers: '
                       + exception.steady(error))
         else:
             for orphan in orphans.lasting(before, self._gone):
@@ -91,8 +91,8 @@ class Finisher:
         try:
             orphans_clean.remove(cloud, orphan)
         except Exception as error:
-            self._say(f'Accelerator request {orphan.subject} of server '
-                      f'{orphan.server}, which is gone, is not deleted: '
+            self._say(f'Accelerator request {orphan.subject} of deleted '
+                      f'server {orphan.server} cannot be deleted: '
                       + exception.steady(error))
         else:
             LOG.info('Deleted accelerator request %(arq)s of server '
@@ -125,7 +125,7 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[orphans.Orphan, ...]:
     return tuple(orphans.Orphan(
         orphans.Kind.REQUEST_OF_GONE, arq.uuid, host,
         f'request for {arq.profile} is {arq.state} for server {arq.server}, '
-        'which is gone', '', arq.server, arq.profile, True)
+        'which no longer exists', '', arq.server, arq.profile, True)
         for arq in bound.values() if arq.server in left)
 
 
@@ -141,5 +141,5 @@ def _check_nova(cloud, host):
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
         roots = {item['uuid'] for item in found['resource_providers']}
     if not roots & computes.services(cloud).keys():
-        raise cloud.error(f'Nova does not know compute node {host}: is it '
-                          'that of another region?')
+        raise cloud.error(f'Nova has no compute node {host}; check that it is '
+                          'the Nova of this region')

@@ -107,27 +107,42 @@ def consumers(trees: Iterable[facts.Tree]) -> set[str]:
             if node.of_cyborg for consumer in node.holders}
 
 
+def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
+             ) -> set[str]:
+    """UUIDs of the providers with a holder that is not a server there.
+
+    Who holds them may have been told from requests, which are kept when an
+    allocation is lost.
+    """
+    return {
+        node.uuid for tree in trees for node in tree.below
+        if any(consumer not in servers
+               or servers[consumer].host not in (None, tree.name)
+               for consumer in node.holders)}
+
+
 def _requests(known) -> Iterator[Orphan]:
     for arq in known.arqs:
         where = arq.host or '-'
         if arq.server is None:
             yield Orphan(
                 Kind.REQUEST_OF_NOBODY, arq.uuid, where,
-                f'request for {arq.profile} is {arq.state} and names no '
-                'server', 'openstack gpu orphan clean', None, arq.profile,
+                f'request for {arq.profile} is {arq.state} and has no server',
+                'openstack gpu orphan clean', None, arq.profile,
                 True)
         elif arq.server not in known.servers:
             yield Orphan(
                 Kind.REQUEST_OF_GONE, arq.uuid, where,
                 f'request for {arq.profile} is {arq.state} for server '
-                f'{arq.server}, which is gone', 'openstack gpu orphan clean',
+                f'{arq.server}, which no longer exists',
+                'openstack gpu orphan clean',
                 arq.server, arq.profile, True)
         elif arq.state not in (_BOUND, _INITIAL):
             yield Orphan(
                 Kind.REQUEST_FAILED, arq.uuid, where,
                 f'request for {arq.profile} of server '
                 f'{known.servers[arq.server].name} is {arq.state}',
-                'delete or rebuild the server: Nova deletes its requests',
+                'delete or rebuild the server; Nova then deletes its requests',
                 arq.server, arq.profile)
 
 
@@ -146,7 +161,7 @@ def _allocation(consumer, node, tree, bound, known):
         yield Orphan(
             Kind.ALLOCATION_OF_MIGRATION, consumer, where,
             f'migration {consumer} has {node.title}: servers with '
-            'accelerators do not migrate',
+            'accelerators cannot migrate',
             'see "openstack server migration list"; confirm or revert it')
     elif server is None:
         yield Orphan(
@@ -157,19 +172,19 @@ def _allocation(consumer, node, tree, bound, known):
     elif server.host and server.host != tree.name:
         yield Orphan(
             Kind.ALLOCATION_ELSEWHERE, consumer, where,
-            f'server {server.name} is on {server.host}, and has '
-            f'{node.title} on {tree.name}',
-            'where the server was evacuated, start nova-compute on the old '
-            'host; where it is in REBUILD/rebuilding, start cyborg-agent and '
-            'nova-compute there and delete the server; else nova-manage '
-            'placement audit', consumer)
+            f'server {server.name} is on {server.host}, but has {node.title} '
+            f'on {tree.name}',
+            'if the server was evacuated, start nova-compute on the old host; '
+            'if it is in REBUILD/rebuilding, start cyborg-agent and '
+            'nova-compute there and delete the server; otherwise run '
+            'nova-manage placement audit', consumer)
     elif server.host and (consumer, node.uuid) not in bound:
         yield Orphan(
             Kind.ALLOCATION_WITHOUT_REQUEST, consumer, where,
-            f'server {server.name} has {node.title} allocated, and no '
-            'accelerator request for it: no GPU',
-            'delete or rebuild the server; a flavor that asks for '
-            'resources:... itself does that, too', consumer)
+            f'server {server.name} has {node.title} allocated, but no '
+            'accelerator request for it, so it has no GPU',
+            'delete or rebuild the server; a flavor with resources:... '
+            'instead of a device profile also causes this', consumer)
 
 
 def _providers(known):
@@ -177,11 +192,11 @@ def _providers(known):
         for node in tree.below:
             if node.place and node.of_cyborg and (
                     node.uuid not in known.deployables):
-                used = (' and held by a server, whose allocation must go '
-                        'first' if node.holders else '')
+                used = (' and a server has an allocation of it, which must be '
+                        'removed first' if node.holders else '')
                 yield Orphan(
                     Kind.STALE_PROVIDER, node.uuid, tree.name,
                     f'provider {node.name} is not known to Cyborg{used}',
-                    'if cyborg-agent on the host has reported: openstack '
+                    'if cyborg-agent on the host has reported: run openstack '
                     f'resource provider delete {node.uuid}, and restart '
-                    'nova-compute there, which remembers its providers')
+                    'nova-compute there, because it caches its providers')

@@ -83,7 +83,7 @@ class Verdict:
     def __str__(self) -> str:
         if not self.can:
             return 'cannot take it: ' + '; '.join(self.reasons) + (
-                f'; it has the trait {self.trait} all the same'
+                f'; it has the trait {self.trait} nevertheless'
                 if self.has_trait else '')
         texts = ['can take it']
         if self.node.hindrances:
@@ -128,8 +128,8 @@ def _reasons(node, profile, resource_class):
         return
     if not layouts.suits(node.found.gpus, profile.entry):
         yield _misfit(node.found, profile.entry)
-    for address, ailments in sorted(node.found.sick.items()):
-        yield f'GPU {address} is sick: ' + ', '.join(ailments)
+    for address, conditions in sorted(node.found.sick.items()):
+        yield f'GPU {address} is unhealthy: ' + ', '.join(conditions)
 
 
 def _misfit(found, entry):
@@ -149,10 +149,10 @@ def _misfit(found, entry):
     if any(section.devices.include(index, gpu) and not gpu.visible_to_nvml
            for index, gpu in enumerate(found.gpus)
            for section in entry.sections):
-        return ('what its GPUs can be cut into is not known ('
-                f'{found.nvml_problem or "NVML did not see all of them"}); '
-                '--board BOARD takes it for granted')
+        return ('the MIG profiles of its GPUs are not known '
+                f'({found.nvml_problem or "NVML does not list all of them"}); '
+                '--board BOARD assumes them')
     if any(item is not None and item.without_mig for item in wanted):
-        return 'none of its GPUs that are to be cut has MIG: ' + ', '.join(
+        return 'none of the GPUs to partition supports MIG: ' + ', '.join(
             sorted({gpu.model or gpu.device_id for gpu in found.gpus}))
-    return 'it has no GPU of such a board'
+    return 'it has no GPU of that board'

@@ -121,13 +121,13 @@ def make(profile: resources.DeviceProfile, source: str,
         required.add(names.count_trait(whole))
     if names.HEALTHY in forbidden:
         raise place.error(
-            f'{names.HEALTHY} is forbidden', 'the flavor requires it: leave '
-            'it out')
+            f'{names.HEALTHY} is forbidden', 'the flavor already requires it; '
+            'remove it')
     if required & forbidden:
         raise place.error(
-            f'one group requires {min(required & forbidden)} and another '
-            'forbids it', 'all groups are of one node; leave it in one of '
-            'them')
+            f'one group requires {min(required & forbidden)}, but another '
+            'forbids it', 'all groups apply to one node; keep it in one of '
+            'them only')
     slices = {_slice_name(place, resource_class): wanted[resource_class]
               for resource_class in sorted(wanted)}
     return NodeProfile(
@@ -151,7 +151,7 @@ def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
             return profile
     raise exception.DocumentError(
         source=source, where='profiles',
-        problem='one of several must be chosen' if name is None
+        problem='the file has several; choose one' if name is None
         else f'no profile {name!r}',
         expected='there are ' + ', '.join(one.name for one in profiles))
 
@@ -171,8 +171,8 @@ def class_in_placement(text: str) -> str:
             or len(found) > report_names.CUSTOM_NAME_MAX:
         raise exception.InvalidValue(
             what='resource class', value=text,
-            expected='expected that of the nodes, such as baremetal.gpu or '
-                     'CUSTOM_BAREMETAL_GPU')
+            expected='expected the resource class of the nodes, such as '
+                     'baremetal.gpu or CUSTOM_BAREMETAL_GPU')
     return found
 
 
@@ -198,8 +198,8 @@ def checked(change: plan.Change, adopt: bool) -> plan.Change:
         return change
     return dataclasses.replace(
         change, action=plan.Action.REFUSE,
-        text=f'it is that of the layout {there}, and not {wanted}: both '
-             'names make the same trait; choose another, or --adopt it')
+        text=f'it is for the layout {there}, not {wanted}: both names result '
+             'in the same trait; choose another name, or --adopt it')
 
 
 def _layout(steps):
@@ -226,8 +226,8 @@ def _sections(place, whole, slices, devices):
     """What the GPUs are to be."""
     if whole and slices and devices.indices is None:
         raise place.error(
-            'whole GPUs and slices', 'all GPUs of a node are alike, unless '
-            '--devices says which are cut')
+            'whole GPUs and slices', 'all GPUs of a node are treated alike, '
+            'unless --devices selects those to partition')
     if slices:
         sections = [layout_file.Section(devices, True, slices)]
         if whole:
@@ -239,8 +239,8 @@ def _sections(place, whole, slices, devices):
     else:
         if devices.indices is not None and whole > len(devices.indices):
             raise place.error(
-                f'{whole} whole GPUs', '--devices must name as many; it '
-                f'names {len(devices.indices)}')
+                f'{whole} whole GPUs', '--devices must name at least as many; '
+                f'it names {len(devices.indices)}')
         sections = [layout_file.Section(devices, False)]
     return tuple(sections)
 
@@ -262,5 +262,5 @@ def _slice_name(place, resource_class):
                 return name
     raise place.error(
         f'{resource_class} is neither a whole GPU nor a GPU instance',
-        'expected gpu: passthrough or a GPU instance profile such as '
-        '1g.10gb; a vGPU is for servers of a hypervisor')
+        'expected gpu: passthrough or a GPU instance profile such as 1g.10gb; '
+        'bare-metal servers cannot have vGPUs')

@@ -60,34 +60,40 @@ def access(action: str, project: str) -> dict[str, Any]:
 
 
 def registered_limits(item: resources.RegisteredLimit,
-                      scope: Mapping[str, str]) -> dict[str, Any]:
-    """To make a registered limit.
+                      scope: Mapping[str, str], mark: bool = True
+                      ) -> dict[str, Any]:
+    """To create a registered limit.
 
     :param scope: ``service_id``, and ``region_id`` if there is one.
+    :param mark: whether ``profile sync`` may delete it later.
     """
     return {'registered_limits': [{
         **scope, 'resource_name': item.name,
-        **registered_limit(item)['registered_limit']}]}
+        **registered_limit(item, mark)['registered_limit']}]}
 
 
-def registered_limit(item: resources.RegisteredLimit) -> dict[str, Any]:
-    """To change a registered limit, and mark it."""
+def registered_limit(item: resources.RegisteredLimit, mark: bool = True
+                     ) -> dict[str, Any]:
+    """To change a registered limit, and mark it if ``mark`` says so."""
     return {'registered_limit': {'default_limit': item.default,
-                                 'description': resources.marked('')}}
+                                 **_description(mark)}}
 
 
-def limits(item: resources.Limit, scope: Mapping[str, str]
-           ) -> dict[str, Any]:
-    """To make a project's limit; ``scope`` as for a registered one."""
+def limits(item: resources.Limit, scope: Mapping[str, str],
+           mark: bool = True) -> dict[str, Any]:
+    """To create a project's limit; the rest is as for a registered one."""
     return {'limits': [{
         **scope, 'project_id': item.project, 'resource_name': item.resource,
-        **limit(item)['limit']}]}
+        **limit(item, mark)['limit']}]}
 
 
-def limit(item: resources.Limit) -> dict[str, Any]:
-    """To change a project's limit, and mark it."""
-    return {'limit': {'resource_limit': item.value,
-                      'description': resources.marked('')}}
+def limit(item: resources.Limit, mark: bool = True) -> dict[str, Any]:
+    """To change a project's limit, and mark it if ``mark`` says so."""
+    return {'limit': {'resource_limit': item.value, **_description(mark)}}
+
+
+def _description(mark):
+    return {'description': resources.marked('')} if mark else {}
 
 
 def template(item: resources.DeployTemplate) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 from cyborg_gpu_driver.report.content import names
 
 VERSION = definition_schema.VERSION
-_WHOLE = policy.Mode.PASSTHROUGH.value
+_PASSTHROUGH = policy.Mode.PASSTHROUGH.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Definition:
             if keys.count(key) > 1:
                 raise exception.InvalidValue(
                     what=key[0].value, value=key[1],
-                    expected='the file has two of it, by name and by UUID; '
-                             'leave one')
+                    expected='the file has it twice, by name and by UUID; '
+                             'remove one')
         return Definition(items)
 
 
@@ -113,7 +113,7 @@ def profile_class(text: str) -> str:
         ``1g.10gb.me`` as in a provider's name) or a vGPU type (``T4-2B``).
     :raises InvalidValue: saying what is expected.
     """
-    if text == _WHOLE:
+    if text == _PASSTHROUGH:
         return orc.PGPU
     for parse_name in (profile_names.ProfileName.parse,
                        profile_names.VgpuTypeName.parse):
@@ -124,7 +124,7 @@ def profile_class(text: str) -> str:
             continue
     raise exception.InvalidValue(
         what='profile of a GPU', value=text,
-        expected=f'expected {_WHOLE}, a GPU instance profile such as '
+        expected=f'expected {_PASSTHROUGH}, a GPU instance profile such as '
                  '1g.10gb or a vGPU type such as T4-2B')
 
 
@@ -139,7 +139,7 @@ def _resolved(item, projects):
 
 def _check_new(where, item, items):
     if any(item.key == other.key for other in items):
-        raise where.error(f'{item.kind.value} {item.name} is there twice',
+        raise where.error(f'{item.kind.value} {item.name} appears twice',
                           'leave one')
 
 
@@ -157,13 +157,13 @@ def _groups(place, value):
     together = value.get('together', False)
     if together and resource_class == orc.PGPU and count > 1:
         raise place.below('together').error(
-            f'{count} whole GPUs are not on one GPU', 'leave it out')
+            f'{count} whole GPUs cannot be on one GPU', 'leave it out')
     required = frozenset(value.get('required', ()))
     forbidden = frozenset(value.get('forbidden', ()))
     if required & forbidden:
         raise place.below('forbidden').error(
-            f'{min(required & forbidden)} is required as well',
-            'leave it in one of them')
+            f'{min(required & forbidden)} is also required',
+            'keep it in one of them only')
     if together:
         return [resources.group(resource_class, count, required, forbidden)]
     return [resources.group(resource_class, 1, required, forbidden)] * count
@@ -180,12 +180,12 @@ def _flavor(place, value):
     public = value.get('public', 'projects' not in value)
     if public and projects:
         raise place.below('projects').error(
-            'a public flavor is for all projects', 'leave out one of public '
-            'and projects')
+            'a public flavor is available to all '
+            'projects', 'remove public or projects')
     specs = value.get('extra_specs', {})
     if resources.PROFILE_KEY in specs:
         raise place.below('extra_specs').error(
-            f'the key {resources.PROFILE_KEY} is that of the device profile',
+            f'the key {resources.PROFILE_KEY} is set from the device profile',
             'give profile: NAME instead')
     yield resources.Flavor(
         value['name'], value['vcpus'], value['ram'], value['disk'], public,
@@ -206,5 +206,5 @@ def _description(place, value):
     if resources.unmarked(text)[1]:
         raise place.below('description').error(
             f'ends in {resources.MARK}',
-            'leave that out; it is added to what is made')
+            'remove it; the command adds it')
     return text

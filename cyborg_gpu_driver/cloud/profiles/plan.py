@@ -24,8 +24,8 @@ from cyborg_gpu_driver.cloud.profiles import resources
 
 Present = Mapping[resources.Key, resources.Existing]
 
-_FOREIGN = ('this command has not made it, and it is otherwise; --adopt makes '
-            'it so')
+_FOREIGN = ('it was not created by this command and is different; --adopt '
+            'changes it')
 _ORDER = tuple(resources.Kind)
 _NAMED = 3
 """Users that a text names."""
@@ -70,7 +70,7 @@ class Change:
     def there(self) -> resources.Existing:
         """What exists, of a change of something that does."""
         if self.existing is None:
-            raise ValueError(f'{self.action.value}: there is nothing yet')
+            raise ValueError(f'{self.action.value}: it does not exist yet')
         return self.existing
 
     @property
@@ -147,7 +147,7 @@ def _missing(group, found, offered):
         if not any(one.resource_class == resource_class
                    and one.total >= count and required <= one.traits
                    and not forbidden & one.traits for one in found):
-            return (f'no GPU that offers {resource_class} is as asked for: '
+            return (f'no GPU that offers {resource_class} meets the request: '
                     + resources.describe(group))
     return ''
 
@@ -156,8 +156,9 @@ def _towards(item, keys, present, adopt):
     existing = present.get(item.key)
     for need in item.needs:
         if need not in keys and need not in present:
-            yield Change(Action.REFUSE, f'there is no {need[0].value} '
-                         f'{need[1]}, here or in the cloud', item, existing)
+            yield Change(Action.REFUSE, f'{need[0].value} {need[1]} exists '
+                         'neither in the file nor in the cloud',
+                         item, existing)
             return
     if existing is None:
         yield Change(Action.CREATE, _created(item), item)
@@ -189,8 +190,9 @@ def _held(item, existing, keys, present, adopt):
               if item.key in other.item.needs and not other.ours
               and not (adopt and other.item.key in keys)]
     return theirs and Change(
-        Action.REFUSE, 'Keystone changes it only without limits of projects, '
-        f'and this command has not made {_some(theirs)}', item, existing)
+        Action.REFUSE, 'Keystone changes it only if no project has a limit, '
+        f'and {_some(theirs)} were not created by this command',
+        item, existing)
 
 
 def _change(item, existing, found, text):
@@ -201,8 +203,8 @@ def _change(item, existing, found, text):
     used = _used(existing.users)
     if text == 'adopted':
         return Change(Action.KEEP, f'not marked: {used}', item, existing)
-    return Change(Action.REFUSE, f'{used}, and it cannot be changed in place '
-                  f'({text})', item, existing)
+    return Change(Action.REFUSE, f'{used}, so it cannot be recreated, and it '
+                  f'cannot be changed in place ({text})', item, existing)
 
 
 def _pruned(items, keys, present):

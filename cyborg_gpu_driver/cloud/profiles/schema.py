@@ -26,9 +26,11 @@ _CLASSES = (orc.FPGA, 'GPU', orc.PGPU, orc.VGPU)
 """That Cyborg 17 takes beside custom ones (``SUPPORT_RESOURCES``)."""
 _DB_MAX = (1 << 31) - 1
 """The greatest number that Nova's and Keystone's databases take."""
+HIGHEST_LIMIT = _DB_MAX
+"""The greatest limit that Keystone takes."""
 _UNLIMITED = -1
 _CUSTOM = 'CUSTOM_[A-Z0-9_]+'
-_CUSTOM_TEXT = 'CUSTOM_ with capitals, digits and _'
+_CUSTOM_TEXT = 'CUSTOM_ followed by upper-case letters, digits and _'
 
 # Cyborg's own rule, and the length of its column.
 _PROFILE_NAME = schema.matching(
@@ -36,10 +38,11 @@ _PROFILE_NAME = schema.matching(
     'slice-10gb')
 _FLAVOR_NAME = schema.matching(
     r'[^\s\x00-\x1f](?:[^\x00-\x1f]{0,253}[^\s\x00-\x1f])?',
-    'text of up to 255 printable characters without blanks around it')
+    'text of up to 255 printable characters without leading or trailing '
+    'spaces')
 # As Nova's schema of extra specs has it.
 _SPEC_KEY = schema.matching(
-    '[a-zA-Z0-9_:. -]{1,255}', 'letters, digits, blanks, - _ : and .')
+    '[a-zA-Z0-9_:. -]{1,255}', 'letters, digits, spaces, - _ : and .')
 _PROJECT = schema.matching(
     r'\s*\S(?s:.*)', 'the name or UUID of a project')
 _RESOURCE_CLASS = {
@@ -48,7 +51,7 @@ _RESOURCE_CLASS = {
         f'{", ".join(_CLASSES)}, or {_CUSTOM_TEXT}', 'CUSTOM_NVIDIA_1G_10GB'),
     'maxLength': names.CUSTOM_NAME_MAX}
 _TRAIT = {
-    **schema.matching(_CUSTOM, f'a trait that Cyborg takes: {_CUSTOM_TEXT}',
+    **schema.matching(_CUSTOM, f'a trait that Cyborg accepts: {_CUSTOM_TEXT}',
                       'CUSTOM_GPU_ARCH_HOPPER'),
     'maxLength': names.CUSTOM_NAME_MAX}
 _GPU = {'type': 'string', 'format': GPU_PROFILE,

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
 import pynvml
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once

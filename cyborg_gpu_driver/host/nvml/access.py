@@ -72,6 +72,20 @@ class Access:
         self.owner: int | None = None
         """The thread of this process that has NVML to itself."""
 
+    def is_shared(self) -> bool:
+        """Whether other processes can ask this one to close NVML.
+
+        False where the lock files are missing or this user may not use them.
+        """
+        with self._mutex:
+            if self._memory is not None:
+                return False
+            try:
+                self._files()
+            except OSError:
+                return False
+            return True
+
     def is_owner(self) -> bool:
         """Whether this thread has NVML to itself."""
         return self.owner == threading.get_ident()
@@ -202,7 +216,9 @@ class Access:
             inode = os.stat(self._paths()[index]).st_ino
         return ', '.join(
             f'process {pid} ({open_files.process_name(pid)})'
-            for pid in _lockers(inode)) or 'a process that is not in sight'
+            for pid in open_files.lock_holders(
+                'FLOCK', lambda file: file.endswith(f':{inode}'))
+        ) or 'a process that is not in sight'
 
 
 class _Memory:
@@ -233,17 +249,3 @@ def _lock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _lockers(inode: int) -> list[int]:
-    """Processes that have a file locked, from proc_locks(5)."""
-    found = set()
-    with contextlib.suppress(OSError, ValueError), \
-            open('/proc/locks', encoding='ascii') as stream:
-        for line in stream:
-            fields = line.split()
-            # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF; "->" waits.
-            if (fields[1:2] == ['FLOCK']
-                    and fields[5].rpartition(':')[2] == str(inode)):
-                found.add(int(fields[4]))
-    return sorted(found)

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
 
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.nvml import static as nvml_static
 from cyborg_gpu_driver.host.snapshot import model
-
-_INDEX_LIMIT = 64
-"""Where to stop asking for profiles, should NVML never say it is enough."""
-_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -47,22 +47,28 @@ class Profile:
 class ComputeReader:
     """Compute instances of one machine.
 
-    What profiles a GPU instance profile has is asked once a session.
+    What profiles a GPU instance profile has is asked once a session, of one
+    of the boards that are alike.
+
+    :param board_of: a board's kind, by its address.
     """
 
-    def __init__(self, nvml: nvml_module.NvmlSession):
+    def __init__(self, nvml: nvml_module.NvmlSession,
+                 board_of: Callable[[model.PciAddress], Hashable]):
         self.nvml = nvml
-        self._profiles: dict[tuple, tuple[Profile, ...]] = {}
+        self._board_of = board_of
+        self._profiles = nvml_static.Alike(
+            nvml.timeout / nvml_static.PART)
 
     @gate.series
     def instances(self, address: model.PciAddress,
-                  instance: model.GpuInstance
+                  instance: model.GpuInstance, handle: Any
                   ) -> tuple[model.ComputeInstance, ...]:
         """Live compute instances of a GPU instance, by start.
 
-        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
+        :param handle: the GPU instance's.
+        :raises NvmlError: INVALID_ARGUMENT if the GPU instance is gone.
         """
-        handle = self._handle(address, instance.instance_id)
         found = []
         profiles = self._profiles_of(address, instance.profile_id, handle)
         for profile in profiles:
@@ -118,8 +124,7 @@ class ComputeReader:
             self._handle(address, instance_id), compute_id))
 
     def _handle(self, address: model.PciAddress, instance_id: int) -> Any:
-        return self.nvml.call('nvmlDeviceGetGpuInstanceById',
-                               self.nvml.device(address), instance_id)
+        return self.nvml.gpu_instance(self.nvml.device(address), instance_id)
 
     def _profiles_of(self, address: model.PciAddress, profile_id: int,
                      handle: Any) -> tuple[Profile, ...]:
@@ -128,25 +133,16 @@ class ComputeReader:
         Of several with as many slices the first that NVML lists counts;
         the others are the same with media engines.
         """
-        key = (self.nvml.generation, address, profile_id)
-        if key not in self._profiles:
+        def read(_problems: problems_module.Problems) -> tuple[Profile, ...]:
             by_slices: dict[int, Profile] = {}
-            for index in range(_INDEX_LIMIT):
-                try:
-                    info = self.nvml.call(
-                        'nvmlGpuInstanceGetComputeInstanceProfileInfo',
-                        handle, index, _SHARED, 1)
-                except exception.NvmlError as error:
-                    if error.symbol == 'INVALID_ARGUMENT':
-                        break
-                    if error.symbol == 'NOT_SUPPORTED':
-                        continue
-                    raise
+            for info in self.nvml.compute_profiles(handle):
                 by_slices.setdefault(info.sliceCount, Profile(
                     info.sliceCount, info.id, info.instanceCount))
-            self._profiles[key] = tuple(sorted(by_slices.values(),
-                                               reverse=True))
-        return self._profiles[key]
+            return tuple(sorted(by_slices.values(), reverse=True))
+
+        return self._profiles.of(
+            self.nvml.generation, (self._board_of(address), profile_id),
+            read, problems_module.Problems())
 
     def _of_profile(self, handle: Any, profile: Profile
                     ) -> list[model.ComputeInstance]:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -24,8 +25,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+from oslo_log import log as logging
+
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access as access_module
+
+LOG = logging.getLogger(__name__)
 
 
 class Gate:
@@ -77,11 +83,7 @@ class Gate:
         _keepers.look_after(self)
 
     def closed(self) -> None:
-        """To be called when NVML was closed.
-
-        It takes no lock: a session that is no more is closed wherever Python
-        collects garbage, also in a thread that holds one.
-        """
+        """To be called when NVML was closed."""
         self.is_open = False
         held, self._held = self._held, None
         access_module.release(held)
@@ -109,7 +111,7 @@ class Gate:
             close()
 
     def _enter(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+        end = time.monotonic() + seconds
         while True:
             with self._mutex:
                 if self._may_enter():
@@ -117,7 +119,7 @@ class Gate:
                     self._in_vain = False
                     return
             self.yield_to_others()
-            if self._in_vain or time.monotonic() >= deadline:
+            if self._in_vain or time.monotonic() >= end:
                 self._in_vain = seconds > 0
                 raise self.access.closed()
             time.sleep(access_module.POLL)
@@ -250,17 +252,48 @@ class _Keepers:
                 if not gates:
                     self._thread = None
                     return
+            close_abandoned()
             for gate in gates:
                 gate.yield_to_others()
             del gates
 
 
 _keepers = _Keepers()
+_abandoned: collections.deque[Callable[[], object]] = collections.deque()
+"""What closes the sessions whose objects are no more."""
+
+
+def close_soon(process: int, close: Callable[..., object], *arguments: Any
+               ) -> None:
+    """Have a session of ``process`` closed whose object is no more.
+
+    It takes no lock: Python collects garbage in any thread, also in one that
+    is within pynvml or has the lock of another session.
+    """
+    if process == os.getpid():
+        _abandoned.append(functools.partial(close, *arguments))
+
+
+def close_abandoned() -> None:
+    """Close the sessions whose objects are no more.
+
+    A failure concerns nobody: whoever calls this needs another session.
+    """
+    while not deadline.stuck():
+        try:
+            close = _abandoned.popleft()
+        except IndexError:
+            return
+        try:
+            close()
+        except Exception as error:
+            LOG.debug('An abandoned NVML session cannot be closed: %s', error)
 
 
 def _forget_after_fork() -> None:
     global _keepers
     _keepers = _Keepers()
+    _abandoned.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -15,16 +15,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from typing import Any
-
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.nvml import library as nvml_library
-from cyborg_gpu_driver.host.nvml import live_mig as mig
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.nvml import static as nvml_static
@@ -34,7 +32,9 @@ from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
 
-_NOTHING = nvml_static.Facts()
+Links = tuple[tuple[model.PciAddress, ...], bool]
+"""Ends of NVLinks, and whether one is an NVSwitch."""
+
 _GRAPHICS = '+gfx'
 _FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND',
                     exception.NvmlNotAnswering.symbol})
@@ -47,6 +47,8 @@ class _Known:
 
     valid: tuple
     facts: nvml_static.Facts
+    links: Links | None = None
+    """None until somebody asks for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,8 @@ class GpuReader:
             vgpu_types=facts.vgpu_types,
             mig=mig_state,
             processes=self._processes(device, mig_state, problems),
-            **self._vgpu_state(device, facts, problems), **ids)
+            **self._vgpu_state(device, facts, problems,
+                               bool(mode and mode[0])), **ids)
 
     def _processes(self, device: Any, mig_state: model.Mig | None,
                    problems: problems_module.Problems) -> int:
@@ -180,13 +183,17 @@ class GpuReader:
         return len({process.pid for process in found})
 
     def _vgpu_state(self, device: Any, facts: nvml_static.Facts,
-                    problems: problems_module.Problems) -> dict[str, Any]:
-        """How vGPUs share the GPU now, by the names of model.Gpu."""
+                    problems: problems_module.Problems, mig: bool
+                    ) -> dict[str, Any]:
+        """How vGPUs share the GPU now, by the names of model.Gpu.
+
+        :param mig: whether MIG mode is on.
+        """
         mixed = scheduler = None
         if facts.mixes:
             with problems.noted('mixed-size mode'):
                 mixed = nvml_vgpu.mixes_sizes(self._nvml, device)
-        if facts.scheduler is not None:
+        if facts.scheduler is not None and not mig:
             with problems.noted('vGPU scheduler'):
                 scheduler = nvml_vgpu.scheduler_state(self._nvml, device,
                                                       facts.scheduler)
@@ -213,7 +220,7 @@ class GpuReader:
         if known is None or known.valid != valid:
             found = problems_module.Problems()
             known = _Known(valid, self._static.facts(
-                device, mode and mode[0], found))
+                device, mode and mode[0], found, _board(gpu)))
             self._known[gpu.address] = known
             if found.all():
                 # Incomplete: read again in the next snapshot.
@@ -231,12 +238,33 @@ class GpuReader:
         enabled, pending = mode
         instances: tuple[model.GpuInstance, ...] = ()
         if enabled:
-            instances = mig.instances(self._nvml, device, facts.profiles)
+            instances = tuple(
+                self._scheduled(device, instance, facts, problems)
+                for instance in self._nvml.live_instances(device,
+                                                          facts.profiles))
             if detail:
                 with problems.noted('MIG devices'):
-                    instances = mig.with_uuids(self._nvml, device, instances)
+                    # Some twenty calls an instance.
+                    instances = tuple(dataclasses.replace(
+                        instance, mig_uuids=self._nvml.mig_uuids(
+                            device, instance.instance_id))
+                        for instance in instances)
         return model.Mig(enabled=enabled, pending=pending,
                          profiles=facts.profiles, instances=instances)
+
+    def _scheduled(self, device: Any, instance: model.GpuInstance,
+                   facts: nvml_static.Facts,
+                   problems: problems_module.Problems) -> model.GpuInstance:
+        """An instance that vGPUs may share with its scheduler (two calls)."""
+        if not any((item.per_instance or 0) > 1 for item in facts.vgpu_types
+                   if item.gi_profile_id == instance.profile_id):
+            return instance
+        with problems.noted('vGPU scheduler'):
+            return dataclasses.replace(
+                instance, scheduler=nvml_vgpu.instance_scheduler_state(
+                    self._nvml, device, instance.instance_id,
+                    facts.scheduler or model.Scheduler(None)))
+        return instance
 
     def with_free_placements(self, gpu: model.Gpu,
                              problems: problems_module.Problems
@@ -274,12 +302,28 @@ class GpuReader:
                 item, free_placements=known.get(key)))
         return dataclasses.replace(gpu, vgpu_types=tuple(types))
 
-    def links(self, address: model.PciAddress
-              ) -> tuple[tuple[model.PciAddress, ...], bool]:
-        """Ends of a GPU's NVLinks, and whether one is an NVSwitch."""
+    def links(self, address: model.PciAddress,
+              problems: problems_module.Problems) -> Links:
+        """Ends of a GPU's NVLinks, and whether one is an NVSwitch.
+
+        Read when they are first asked for, and again when the GPU's static
+        facts are: they are not active in MIG mode.
+
+        :param address: of a GPU; one that was not read has no links.
+        """
         known = self._known.get(address)
-        facts = known.facts if known else _NOTHING
-        return facts.links, facts.on_switch
+        if known is None:
+            return (), False
+        if known.links is None:
+            try:
+                with self._nvml.about(address), problems.noted('NVLink'):
+                    known = dataclasses.replace(
+                        known, links=self._static.links(
+                            self._nvml.device(address)))
+                    self._known[address] = known
+            except exception.NvmlNotAnswering as error:
+                problems.add(f'NVML: {error}')
+        return known.links or ((), False)
 
     def hidden(self, seen: Iterable[model.Gpu],
                unidentified: problems_module.Problems
@@ -325,3 +369,14 @@ class GpuReader:
         if self._version is None or self._version[0] != generation:
             self._version = (generation, self._nvml.driver_version())
         return self._version[1]
+
+
+def _board(gpu: model.Gpu) -> tuple[Any, ...] | None:
+    """A GPU's kind by its PCI ids, and what else its facts may depend on.
+
+    :returns: None where the kernel does not show the ids.
+    """
+    if not gpu.in_pci_sysfs:
+        return None
+    return (gpu.vendor_id, gpu.device_id, gpu.subsystem_vendor_id,
+            gpu.subsystem_device_id, gpu.driver, bool(gpu.sriov_numvfs))

@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
@@ -32,6 +34,8 @@ WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not have something."""
 
+_INDEX_LIMIT = 64
+"""Where to stop asking, should NVML never say that it is enough."""
 _NATIVE = '_thread'
 """The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
@@ -76,6 +80,31 @@ def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
         pynvml.nvmlInit()
 
 
+def function(name: str) -> Callable[..., Any] | None:
+    """A function of pynvml, corrected where pynvml is wrong.
+
+    :returns: None if pynvml is too old to have it.
+    """
+    return _CORRECTED.get(name) or getattr(pynvml, name, None)
+
+
+def _framebuffer_usage(vgpu: int) -> int:
+    """nvmlVgpuInstanceGetFbUsage in bytes.
+
+    NVML writes an ``unsigned long long`` (nvml.h), and pynvml 13.615 makes
+    room for an ``unsigned int``: it loses what is above 4 GiB.
+    """
+    used = ctypes.c_ulonglong()
+    code = pynvml._nvmlGetFunctionPointer('nvmlVgpuInstanceGetFbUsage')(
+        vgpu, ctypes.byref(used))
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return used.value
+
+
+_CORRECTED = {'nvmlVgpuInstanceGetFbUsage': _framebuffer_usage}
+
+
 def symbol(code: int) -> str:
     """Name of an ``nvmlReturn_t`` without ``NVML_ERROR_`` (nvml.h)."""
     if code == pynvml.NVML_SUCCESS:
@@ -91,6 +120,25 @@ def error(call: str, code: int) -> exception.NvmlError:
 def reason(failure: exception.NvmlError) -> str:
     """Why NVML cannot be opened, for people."""
     return _REASONS.get(failure.symbol, str(failure))
+
+
+def indexed(ask: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
+    """What NVML has at each index: a kind's numbers differ between boards.
+
+    A gap is NOT_SUPPORTED, the end INVALID_ARGUMENT.
+
+    :raises NvmlError: for anything else.
+    """
+    for index in range(_INDEX_LIMIT):
+        try:
+            found = ask(index)
+        except exception.NvmlError as failure:
+            if failure.symbol == 'INVALID_ARGUMENT':
+                return
+            if failure.symbol != 'NOT_SUPPORTED':
+                raise
+        else:
+            yield index, found
 
 
 def is_missing(failure: exception.NvmlError) -> bool:

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -67,6 +68,36 @@ class MigCalls:
             self._instance(handle)
             for handle in self._instance_handles(device, profile_id, limit)))
 
+    def live_instances(self, device: Any,
+                       profiles: Iterable[model.GpuInstanceProfile]
+                       ) -> tuple[model.GpuInstance, ...]:
+        """Live GPU instances: one call a profile and one an instance.
+
+        A profile is not asked for when every placement that it has is taken
+        by instances found before.
+
+        :raises NvmlError: if one cannot be read, or goes away meanwhile.
+        """
+        return tuple(instance for instance, _ in self.live_handles(
+            device, profiles))
+
+    def live_handles(self, device: Any,
+                     profiles: Iterable[model.GpuInstanceProfile]
+                     ) -> tuple[tuple[model.GpuInstance, Any], ...]:
+        """As :meth:`live_instances`, each with its handle."""
+        found: list[tuple[model.GpuInstance, Any]] = []
+        taken = 0
+        for profile in profiles:
+            if profile.placements and all(taken & placement.mask
+                                          for placement in profile.placements):
+                continue
+            for handle in self._instance_handles(
+                    device, profile.profile_id, profile.max_instances):
+                instance = self._instance(handle)
+                found.append((instance, handle))
+                taken |= instance.placement.mask
+        return tuple(sorted(found, key=lambda item: item[0]))
+
     def gpu_instance_ids(self, device: Any, profile_id: int,
                          limit: int = INSTANCE_LIMIT) -> tuple[int, ...]:
         """Ids of the live GPU instances of a profile.
@@ -104,14 +135,20 @@ class MigCalls:
                                device, profile_id, ctypes.byref(asked))
         return self._instance(handle)
 
+    def gpu_instance(self, device: Any, instance_id: int) -> Any:
+        """Handle of a GPU instance (one call).
+
+        :raises NvmlError: NOT_FOUND; NOT_SUPPORTED if MIG mode is off.
+        """
+        return self.call('nvmlDeviceGetGpuInstanceById', device, instance_id)
+
     def destroy_gpu_instance(self, device: Any, instance_id: int) -> None:
         """Destroy a GPU instance (two calls).
 
         :raises NvmlError: NOT_FOUND; NOT_SUPPORTED if MIG mode is off;
             IN_USE if it has compute instances, processes or a vGPU.
         """
-        handle = self.call('nvmlDeviceGetGpuInstanceById', device,
-                           instance_id)
+        handle = self.gpu_instance(device, instance_id)
         self.call('nvmlGpuInstanceDestroy', handle)
         self.instance_ids().pop(pointer(handle), None)
 
@@ -121,25 +158,24 @@ class MigCalls:
 
         :raises NvmlError: NOT_FOUND if there is no such GPU instance.
         """
-        instance = self.call('nvmlDeviceGetGpuInstanceById', device,
-                             instance_id)
+        instance = self.gpu_instance(device, instance_id)
         found = []
-        for index in range(INSTANCE_LIMIT):
-            try:
-                info = self.call(
-                    'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
-                    index, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-                    1)
-            except exception.NvmlError as error:
-                if error.symbol == 'INVALID_ARGUMENT':
-                    break
-                if error.symbol == 'NOT_SUPPORTED':
-                    continue
-                raise
+        for info in self.compute_profiles(instance):
             found.extend(self.handles(
                 'nvmlGpuInstanceGetComputeInstances', instance, info.id,
                 pynvml.c_nvmlComputeInstance_t, info.instanceCount))
         return tuple(found)
+
+    def compute_profiles(self, instance: Any) -> Iterator[Any]:
+        """What NVML says of each compute instance profile.
+
+        :param instance: handle of the GPU instance.
+        """
+        return (info for _, info in nvml_library.indexed(
+            lambda index: self.call(
+                'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
+                index, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+                1)))
 
     def destroy_compute_instances(self, device: Any,
                                   instance_id: int) -> None:

@@ -25,12 +25,9 @@ import dataclasses
 
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.snapshot import model
 
-_ABSENT = ('NOT_SUPPORTED', 'FUNCTION_NOT_FOUND')
-"""A GPU or driver without the mode: symbols of NVML's errors."""
 OFF = 'off'
 ON = 'on'
 DEVTOOLS = 'devtools'
@@ -50,15 +47,9 @@ def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
     :raises NvmlError: if NVML does not say.
     """
-    try:
-        current, pending = nvml.call('nvmlDeviceGetEccMode',
-                                     nvml.device(address))
-    except exception.NvmlError as error:
-        if error.symbol in _ABSENT:
-            return None
-        raise
-    on = pynvml.NVML_FEATURE_ENABLED
-    return Ecc(current == on, pending == on)
+    modes = nvml.optional('nvmlDeviceGetEccMode', nvml.device(address))
+    return modes and Ecc(*(mode == pynvml.NVML_FEATURE_ENABLED
+                           for mode in modes))
 
 
 def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
@@ -67,12 +58,9 @@ def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
     :returns: None if the driver does not know the mode.
     :raises NvmlError: if NVML does not say.
     """
-    try:
-        state = nvml.call('nvmlSystemGetConfComputeState')
-    except exception.NvmlError as error:
-        if error.symbol in _ABSENT:
-            return None
-        raise
+    state = nvml.optional('nvmlSystemGetConfComputeState')
+    if state is None:
+        return None
     if state.devToolsMode == pynvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_ON:
         return DEVTOOLS
     return ON if (state.ccFeature

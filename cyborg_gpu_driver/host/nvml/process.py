@@ -15,11 +15,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.snapshot import model
 
 _NONE = 0xffffffff
 _COMPUTE = 'nvmlDeviceGetComputeRunningProcesses_v3'
@@ -48,17 +49,52 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
     """
     found = set()
     for kind in (_COMPUTE, _GRAPHICS) if graphics else (_COMPUTE,):
-        try:
-            entries = nvml.call(kind, device)
-        except exception.NvmlError as error:
-            if error.symbol in nvml_library.ABSENT:
-                continue
-            raise
-        for entry in entries:
+        for entry in nvml.optional(kind, device) or ():
             found.add(Process(entry.pid, _number(entry.gpuInstanceId),
                               _number(entry.computeInstanceId)))
     return tuple(sorted(found, key=lambda item: (
         item.pid, item.instance_id or 0, item.compute_id or 0)))
+
+
+def memory(nvml: nvml_module.NvmlSession,
+           addresses: Iterable[model.PciAddress], pids: Collection[int]
+           ) -> int | None:
+    """Bytes that processes have of GPUs; None where the driver is silent.
+
+    NVML names processes by their ids on the host, so in a container it may
+    know none of them. Of a GPU in MIG mode it tells the sum of the instances,
+    to a caller with the privilege (nvmlDeviceGetComputeRunningProcesses in
+    nvml.h).
+
+    :param addresses: of the GPUs.
+    :param pids: of the processes.
+    :raises NvmlError: if there is no session or a GPU cannot be read.
+    """
+    found = None
+    for address in addresses:
+        with nvml.kept():
+            device = nvml.device(address)
+            used = {entry.pid: entry.usedGpuMemory
+                    for kind in (_COMPUTE, _GRAPHICS)
+                    for entry in nvml.optional(kind, device) or ()
+                    if entry.pid in pids and entry.usedGpuMemory is not None}
+        if used:
+            found = (found or 0) + sum(used.values())
+    return found
+
+
+def smallest(nvml: nvml_module.NvmlSession,
+             addresses: Iterable[model.PciAddress]) -> int | None:
+    """Bytes of memory of the smallest of GPUs; None without any.
+
+    :raises NvmlError: if there is no session or a GPU cannot be read.
+    """
+    found = []
+    for address in addresses:
+        with nvml.kept():
+            found.append(nvml.call('nvmlDeviceGetMemoryInfo',
+                                   nvml.device(address)).total)
+    return min(found, default=None)
 
 
 def _number(value: int | None) -> int | None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -37,7 +38,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pynvml
-from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
@@ -86,6 +86,7 @@ class _Open:
 
     process: int
     generation: int
+    library: Any
     devices: dict[model.PciAddress, Any] = dataclasses.field(
         default_factory=dict)
     instance_ids: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -116,9 +117,13 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._wsl = wsl
         self._mutex = threading.Lock()
         self._session: _Open | None = None
-        self._generation = 0
+        self.generation = 0
+        """A number that grows each time the session is opened again. What
+        was learnt in an earlier generation (handles, static facts) may be
+        wrong in this one: the driver may have been replaced."""
         self._said = log_once.LogOnce()
-        self._library_missing = False
+        self.library_missing = False
+        """Whether the last try found no NVML library at all."""
         _SESSIONS.add(self)
 
     def another(self) -> NvmlSession:
@@ -127,20 +132,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                            self.timeout, self.gate.access)
 
     # The session itself
-
-    @property
-    def generation(self) -> int:
-        """A number that grows each time the session is opened anew.
-
-        What was learnt in an earlier generation (handles, static facts)
-        may be wrong in this one: the driver may have been replaced.
-        """
-        return self._generation
-
-    @property
-    def library_missing(self) -> bool:
-        """Whether the last try found no NVML library at all."""
-        return self._library_missing
 
     @property
     def wsl(self) -> bool:
@@ -186,9 +177,18 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         with self.kept():
             return self._call(name, *args)
 
+    def optional(self, name: str, *args: Any) -> Any:
+        """As :meth:`call`; None if the GPU or its driver has no such thing."""
+        try:
+            return self.call(name, *args)
+        except exception.NvmlError as error:
+            if error.symbol in nvml_library.ABSENT:
+                return None
+            raise
+
     def _call(self, name: str, *args: Any) -> Any:
         session = self._opened()
-        function = getattr(pynvml, name, None)
+        function = nvml_library.function(name)
         if function is None:
             raise nvml_library.error(
                 name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -259,16 +259,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 return False
             self._session = None
             self._end.detach()
-            try:
-                deadline.run(_NVML, self.timeout, 'nvmlShutdown',
-                             pynvml.nvmlShutdown)
-            except pynvml.NVMLError as error:
-                LOG.debug('nvmlShutdown: %s',
-                          nvml_library.symbol(error.value))
-            except exception.NvmlNotAnswering:
-                return False
-            self.gate.closed()
-            return True
+            return _shut_down(session.library, self.timeout,
+                              self.gate.closed)
 
     def _opened(self) -> _Open:
         session = self._session
@@ -278,6 +270,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             session = self._session
             if session is not None and session.process == os.getpid():
                 return session
+            gate.close_abandoned()
             self.gate.opening()
             try:
                 deadline.run(_NVML, self._seconds(INIT), INIT,
@@ -287,18 +280,20 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 self._session = None
                 self.gate.closed()
                 raise self._refused(error.value) from error
-            self._library_missing = False
+            self.library_missing = False
             self._said.over()
-            self._generation += 1
-            self._session = _Open(os.getpid(), self._generation)
-            self._end = weakref.finalize(self, _shut_down, os.getpid(),
-                                         pynvml.nvmlLib, self.gate.closed)
+            self.generation += 1
+            self._session = _Open(os.getpid(), self.generation,
+                                  pynvml.nvmlLib)
+            self._end = weakref.finalize(
+                self, gate.close_soon, os.getpid(), _shut_down,
+                pynvml.nvmlLib, self.timeout, self.gate.closed)
             self._end.atexit = False
             return self._session
 
     def _refused(self, code: int) -> exception.NvmlError:
         error = nvml_library.error(INIT, code)
-        self._library_missing = nvml_library.is_missing(error)
+        self.library_missing = nvml_library.is_missing(error)
         reason = nvml_library.reason(error)
         if self._said.is_new(reason):
             LOG.log(logging.INFO if nvml_library.is_usual(error)
@@ -378,13 +373,18 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
 
 
 _here = threading.local()
-def _shut_down(process: int, library: Any, closed: Callable) -> None:
-    """Close the session of an object that is no more."""
-    if process == os.getpid():
-        if pynvml.nvmlLib is library:
+def _shut_down(library: Any, timeout: float, closed: Callable) -> bool:
+    """Close a session; whether that could be done."""
+    # A library that was replaced must not keep the calls of another waiting.
+    if pynvml.nvmlLib is library:
+        try:
             with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-        closed()
+                deadline.run(_NVML, timeout, 'nvmlShutdown',
+                             pynvml.nvmlShutdown)
+        except exception.NvmlNotAnswering:
+            return False
+    closed()
+    return True
 
 
 _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
+from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
 
 import pynvml
@@ -29,8 +32,6 @@ from cyborg_gpu_driver.host.snapshot import model as host_model
 from cyborg_gpu_driver.host.snapshot import profile_name
 
 _MIB = 1 << 20
-_INDEX_LIMIT = 64
-"""Where to stop asking for profiles, should NVML never say it is enough."""
 _NO_PROFILE = 0xffffffff
 _NAME_PREFIX = 'MIG '
 _ARCHITECTURE = 'NVML_DEVICE_ARCH_'
@@ -58,10 +59,75 @@ class Facts:
     """Whether vGPUs of several sizes can be on it, as it is now."""
     scheduler: host_model.Scheduler | None = None
     """Which schedulers it has, without which is in force."""
-    links: tuple[host_model.PciAddress, ...] = ()
-    """What is at the other end of the active NVLinks."""
-    on_switch: bool = False
-    """Whether an NVLink ends at an NVSwitch."""
+
+
+PART = 6
+"""The part of the time for one GPU that may pass until another one of its
+kind was read."""
+
+
+class Alike:
+    """What is equal for boards that are alike, read of one, in one session.
+
+    Of several threads that want the same, one reads and the others wait for
+    it. They do not wait long, because the GPU that it reads may be one that
+    does not answer. What was read with problems is not kept.
+
+    :param wait: seconds after which a thread reads its own board.
+    """
+
+    def __init__(self, wait: float) -> None:
+        self._wait = wait
+        self._mutex = threading.Lock()
+        self._generation: int | None = None
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def of(self, generation: int, kind: Hashable | None,
+           read: Callable[[problems_module.Problems], Any],
+           problems: problems_module.Problems) -> Any:
+        """What ``read`` returns for a kind of board.
+
+        :param generation: of the session; another one may have another
+            driver, so that nothing is kept from one to the next.
+        :param kind: all that the answer depends on; None if that is not
+            known, so that each board is read by itself.
+        :param read: called with what takes its problems.
+        :param problems: takes the problems of a call that was made.
+        :raises NvmlError: what ``read`` raises.
+        """
+        if kind is None:
+            return read(problems)
+        with self._mutex:
+            if generation != self._generation:
+                self._generation, self._kinds = generation, {}
+            entry = self._kinds.setdefault(kind, _Kind())
+        if not entry.mutex.acquire(timeout=self._wait):
+            return read(problems)
+        try:
+            return self._read(entry, read, problems)
+        finally:
+            entry.mutex.release()
+
+    def _read(self, entry: _Kind,
+              read: Callable[[problems_module.Problems], Any],
+              problems: problems_module.Problems) -> Any:
+        if entry.known is None:
+            found = problems_module.Problems()
+            answer = read(found)
+            for reason in found.all():
+                problems.add(reason)
+            if found.all():
+                return answer
+            entry.known = (answer,)
+        return entry.known[0]
+
+
+class _Kind:
+    """One kind of board."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.known: tuple[Any] | None = None
 
 
 class StaticReader:
@@ -69,37 +135,61 @@ class StaticReader:
 
     def __init__(self, nvml: nvml_module.NvmlSession):
         self._nvml = nvml
+        self._alike = Alike(nvml.timeout / PART)
 
     def facts(self, device: Any, mig: bool | None,
-              problems: problems_module.Problems) -> Facts:
+              problems: problems_module.Problems,
+              board: tuple[Any, ...] | None = None) -> Facts:
         """Everything about one GPU.
+
+        Profiles and vGPU types are read of one GPU of each kind: they follow
+        from the board with its VBIOS, the driver, and the GPU's modes.
 
         :param mig: the GPU's current MIG mode, None if it has none.
         :param problems: takes what could not be read.
+        :param board: the GPU's kind as the kernel knows it, with what else
+            its facts depend on; None if that is not known.
         """
         memory_mib = None
         with problems.noted('memory'):
-            memory = self._optional('nvmlDeviceGetMemoryInfo', device)
+            memory = self._nvml.optional('nvmlDeviceGetMemoryInfo', device)
             memory_mib = memory.total // _MIB if memory else None
-        profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
-        links: tuple[host_model.PciAddress, ...] = ()
-        on_switch = False
-        if mig is not None:
-            with problems.noted('GPU instance profiles'):
-                profiles = self._profiles(device, mig, memory_mib)
-        with problems.noted('NVLink'):
-            links, on_switch = self._links(device)
         architecture = None
         with problems.noted('architecture'):
             architecture = _ARCHITECTURES.get(
-                self._optional('nvmlDeviceGetArchitecture', device))
+                self._nvml.optional('nvmlDeviceGetArchitecture', device))
         return Facts(
             model=self._text('nvmlDeviceGetName', device, problems),
             architecture=architecture,
             uuid=self._text('nvmlDeviceGetUUID', device, problems),
             serial=self._text('nvmlDeviceGetSerial', device, problems),
-            memory_mib=memory_mib, profiles=profiles, links=links,
-            on_switch=on_switch, **self._vgpu_facts(device, mig, problems))
+            memory_mib=memory_mib,
+            **self._of_kind(device, mig, memory_mib, board, problems))
+
+    def _of_kind(self, device: Any, mig: bool | None, memory_mib: int | None,
+                 board: tuple[Any, ...] | None,
+                 problems: problems_module.Problems) -> dict[str, Any]:
+        """What GPUs that are alike have in common, by the names of Facts."""
+        numbers: tuple[int, ...] = ()
+        vbios = None
+        with problems.noted('vGPU types'):
+            numbers = tuple(self._nvml.optional('nvmlDeviceGetSupportedVgpus',
+                                                device) or ())
+        if board is not None:
+            vbios = self._text('nvmlDeviceGetVbiosVersion', device, problems)
+
+        def read(found: problems_module.Problems) -> dict[str, Any]:
+            profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
+            if mig is not None:
+                with found.noted('GPU instance profiles'):
+                    profiles = self._profiles(device, mig, memory_mib)
+            return {'profiles': profiles,
+                    **self._vgpu_facts(device, mig, numbers, found)}
+
+        return self._alike.of(
+            self._nvml.generation,
+            vbios and (board, vbios, mig, memory_mib, numbers), read,
+            problems)
 
     def pci_identity(self, device: Any) -> dict[str, str]:
         """PCI ids of a GPU, by the names of :class:`host_model.Gpu`.
@@ -127,43 +217,21 @@ class StaticReader:
             return '0300'
         return f'{info.baseClass:02x}{info.subClass:02x}'
 
-    def _optional(self, name: str, *args: Any) -> Any:
-        """What a call answers, None if the GPU or driver has it not."""
-        try:
-            return self._nvml.call(name, *args)
-        except exception.NvmlError as error:
-            if error.symbol in nvml_library.ABSENT:
-                return None
-            raise
-
     def _text(self, name: str, device: Any, problems: problems_module.Problems
               ) -> str | None:
         with problems.noted(name):
-            value = self._optional(name, device)
+            value = self._nvml.optional(name, device)
             return nvml_library.text(value) if value else None
         return None
 
     def _profiles(self, device: Any, mig: bool | None, total_mib: int | None
                   ) -> tuple[host_model.GpuInstanceProfile, ...]:
-        """GPU instance profiles in NVML's order.
-
-        Found by index, so that those of boards to come are found too: a gap
-        is NOT_SUPPORTED, the end INVALID_ARGUMENT.
-        """
-        found = []
-        for index in range(_INDEX_LIMIT):
-            try:
-                info = self._profile_info(device, index)
-            except exception.NvmlError as error:
-                if error.symbol == 'INVALID_ARGUMENT':
-                    break
-                if error.symbol == 'NOT_SUPPORTED':
-                    continue
-                raise
-            found.append(_profile(
-                index, info, total_mib,
-                self._placements_allowed(device, mig, info.id)))
-        return tuple(found)
+        """GPU instance profiles in NVML's order."""
+        return tuple(
+            _profile(index, info, total_mib,
+                     self._placements_allowed(device, mig, info.id))
+            for index, info in nvml_library.indexed(
+                lambda index: self._profile_info(device, index)))
 
     def _placements_allowed(self, device: Any, mig: bool | None,
                             profile_id: int
@@ -201,41 +269,42 @@ class StaticReader:
             for place in places[:count.value]))
 
     def _vgpu_facts(self, device: Any, mig: bool | None,
+                    numbers: tuple[int, ...],
                     problems: problems_module.Problems) -> dict[str, Any]:
         """Facts about vGPUs; none where the driver makes none.
 
         In MIG mode the driver neither mixes sizes nor schedules vGPUs on
-        the GPU as a whole.
+        the GPU as a whole; it schedules those that share a GPU instance.
+
+        :param numbers: ids of the types that it supports.
         """
-        numbers: tuple[int, ...] = ()
         types: tuple[host_model.VgpuType, ...] = ()
         mixes, scheduler = False, None
-        with problems.noted('vGPU types'):
-            numbers = self._optional('nvmlDeviceGetSupportedVgpus',
-                                     device) or ()
         if numbers and not mig:
             with problems.noted('mixed-size mode'):
                 mixes = nvml_vgpu.can_mix_sizes(self._nvml, device)
-            with problems.noted('vGPU scheduler'):
-                scheduler = nvml_vgpu.scheduler_capabilities(self._nvml,
-                                                             device)
         with problems.noted('vGPU types'):
             types = tuple(self._vgpu_type(device, number, mixes)
                           for number in sorted(numbers))
+        if numbers and not mig or any(
+                (item.per_instance or 0) > 1 for item in types):
+            with problems.noted('vGPU scheduler'):
+                scheduler = nvml_vgpu.scheduler_capabilities(self._nvml,
+                                                             device)
         return {'vgpu_types': types, 'mixes': mixes, 'scheduler': scheduler}
 
     def _vgpu_type(self, device: Any, number: int, mixes: bool
                    ) -> host_model.VgpuType:
         name = nvml_library.text(self._nvml.call('nvmlVgpuTypeGetName',
                                                 number))
-        profile_id = self._optional('nvmlVgpuTypeGetGpuInstanceProfileId',
-                                    number)
+        profile_id = self._nvml.optional(
+            'nvmlVgpuTypeGetGpuInstanceProfileId', number)
         if profile_id == _NO_PROFILE:
             profile_id = None
         placements: tuple[int, ...] = ()
         per_instance = size = None
         if profile_id is not None:
-            per_instance = self._optional(
+            per_instance = self._nvml.optional(
                 'nvmlVgpuTypeGetMaxInstancesPerGpuInstance', number)
         elif mixes:
             size, placements = nvml_vgpu.supported_placements(
@@ -246,14 +315,19 @@ class StaticReader:
                 self._nvml.call('nvmlVgpuTypeGetClass', number)),
             framebuffer_mib=self._nvml.call(
                 'nvmlVgpuTypeGetFramebufferSize', number) // _MIB,
-            max_instances=self._optional(
+            max_instances=self._nvml.optional(
                 'nvmlVgpuTypeGetMaxInstances', device, number) or 0,
             gi_profile_id=profile_id, per_instance=per_instance,
             placement_size=size, placements=placements)
 
-    def _links(self, device: Any
-               ) -> tuple[tuple[host_model.PciAddress, ...], bool]:
-        """Ends of the active NVLinks, and whether one is an NVSwitch."""
+    def links(self, device: Any
+              ) -> tuple[tuple[host_model.PciAddress, ...], bool]:
+        """Ends of the active NVLinks, and whether one is an NVSwitch.
+
+        Up to 54 calls, so they are made where somebody wants to know.
+
+        :raises NvmlError: if they cannot be read.
+        """
         ends, on_switch = set(), False
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -267,11 +341,11 @@ class StaticReader:
                 if error.symbol == 'NOT_SUPPORTED':
                     continue
                 raise
-            kind = self._optional('nvmlDeviceGetNvLinkRemoteDeviceType',
-                                  device, link)
+            kind = self._nvml.optional(
+                'nvmlDeviceGetNvLinkRemoteDeviceType', device, link)
             on_switch |= kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-            end = self._optional('nvmlDeviceGetNvLinkRemotePciInfo', device,
-                                 link)
+            end = self._nvml.optional('nvmlDeviceGetNvLinkRemotePciInfo',
+                                      device, link)
             if end is not None:
                 ends.add(host_model.PciAddress.parse(
                     nvml_library.text(end.busId)))

@@ -18,7 +18,6 @@ from typing import Any
 
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 
@@ -40,8 +39,8 @@ def memory_mib(nvml: nvml_module.NvmlSession, device: Any
     :returns: None where the driver does not tell the two apart.
     :raises NvmlError: if it cannot be read.
     """
-    found = _optional(nvml, 'nvmlDeviceGetMemoryInfo', device,
-                      pynvml.nvmlMemory_v2)
+    found = nvml.optional('nvmlDeviceGetMemoryInfo', device,
+                          pynvml.nvmlMemory_v2)
     return found and (found.used // _MIB, found.total // _MIB)
 
 
@@ -52,16 +51,6 @@ def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
     :returns: None on a GPU without ECC.
     :raises NvmlError: if they cannot be read.
     """
-    return _optional(nvml, 'nvmlDeviceGetTotalEccErrors', device,
-                     pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                     pynvml.NVML_VOLATILE_ECC)
-
-
-def _optional(nvml: nvml_module.NvmlSession, call: str, *arguments: Any
-              ) -> Any:
-    try:
-        return nvml.call(call, *arguments)
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return None
-        raise
+    return nvml.optional('nvmlDeviceGetTotalEccErrors', device,
+                         pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                         pynvml.NVML_VOLATILE_ECC)

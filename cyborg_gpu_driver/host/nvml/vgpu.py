@@ -37,6 +37,8 @@ _POLICIES = {
         model.SchedulerPolicy.FIXED_SHARE,
 }
 _NUMBERS = {policy: number for number, policy in _POLICIES.items()}
+_MIGRATION = 1
+"""NVML_VGPU_PGPU_VIRTUALIZATION_CAP_MIGRATION, bit 0, which pynvml lacks."""
 
 
 class PlacementList(ctypes.Structure):
@@ -64,14 +66,49 @@ def can_mix_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool:
     :raises NvmlError: if that cannot be read.
     """
     try:
-        return bool(nvml.call(
+        return bool(nvml.optional(
             'nvmlDeviceGetVgpuCapabilities', device,
             pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES))
     except exception.NvmlError as error:
-        # INVALID_ARGUMENT: the driver is older than the capability.
-        if error.symbol in (*nvml_library.ABSENT, 'INVALID_ARGUMENT'):
+        # The driver is older than the capability.
+        if error.symbol == 'INVALID_ARGUMENT':
             return False
         raise
+
+
+def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
+    """Whether the vGPUs of a GPU can be live-migrated.
+
+    nvml.h of pgpuVirtualizationCaps in nvmlVgpuPgpuMetadata_t. The driver
+    asks the GPU's firmware, and says no on KVM if its registry key
+    RmEnableKvmVgpuMigration is 0 (vgpuConfigGetMigrationCap,
+    src/nvidia/src/kernel/virtualization/vgpuconfigapi.c of NVIDIA's open
+    kernel modules 595.45.04). None of nvmlVgpuTypeGetCapabilities and
+    nvmlDeviceGetVgpuCapabilities says it: DEVICE_STREAMING there is about
+    how fast the data of a migration is read.
+
+    :returns: None if the driver hosts no vGPUs.
+    :raises NvmlError: if that cannot be read.
+    """
+    found = nvml.optional('nvmlDeviceGetVgpuMetadata', device)
+    return found and bool(found.pgpuVirtualizationCaps & _MIGRATION)
+
+
+def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
+                       ) -> str | None:
+    """What equals that of another GPU if vGPUs can migrate between the two.
+
+    It encodes the PCI and subsystem ids, which units of the chip are
+    disabled (before Hopper), and whether ECC and SR-IOV are on. If the GPU
+    supports no migration it is the GPU's UUID, so that it equals no other
+    (vgpuConfigGetPgpuMetadataString, in the same file of the driver, which
+    names the comparison as its purpose).
+
+    :returns: None if the driver hosts no vGPUs.
+    :raises NvmlError: if that cannot be read.
+    """
+    found = nvml.optional('nvmlDeviceGetPgpuMetadataString', device)
+    return found and nvml_library.text(found[0])
 
 
 def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
@@ -80,12 +117,8 @@ def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
     :returns: None where it does not apply, as in MIG mode.
     :raises NvmlError: if that cannot be read.
     """
-    try:
-        return bool(nvml.call('nvmlDeviceGetVgpuHeterogeneousMode', device))
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return None
-        raise
+    mode = nvml.optional('nvmlDeviceGetVgpuHeterogeneousMode', device)
+    return None if mode is None else bool(mode)
 
 
 def set_mixed_sizes(nvml: nvml_module.NvmlSession, device: Any,
@@ -134,13 +167,8 @@ def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
     :returns: None where vGPUs are not scheduled by the driver.
     :raises NvmlError: if that cannot be read.
     """
-    try:
-        found = nvml.call('nvmlDeviceGetVgpuSchedulerCapabilities', device)
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return None
-        raise
-    return model.Scheduler(
+    found = nvml.optional('nvmlDeviceGetVgpuSchedulerCapabilities', device)
+    return found and model.Scheduler(
         policy=None, supported=tuple(
             _POLICIES[number] for number in found.supportedSchedulers
             if number in _POLICIES),
@@ -153,12 +181,31 @@ def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
 
     :raises NvmlError: if that cannot be read.
     """
-    try:
-        state = nvml.call('nvmlDeviceGetVgpuSchedulerState', device)
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return None
-        raise
+    state = nvml.optional('nvmlDeviceGetVgpuSchedulerState', device)
+    return state and _scheduler(state, capabilities)
+
+
+def instance_scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
+                             instance_id: int, capabilities: model.Scheduler
+                             ) -> model.Scheduler | None:
+    """As :func:`scheduler_state`, of the vGPUs that share a GPU instance.
+
+    Two calls.
+
+    :returns: None where the driver does not schedule vGPUs per GPU
+        instance: it does from Blackwell GB20x on (nvml.h).
+    :raises NvmlError: if that cannot be read.
+    """
+    asked = pynvml.c_nvmlVgpuSchedulerStateInfo_v1_t()
+    asked.version = pynvml.nvmlVgpuSchedulerStateInfo_v1
+    asked.engineId = pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS
+    state = nvml.optional('nvmlGpuInstanceGetVgpuSchedulerState',
+                          nvml.gpu_instance(device, instance_id), asked)
+    return state and _scheduler(state, capabilities)
+
+
+def _scheduler(state: Any, capabilities: model.Scheduler) -> model.Scheduler:
+    """The scheduler that NVML's structure describes."""
     adaptive = state.arrMode == pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE
     time_slice = (None if adaptive
                   else state.schedulerParams.vgpuSchedData.timeslice)
@@ -183,6 +230,33 @@ def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
         range; NO_PERMISSION; RESET_REQUIRED where only a reboot helps.
     """
     wanted = pynvml.c_nvmlVgpuSchedulerSetState_t()
+    _fill(nvml, device, wanted, policy, time_slice)
+    nvml.call('nvmlDeviceSetVgpuSchedulerState', device, wanted)
+
+
+def set_instance_scheduler(nvml: nvml_module.NvmlSession, device: Any,
+                           instance_id: int, policy: model.SchedulerPolicy,
+                           time_slice: int | None) -> None:
+    """Set how vGPUs share a GPU instance, until it is destroyed.
+
+    Two calls, three with a time slice.
+
+    :param time_slice: as of :func:`set_scheduler`.
+    :raises NvmlError: IN_USE while a virtual machine runs within the GPU
+        instance; NOT_SUPPORTED before Blackwell GB20x; NOT_FOUND;
+        INVALID_ARGUMENT for a time slice out of range; NO_PERMISSION.
+    """
+    wanted = pynvml.c_nvmlVgpuSchedulerState_v1_t()
+    wanted.version = pynvml.nvmlVgpuSchedulerState_v1
+    wanted.engineId = pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS
+    _fill(nvml, device, wanted, policy, time_slice)
+    nvml.call('nvmlGpuInstanceSetVgpuSchedulerState',
+              nvml.gpu_instance(device, instance_id), wanted)
+
+
+def _fill(nvml: nvml_module.NvmlSession, device: Any, wanted: Any,
+          policy: model.SchedulerPolicy, time_slice: int | None) -> None:
+    """Write what is wanted into NVML's structure."""
     wanted.schedulerPolicy = _NUMBERS[policy]
     wanted.enableARRMode = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
     if time_slice is not None:
@@ -191,7 +265,6 @@ def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
                      device).isArrModeSupported:
             # Adaptive round robin takes no time slice: it sets its own.
             wanted.enableARRMode = pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE
-    nvml.call('nvmlDeviceSetVgpuSchedulerState', device, wanted)
 
 
 def _placements(nvml: nvml_module.NvmlSession, name: str, device: Any,
@@ -202,14 +275,9 @@ def _placements(nvml: nvml_module.NvmlSession, name: str, device: Any,
     version 1, which relies on nvmlVgpuTypeGetMaxInstances.
     """
     try:
-        try:
-            found = nvml.call(name, device, type_id, *mode, 2)
-        except exception.NvmlError as error:
-            if error.symbol != 'ARGUMENT_VERSION_MISMATCH':
-                raise
-            found = nvml.call(name, device, type_id, *mode, 1)
+        found = nvml.optional(name, device, type_id, *mode, 2)
     except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return None
-        raise
-    return PlacementList.from_buffer(found)
+        if error.symbol != 'ARGUMENT_VERSION_MISMATCH':
+            raise
+        found = nvml.optional(name, device, type_id, *mode, 1)
+    return found and PlacementList.from_buffer(found)

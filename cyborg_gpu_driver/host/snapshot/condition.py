@@ -29,7 +29,7 @@ PARTLY = 'partly unreadable'
 UNSEEN = 'not seen by NVML'
 NO_ANSWER = 'no answer'
 NEEDS_RESET = 'needs a reset'
-RELEASED = 'offered whole'
+RELEASED = 'passthrough'
 FUNCTION = 'virtual function'
 _FAILURES = {
     # nvml.h: "The GPU has fallen off the bus or has otherwise become
@@ -63,7 +63,7 @@ def state(gpu: model.Gpu) -> str:
 
 def is_away(gpu: model.Gpu) -> bool:
     """Whether the GPU is not NVML's to read: another driver has it, or
-    none, it is offered whole and nobody here may open it, or it is no
+    none, it is in passthrough mode and nobody here may open it, or it is no
     physical GPU.
     """
     return (gpu.released or gpu.physfn is not None
@@ -86,7 +86,8 @@ def obstacle(gpu: model.Gpu) -> str:
                 'driver' if gpu.driver
                 else f'the {drivers.NVIDIA} driver is not bound to it')
     if gpu.released:
-        return 'it is offered whole, and no other process may open it'
+        return ('it is in passthrough mode, and no process of this host may '
+                'open it')
     if gpu.physfn is not None:
         return f'it is a virtual function of {gpu.physfn}'
     if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):

@@ -12,7 +12,7 @@
 
 """What is kept of a GPU that NVML cannot be asked about.
 
-A GPU that is offered whole is bound to vfio-pci, where NVML does not see
+A GPU in passthrough mode is bound to vfio-pci, where NVML does not see
 it, or must at least not be opened. What NVML reported before is a part of its
 record, which only the code that binds the GPU writes, under the GPU's lock.
 """
@@ -66,7 +66,7 @@ class Record:
     """The driver that it had before this library bound it to vfio-pci;
     None if this library did not bind it."""
     released: bool = False
-    """It is offered whole while it is bound to ``nvidia``: no process of
+    """It is in passthrough mode while it is bound to ``nvidia``: no process of
     this library may open it."""
     health: Health | None = None
     link_width: int | None = None

@@ -92,9 +92,8 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Engines:
-    """Media engines of a GPU instance profile (nvmlGpuInstanceProfileInfo).
-
-    Copy engines are shared out differently and are not counted here.
+    """Media engines of a GPU instance profile (nvmlGpuInstanceProfileInfo),
+    without copy engines, which are shared out differently.
     """
 
     decoders: int = 0
@@ -130,10 +129,8 @@ class GpuInstanceProfile:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ComputeInstance:
-    """A live compute instance of a GPU instance.
-
-    ``start`` and ``size`` are in compute slices of the GPU instance
-    (nvmlComputeInstancePlacement_t); ``compute_id`` is reused.
+    """A live compute instance, in compute slices of its GPU instance
+    (nvmlComputeInstancePlacement_t). ``compute_id`` is reused.
     """
 
     start: int
@@ -156,6 +153,9 @@ class GpuInstance:
     """UUIDs of its MIG devices (one a compute instance), where asked for."""
     compute: tuple[ComputeInstance, ...] = ()
     """Its compute instances by start, where asked for."""
+    scheduler: Scheduler | None = dataclasses.field(
+        default=None, compare=False)
+    """Of the vGPUs that share it in time, where the driver says it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +220,7 @@ class VgpuType:
     gi_profile_id: int | None = None
     """GPU instance profile that it needs; None if it is time-sliced."""
     per_instance: int | None = None
-    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance, where NVML says it."""
+    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance; several share it in time."""
     placement_size: int | None = None
     """Slots (nvmlDeviceGetVgpuTypeSupportedPlacements) in mixed sizes."""
     placements: tuple[int, ...] = ()
@@ -260,7 +260,7 @@ class SchedulerPolicy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """nvmlDeviceGetVgpuScheduler{State,Capabilities}; times in ns."""
+    """nvml{Device,GpuInstance}GetVgpuSchedulerState; times in ns."""
 
     policy: SchedulerPolicy | None
     """Current; None for one that this library does not know."""

@@ -54,6 +54,18 @@ class Identity:
     problems: tuple[str, ...] = ()
 
 
+def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
+          ) -> tuple[str | None, ...] | model.PciAddress:
+    """A board's kind: its PCI ids; its address where they cannot be read.
+
+    :raises SysfsError: if sysfs cannot be read.
+    """
+    ids = tuple(sysfs.read_optional(*DEVICES, str(address), name)
+                for name in ('vendor', 'device', 'subsystem_vendor',
+                             'subsystem_device'))
+    return address if None in ids else ids
+
+
 class PciBus:
     """Reads which NVIDIA GPUs there are; remembers what they are.
 

@@ -48,9 +48,9 @@ round, such as 1g.18gb and 1g.35gb."""
 
 def rows(profiles: tuple[str, ...], used: Counts, free: Counts
          ) -> tuple[score.Row, ...]:
-    """The ways in which a GPU can be cut, seen from outside.
+    """The ways in which a GPU can be partitioned, seen from outside.
 
-    Between a claim and its bind, more is used than has been cut, and what
+    Between a claim and its bind, more is used than was created, and what
     is free is still as before. The instance is then taken to lie where the
     agent will put it.
 

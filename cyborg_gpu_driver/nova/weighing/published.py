@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -33,6 +34,12 @@ _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
 _OURS = names.custom(names.VENDOR) + '_'
 
 
+@functools.lru_cache(maxsize=4096)
+def _shared(traits: tuple[str, ...]) -> frozenset[str]:
+    """One set for all providers that have the same traits: most do."""
+    return frozenset(traits)
+
+
 @dataclasses.dataclass(frozen=True)
 class Offer:
     """One provider: a profile of one GPU."""
@@ -45,6 +52,8 @@ class Offer:
     used: int
     free: int
     """Neither used nor reserved."""
+    traits: frozenset[str] = frozenset()
+    """Traits of the provider."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +98,8 @@ def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
                 (summary['root_provider_uuid'], name.gpu), []).append(Offer(
                     provider, _ATTRIBUTE.sub('+', name.label, count=1),
                     resource_class, amount['used'],
-                    max(0, amount['capacity'] - amount['used'])))
+                    max(0, amount['capacity'] - amount['used']),
+                    _shared(tuple(sorted(summary['traits'])))))
     return tuple(Gpu(host, address, tuple(sorted(
         offers, key=lambda offer: offer.profile)))
         for (host, address), offers in sorted(found.items()))

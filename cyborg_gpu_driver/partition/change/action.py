@@ -50,6 +50,9 @@ class Action(enum.Enum):
     """nvmlDeviceCreateGpuInstanceWithPlacement."""
     CREATE_COMPUTE = 'create-compute-instance'
     CREATE_VGPU = 'create-vgpu'
+    ACTIVATE_PARTITION = 'activate-nvswitch-partition'
+    """fmActivateFabricPartitionWithVFs."""
+    DEACTIVATE_PARTITION = 'deactivate-nvswitch-partition'
     BIND_VFIO = 'bind-vfio'
     RELEASE = 'close-nvml'
 
@@ -70,6 +73,8 @@ _WORDS = {
     Action.CREATE_INSTANCE: 'create instance',
     Action.CREATE_COMPUTE: 'create compute instance',
     Action.CREATE_VGPU: 'create vGPU',
+    Action.ACTIVATE_PARTITION: 'activate the NVSwitch partition of vGPU',
+    Action.DEACTIVATE_PARTITION: 'deactivate the NVSwitch partition of vGPU',
     Action.BIND_VFIO: 'bind it to vfio-pci',
     Action.RELEASE: 'close it in NVML',
 }
@@ -95,8 +100,11 @@ class Step:
     slices; None leaves it to the driver."""
     vgpu: spec.VgpuSpec | None = None
     """None where the step is about no vGPU."""
+    fabric_partition: int | None = None
+    """NVSwitch partition of the vGPU; None where the step is about none."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
-    """Policy and time slice in ns, for ``SCHEDULER``; a time slice of None
+    """Policy and time slice in ns, for ``SCHEDULER``, and for a
+    ``CREATE_INSTANCE`` whose vGPUs share the instance; a time slice of None
     is any."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,6 +122,8 @@ class Step:
 
     def __str__(self) -> str:
         words = [_WORDS[self.action]]
+        if self.action is Action.SCHEDULER and self.placement is not None:
+            words.append('of')
         if self.slices is not None:
             words.append(f'{self.slices}c')
             if self.start is not None:

@@ -105,14 +105,14 @@ class Change:
               ) -> tuple[str, ...]:
         """The plan for people: before, the steps, after."""
         if self.is_empty:
-            return (f'{self.gpu.address}: as wanted ({self.wanted})',)
+            return (f'{self.gpu.address}: unchanged ({self.wanted})',)
         before = {item.placement: 'goes' for item in self.destroy}
         before |= {item.instance.placement: 'in use' if item.in_use
                    else 'stays' for item in self.keep}
         after = {**before, **{
             item.placement: 'new' for item in self.create}}
         return (
-            f'{self.gpu.address}: to be {self.wanted}',
+            f'{self.gpu.address}: will be {self.wanted}',
             ' before', *picture.lines(self.gpu, before, pens),
             *(f' {number:2}. {item}'
               for number, item in enumerate(self.steps, start=1)),

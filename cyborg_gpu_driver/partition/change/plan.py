@@ -48,7 +48,7 @@ def plan(gpu: model.Gpu, wanted: target.Wanted,
     mig = gpu.mig
     if mig is None:
         if wanted.enabled:
-            raise _unreachable(gpu, wanted, 'this GPU has no MIG')
+            raise _unreachable(gpu, wanted, 'this GPU does not support MIG')
         return change.Change(gpu, wanted)
     if not wanted.enabled:
         return _disable(gpu, mig, wanted, in_use)
@@ -94,16 +94,17 @@ def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
     """Why there is no way, and what comes nearest."""
     grid = geometry.Geometry(mig.profiles)
     if change_search.solve(grid, (), (), wanted) is None:
-        return ('it does not fit on this GPU even when empty; there is '
-                'room for ' + _named(change_search.largest(mig, wanted)))
+        return ('it does not fit on this GPU even when the GPU is empty; '
+                'there is room '
+                'for ' + _named(change_search.largest(mig, wanted)))
     used = [item for item in sorted(mig.instances)
             if item.placement in in_use]
     blocking = _blocking(grid, mig, used, wanted)
     part = change_search.largest(mig, wanted, used)
-    return ('in the way: '
+    return ('blocked by '
             + '; '.join(_described(mig, item, in_use) for item in blocking)
-            + f'; with all that is in use in place, of the wanted there is '
-              f'room for {_named(part)}')
+            + '; next to the instances in use there is room for '
+              f'{_named(part)}')
 
 
 def _blocking(grid: geometry.Geometry, mig: model.Mig,

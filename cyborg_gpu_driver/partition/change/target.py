@@ -116,7 +116,7 @@ class Wanted:
 
     def __str__(self) -> str:
         if self.without_mig:
-            return 'not changed, it has no MIG'
+            return 'not changed, it does not support MIG'
         if not self.enabled:
             return 'MIG mode off'
         return listed(self.counts) or 'MIG mode on, no instances'
@@ -134,7 +134,7 @@ def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
         raise exception.InvalidValue(
             what='MIG mode on for GPU', value=str(gpu.address),
             expected=(condition.obstacle(gpu)
-                      or f'{gpu.model or gpu.device_id} has no MIG')
+                      or f'{gpu.model or gpu.device_id} does not support MIG')
             + '; leave it out, or give mig-enabled: false')
     found = []
     for text, count in devices.items():

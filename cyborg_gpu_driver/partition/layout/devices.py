@@ -39,13 +39,13 @@ class Devices:
         """Read ``devices`` and ``device-filter`` of an item.
 
         :param item: that has passed its schema.
-        :raises LayoutError: if a board is there twice.
+        :raises LayoutError: if a board appears twice.
         """
         found = item.get('device-filter') or ()
         boards = (found,) if isinstance(found, str) else tuple(found)
         if len({board.lower() for board in boards}) < len(boards):
             raise place.below('device-filter').error(
-                'a board is there twice', 'leave one')
+                'a board appears twice', 'leave one')
         return cls(None if item['devices'] == layout_schema.ALL
                    else tuple(item['devices']), boards)
 
@@ -98,5 +98,5 @@ def check_overlaps(chosen: Sequence[Devices], place: schema.Place
         for other in range(number):
             if devices.overlap(chosen[other]):
                 raise place.below(number).error(
-                    f'chooses GPUs that item {other} chooses too',
-                    'choose each GPU in one item only')
+                    f'selects GPUs that item {other} also selects',
+                    'select each GPU in only one item')

@@ -124,9 +124,9 @@ class Entry:
             self.source, f'entry {self.name}, GPU {index}')
         if len(found) > 1:
             raise where.error(
-                'spoken of twice: ' + ' and '.join(
+                'matched twice: ' + ' and '.join(
                     str(section.devices) for section in found),
-                'choose each GPU in one item only')
+                'select each GPU in only one item')
         if (found[0].mig_enabled and found[0].devices.indices is None
                 and gpu.mig is None and not condition.obstacle(gpu)):
             return target.Wanted(False, without_mig=True)
@@ -140,7 +140,7 @@ class Entry:
             raise where.error(
                 f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
                 'at most ' + target.listed(change_search.largest(
-                    gpu.mig, wanted)) + ' of them would')
+                    gpu.mig, wanted)) + ' of them do')
         return wanted
 
     def for_host(self, gpus: Sequence[model.Gpu]
@@ -168,8 +168,9 @@ class Entry:
         if wanted and all(value.without_mig for value in wanted.values()):
             raise layout_schema.place(
                 self.source, f'entry {self.name}').error(
-                'mig-enabled: true, and no GPU that it speaks of has MIG',
-                'choose GPUs that have')
+                'mig-enabled: true, but none of the selected GPUs supports '
+                'MIG',
+                'select GPUs that do')
         return wanted
 
     def chosen(self, gpus: Sequence[model.Gpu]) -> tuple[int, ...]:
@@ -192,7 +193,7 @@ class Entry:
                 self.source, f'entry {self.name}').error(
                 f'there is no GPU {", ".join(map(str, missing))}',
                 f'this host has 0 to {count - 1}' if count
-                else 'this host has no GPU at all')
+                else 'this host has no GPU')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +234,7 @@ class LayoutFile:
                     name is None and len(self.entries) == 1):
                 return entry
         raise layout_schema.place(self.source, layout_schema.ROOT).error(
-            'an entry must be chosen' if name is None
+            'the file has several entries; choose one' if name is None
             else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
 
     def to_dict(self) -> dict[str, Any]:

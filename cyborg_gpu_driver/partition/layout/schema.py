@@ -36,7 +36,7 @@ _CHOICE = {
         'examples': ['[0, 1]'],
         'anyOf': [{'const': ALL}, schema.listing(
             {**schema.integer(0), 'description': 'the index of a GPU, from '
-             '0 up'}, uniqueItems=True)]}}
+             '0'}, uniqueItems=True)]}}
 _FILTER = {
     'device-filter': {
         'description': 'one or a list of "0xDDDDVVVV", '

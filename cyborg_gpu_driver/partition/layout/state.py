@@ -38,11 +38,13 @@ def mode_differences(gpu: model.Gpu, wanted: target.Wanted
     there = gpu.mig is not None and gpu.mig.enabled
     pending = gpu.mig is not None and gpu.mig.pending
     if there != wanted.enabled:
-        return (f'MIG mode is {_word(there)}, {_word(wanted.enabled)} is '
-                'wanted' + (', and pending' if pending != there else ''),)
+        text = f'MIG mode is {_word(there)} instead of {_word(wanted.enabled)}'
+        if pending != there:
+            text += f', but {_word(pending)} is pending'
+        return (text,)
     if pending != wanted.enabled:
-        return (f'MIG mode is {_word(there)} as wanted, but {_word(pending)}'
-                ' is pending',)
+        return (f'MIG mode is {_word(there)}, but {_word(pending)} is '
+                'pending',)
     return ()
 
 
@@ -66,7 +68,7 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
     for name in dict.fromkeys([*wanted.counts, *there]):
         expected = wanted.counts.get(name, 0)
         if there[name] != expected:
-            found.append(f'{name}: {there[name]} there, {expected} wanted')
+            found.append(f'{name}: {there[name]} instead of {expected}')
     found += [
         f'{_name(mig, item)} at {item.placement} has no compute instance'
         for mig, item in _instances(gpu)

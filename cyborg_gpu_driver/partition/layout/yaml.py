@@ -49,7 +49,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode
                 key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f'key {key!r} is there twice: leave one',
+                None, None, f'key {key!r} appears twice: leave one',
                 key_node.start_mark)
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
@@ -59,7 +59,7 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     value = loader.construct_yaml_int(node)
     if value.bit_length() > _BITS:
         raise yaml.constructor.ConstructorError(
-            None, None, 'a number is out of all bounds', node.start_mark)
+            None, None, 'a number is out of range', node.start_mark)
     return value
 
 

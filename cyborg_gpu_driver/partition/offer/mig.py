@@ -78,19 +78,16 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         of vendor VFIO.
     """
     if gpu.mig is None:
-        problem = ('this GPU has no MIG' if gpu.visible_to_nvml else
-                   f'NVML does not see this GPU (driver {gpu.driver})')
+        problem = ('this GPU does not support MIG' if gpu.visible_to_nvml else
+                   f'NVML does not list this GPU (driver {gpu.driver})')
         for name in policy.profiles or (policy.mode.value,):
             yield offer.nothing(gpu, policy, name, problem)
         return
     types = vgpu_types.of_mode(gpu, policy.mode)
     kinds = _kinds(gpu.mig, types, policy)
     room = _Room(gpu, gpu.mig, types, held)
-    claims = [functions.Claim(_total(policy, kind), group)
-              for kind, group in zip(kinds, room.groups(kinds), strict=True)]
-    parents = functions.assign(gpu.vfs, claims)
-    for kind, claim, own in zip(kinds, claims, parents, strict=True):
-        total = len(own) if gpu.vfs else claim.total
+    for kind, most, own in _handles(gpu, policy, kinds, room):
+        total = len(own) if gpu.vfs else most
         in_use = room.in_use(kind)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -103,9 +100,33 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
             per_instance=kind.per_instance,
             framebuffer_mib=(kind.backing.framebuffer_mib
                              if kind.backing else 0),
+            isolated=policy.isolated,
             problem=_problem(gpu, gpu.mig, kind, vfio_handles)
             or ('' if total else offer.no_function_left(policy)))
     yield from _unknown(gpu, gpu.mig, policy, types)
+
+
+def short_of_functions(gpu: model.Gpu, policy: policies.Policy
+                       ) -> list[str]:
+    """Which offers have fewer attach handles than the GPU could carry.
+
+    As on an A100 of 40 GB whose driver has A100X-1-10C for 1g.10gb
+    (g_nv_name_released.h in NVIDIA's open kernel modules lists it). Users
+    see 16 virtual functions on that board; NVIDIA publishes no number.
+
+    :returns: a sentence for each.
+    """
+    if gpu.mig is None:
+        return []
+    types = vgpu_types.of_mode(gpu, policy.mode)
+    room = _Room(gpu, gpu.mig, types, ())
+    return [f'{kind.name} has {len(own)} of {most} attach handles, because '
+            'those that can be bound at the same time need a virtual '
+            f'function each and this GPU has {len(gpu.vfs)}; name fewer '
+            'profiles to have them all'
+            for kind, most, own in _handles(
+                gpu, policy, _kinds(gpu.mig, types, policy), room)
+            if 0 < len(own) < most]
 
 
 def unknown_profile(mig: model.Mig, name: str) -> str:
@@ -163,6 +184,17 @@ def _total(policy: policies.Policy, kind: _Kind) -> int:
     told = [kind.profile.max_instances * kind.per_instance,
             vgpu_types.most(kind.backing, policy) if kind.backing else None]
     return min(filter(None, told), default=0)
+
+
+def _handles(gpu: model.Gpu, policy: policies.Policy,
+             kinds: Sequence[_Kind], room: _Room
+             ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
+    """Each kind with how many the GPU can have, and its functions."""
+    claims = [functions.Claim(_total(policy, kind), group)
+              for kind, group in zip(kinds, room.groups(kinds), strict=True)]
+    for kind, claim, own in zip(
+            kinds, claims, functions.assign(gpu.vfs, claims), strict=True):
+        yield kind, claim.total, own
 
 
 def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool

@@ -19,13 +19,13 @@ import dataclasses
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
 
-WHOLE = 'whole'
-"""The profile of a GPU that is given away as one."""
+PASSTHROUGH = policies.Mode.PASSTHROUGH.value
+"""The profile of a GPU that one server gets as a whole."""
 
 LEFT_TO_NOVA = (
-    'vendor VFIO (this kernel and driver make vGPUs without mdev): left to '
-    "Nova's own PCI code, which needs fixed_vgpus and what cyborg-gpu nova "
-    'config writes, unless nova-compute is started as '
+    "vendor VFIO (vGPUs without mdev on this kernel and driver): Nova's own "
+    'PCI code assigns its vGPUs, which needs fixed_vgpus and the output of '
+    'cyborg-gpu nova config, unless nova-compute is started as '
     'cyborg-gpu-nova-compute and nova_vfio_handles is set')
 NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
                 '{gpu.address}')
@@ -60,7 +60,8 @@ class Offer:
     """The policy's name; empty in :func:`possible_offers`."""
     mode: policies.Mode
     profile: str
-    """``whole``, a GPU instance profile (1g.10gb) or a vGPU type (T4-2B)."""
+    """``passthrough``, a GPU instance profile (1g.10gb), or a vGPU type
+    (T4-2B)."""
     total: int
     in_use: int = 0
     creatable: int = 0
@@ -76,6 +77,8 @@ class Offer:
     """How many of it one GPU instance holds, where it needs one."""
     framebuffer_mib: int = 0
     """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
+    isolated: bool = False
+    """Whether all servers on the GPU must be of one project."""
     problem: str = ''
     """Why this cannot be offered now; empty if it can."""
     busy: str = ''
@@ -92,8 +95,8 @@ def nothing(gpu: model.Gpu, policy: policies.Policy, profile: str,
 
 def no_function_left(policy: policies.Policy) -> str:
     """Why an offer has no handle: others have all virtual functions."""
-    return ('every virtual function belongs to another type: let policy '
-            f'{policy.name} name fewer, or cap them with max_instances')
+    return ('every virtual function is reserved for another type: use fewer '
+            f'types in policy {policy.name}, or limit them with max_instances')
 
 
 def unreported(gpu: model.Gpu, vfio_handles: bool) -> str:
@@ -107,4 +110,4 @@ def unreported(gpu: model.Gpu, vfio_handles: bool) -> str:
         return ''
     if gpu.sriov_totalvfs and not gpu.vfs:
         return NO_FUNCTIONS.format(gpu=gpu)
-    return 'the kernel driver of this GPU makes no vGPUs'
+    return 'the kernel driver of this GPU does not support vGPUs'

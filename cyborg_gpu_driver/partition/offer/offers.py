@@ -21,8 +21,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
 from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.offer import passthrough
 from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
-from cyborg_gpu_driver.partition.offer import whole as offer_whole
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 Held = offer.Held
@@ -45,7 +45,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         a GPU could offer, whatever its driver is now.
     """
     if policy.mode is policies.Mode.PASSTHROUGH:
-        return tuple(offer_whole.offers(gpu, policy, passthrough_driver))
+        return tuple(passthrough.offers(gpu, policy, passthrough_driver))
     if policy.mode is policies.Mode.VGPU:
         return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
     if policy.mode is policies.Mode.MIG:
@@ -71,11 +71,11 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
 
 
 def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
-    """What a policy asks for that this GPU does not know.
+    """What a policy asks for that this GPU does not know, or has too little.
 
-    :returns: sentences naming the policy, the option and the valid names;
-        empty if all is well. A policy may govern boards with other names,
-        so this is worth a warning, not a refusal.
+    :returns: sentences naming the policy, the option and what would be
+        right; empty if all is well. A policy may govern boards with other
+        names, so this is worth a warning, not a refusal.
     """
     where = f'policy {policy.name}, GPU {gpu.address}: '
     found = []
@@ -84,6 +84,13 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
                       gpu.mig, name)
                   for name in policy.profiles
                   if gpu.mig.profile_by_name(name) is None]
+        found += [where + 'profiles: ' + text for text
+                  in offer_mig.short_of_functions(gpu, policy)]
+        if policy.scheduler and gpu.vgpu_types and not any(
+                (kind.per_instance or 0) > 1 for kind in gpu.vgpu_types):
+            found.append(
+                f'{where}vgpu_scheduler: has no effect, because no vGPU type '
+                'of this GPU shares a GPU instance with others')
     if (policy.mode in (policies.Mode.MIG, policies.Mode.VGPU)
             and vgpu_types.types_of(gpu)):
         types = vgpu_types.of_mode(gpu, policy.mode)

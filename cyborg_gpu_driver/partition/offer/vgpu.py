@@ -46,7 +46,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
         names = tuple(name for name, _number in policy.fixed_vgpus)
     if not names:
         yield offer.nothing(gpu, policy, policy.mode.value,
-                            f'policy {policy.name} names no vgpu_types')
+                            f'policy {policy.name} has no vgpu_types')
         return
     types = vgpu_types.of_mode(gpu, policy.mode)
     enabled = [entry for entry in types if any(map(entry.is_called, names))]
@@ -66,6 +66,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
             vgpu_type_id=entry.type_id,
             parents=(gpu.address,) if _is_parent(gpu) else own,
             framework=gpu.framework, framebuffer_mib=entry.framebuffer_mib,
+            isolated=policy.isolated,
             problem=_problem(gpu, policy, entry, vfio_handles)
             or ('' if total else offer.no_function_left(policy)))
     for text in dict.fromkeys(names):
@@ -106,18 +107,19 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
     if found:
         return found
     if not _most(policy, entry):
-        return (f'neither NVML nor sysfs says how many {entry.name} fit: '
-                f'name it in max_instances of policy {policy.name}')
+        return (f'neither NVML nor sysfs says how many {entry.name} fit: add '
+                f'it to max_instances of policy {policy.name}')
     if policy.mixed_sizes and gpu.mixed_sizes is None:
-        return 'this GPU cannot mix sizes: mixed_sizes has to be false'
+        return 'this GPU does not support mixed sizes: set mixed_sizes to '
+        'false'
     if policy.mixed_sizes and not gpu.mixed_sizes:
-        return ('mixed-size mode is off; it is turned on when the GPU is '
+        return ('mixed-size mode is off; it will be turned on when the GPU is '
                 'idle')
     if gpu.mixed_sizes and not policy.mixed_sizes:
-        return ('mixed-size mode is on; it is turned off when the GPU is '
+        return ('mixed-size mode is on; it will be turned off when the GPU is '
                 'idle')
     if policy.mixed_sizes and not entry.placements:
-        return f'{entry.name} cannot be beside other sizes'
+        return f'{entry.name} does not support other sizes on the same GPU'
     return ''
 
 

@@ -83,9 +83,11 @@ def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
     found: dict[str, Type] = {}
     for entry in (*gpu.mdev_types, *(mdev_type for function in gpu.vfs
                                      for mdev_type in function.mdev_types)):
-        found.setdefault(entry.type_id, Type(
-            entry.type_id, entry.name, entry.framebuffer_mib or 0,
-            entry.max_instances))
+        # A host has 64 VFs with 100 types each.
+        if entry.type_id not in found:
+            found[entry.type_id] = Type(
+                entry.type_id, entry.name, entry.framebuffer_mib or 0,
+                entry.max_instances)
     for known in gpu.vgpu_types:
         found[known.mdev_type_id] = Type(
             known.mdev_type_id, known.name, known.framebuffer_mib,

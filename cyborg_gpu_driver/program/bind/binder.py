@@ -32,8 +32,11 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
@@ -86,11 +89,12 @@ class Binder:
         self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
+        self._cordons = cordon_keeper.CordonKeeper(self._state_path)
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(host, parts, records, self._audit,
                                    keeper)
         self._turns = running or turns.Turns(limits.clock)
-        self._kept: dict[str, str] = {}
+        self._kept = log_once.LogOnce()
         """Why what a handle had left could not be removed, by handle."""
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str,
@@ -110,6 +114,7 @@ class Binder:
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
             address = self._host.owner(asked.function)
+            self._check_company(address, asked)
             try:
                 made = self._bind(address, turn)
             finally:
@@ -170,8 +175,7 @@ class Binder:
         except exception.JournalError as error:
             LOG.error('%s', error)
             return
-        self._kept = {entry.handle: self._kept.get(entry.handle, '')
-                      for entry in left}
+        self._kept.keep({entry.handle for entry in left})
         locked: dict[model.PciAddress, str] = {}
         for entry in left:
             reason = locked.get(entry.gpu)
@@ -203,6 +207,7 @@ class Binder:
                 self._finish_others(address, turn.asked.handle, defined)
                 if self._maker.is_made(address, turn.asked):
                     return None
+                self._check_cordons(address, turn.asked)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
                     # An unbind may have come before the entry was written.
@@ -219,6 +224,30 @@ class Binder:
                 threading.Thread(
                     target=self._parts.undefine_mdev, args=(handle,),
                     daemon=True, name=f'mdevctl undefine {handle}').start()
+
+    def _check_cordons(self, address: model.PciAddress,
+                       asked: request.Request) -> None:
+        """Placement may have promised the GPU just before it was cordoned.
+
+        :raises BindRefused: if it is cordoned.
+        """
+        cordons = self._cordons.of(address)
+        if cordons:
+            raise plan.refusal(asked, f'GPU {address} is cordoned: '
+                               + cordon.text(cordons))
+
+    def _check_company(self, address: model.PciAddress,
+                       asked: request.Request) -> None:
+        """Refuse to put servers of two projects on a GPU that forbids it.
+
+        It needs no lock: allocations precede binds.
+
+        :raises BindRefused: or if it is not known whose they are.
+        """
+        reason = self._cloud.mixed(address, asked.handle)
+        if reason:
+            raise plan.refusal(
+                asked, f'GPU {address} has isolation = project, and {reason}')
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
                        ) -> None:
@@ -346,13 +375,11 @@ class Binder:
 
     def _tell_kept(self, entry: journal.Entry, reason: str) -> None:
         """Say once why something cannot be removed."""
-        if self._kept.get(entry.handle) == reason:
-            return
-        self._kept[entry.handle] = reason
-        LOG.warning('Could not remove everything that handle %(handle)s has '
-                    'on GPU %(gpu)s: %(error)s. Each report tries again.',
-                    {'handle': entry.handle, 'gpu': entry.gpu,
-                     'error': reason})
+        if self._kept.is_new(reason, entry.handle):
+            LOG.warning(
+                'Could not remove everything that handle %(handle)s has on '
+                'GPU %(gpu)s: %(error)s. Each report tries again.',
+                {'handle': entry.handle, 'gpu': entry.gpu, 'error': reason})
 
 
 def _where(entry: journal.Entry) -> str:

@@ -25,6 +25,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
@@ -58,8 +59,8 @@ class LiveHost:
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
         self._owner: dict[model.PciAddress, model.PciAddress] = {}
-        self._offers: dict[model.PciAddress, tuple] = {}
-        """What offers were last made from, and they."""
+        self._offers = _Latest()
+        self._complaints = _Latest()
 
     def refresh(self) -> model.Host:
         """Take a snapshot; does not raise for what hardware does."""
@@ -133,15 +134,23 @@ class LiveHost:
         :raises JournalError: if the journal cannot be read.
         """
         held = plan.held(gpu, self._journal.entries(gpu.address))
-        known = self._offers.get(gpu.address)
-        if known is not None and known[0] is gpu and known[1] == held:
-            return known[2]
         policy = self._settings.policy_for(gpu)
-        found = () if policy is None else partition_offers.offers(
-            gpu, policy, held, self._settings.vfio_handles,
-            self._settings.passthrough_driver)
-        self._offers[gpu.address] = (gpu, held, found)
-        return found
+        return self._offers.of(
+            gpu.address, (gpu, held), lambda: () if policy is None else
+            partition_offers.offers(
+                gpu, policy, held, self._settings.vfio_handles,
+                self._settings.passthrough_driver))
+
+    def wants(self, gpu: model.Gpu) -> readiness.Wants:
+        """What the GPU's policy needs of it."""
+        return self._settings.wants(gpu)
+
+    def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
+        """What is wrong with the GPU's policy on it."""
+        policy = self._settings.policy_for(gpu)
+        return self._complaints.of(
+            gpu.address, (gpu,), lambda: () if policy is None else
+            tuple(partition_offers.check_policy(gpu, policy)))
 
     def record(self, address: model.PciAddress, *,
                made: tuple[model.GpuInstance | None, model.Vgpu]
@@ -184,6 +193,26 @@ class LiveHost:
             for address in (gpu.address,
                             *(function.address for function in gpu.vfs))}
         return host
+
+
+class _Latest:
+    """The latest result of a pure function for each GPU."""
+
+    def __init__(self) -> None:
+        self._known: dict[model.PciAddress, tuple[Any, Any]] = {}
+
+    def of(self, address: model.PciAddress, inputs: tuple[Any, ...],
+           make: Callable[[], Any]) -> Any:
+        """What ``make`` returns for ``inputs``, made again if they differ.
+
+        They are compared by value: each snapshot makes new objects of what
+        has not changed.
+        """
+        known = self._known.get(address)
+        if known is None or known[0] != inputs:
+            known = inputs, make()
+            self._known[address] = known
+        return known[1]
 
 
 def _with(gpu: model.Gpu, instance: model.GpuInstance | None, vgpu: model.Vgpu

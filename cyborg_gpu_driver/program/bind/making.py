@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+from typing import TypeGuard
 
 from oslo_log import log as logging
-from oslo_utils import excutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
@@ -37,6 +37,7 @@ from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.steps import executor
 
 LOG = logging.getLogger(__name__)
@@ -52,16 +53,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EIO)
 of vendor VFIO."""
 
 
-class _Refused(Exception):
-    """NVML made nothing; carries its error past the undoing."""
+class _NoRoom(Exception):
+    """The instances that were to be shared take no more; rolled back."""
 
     def __init__(self, error: exception.GpuDriverError):
         super().__init__(error)
         self.error = error
-
-
-class _NoRoom(_Refused):
-    """The instances that were to be shared take no more; undone."""
 
 
 class Maker:
@@ -95,6 +92,7 @@ class Maker:
         """
         entry = self._journal.get(asked.handle, address)
         if entry is None:
+            self._journal.given_away(asked.handle)
             return False
         if entry.phase is journal.Phase.BOUND:
             check_same(entry, asked)
@@ -117,7 +115,7 @@ class Maker:
         for attempt in range(1, _ATTEMPTS + 1):
             turn.check()
             try:
-                return self._make(self._host.gpu(address), turn, share)
+                return self._make(self._known(address), turn, share)
             except exception.BindAbandoned:
                 raise
             except _NoRoom as full:
@@ -170,6 +168,7 @@ class Maker:
         self._parts.destroy_vgpu(
             entry.gpu, entry.vgpu,
             self._host.gpu(entry.gpu) if entry.vfio else None)
+        self._parts.disconnect(entry)
 
     def remove_instance(self, entry: journal.Entry) -> None:
         """Return the instance of an entry whose vGPU is gone, and forget it.
@@ -181,11 +180,14 @@ class Maker:
                                                 self._host.refresh_gpu)
         if instance is not None:
             self._health.instance_gone(entry.gpu, instance.placement)
-        self._journal.remove(entry.handle)
+        # The record has the times. A process that is killed between the two
+        # writes repeats both, so the line may be there twice, but not never.
+        ended = self._journal.get(entry.handle, entry.gpu) or entry
         self._audit.record(
             entry.gpu, 'undone' if entry.phase is journal.Phase.BINDING
-            else 'unbound', entry.handle, audit.of_entry(entry))
-        self._host.record(entry.gpu, gone=(instance, _vgpu(entry)))
+            else 'unbound', entry.handle, audit.of_entry(ended))
+        self._journal.remove(entry.handle)
+        self._host.record(entry.gpu, gone=(instance, entry.live()))
 
     def remove_unrecorded(self, address: model.PciAddress,
                           asked: request.Request) -> None:
@@ -197,6 +199,15 @@ class Maker:
         self._host.record(address, gone=(None, model.Vgpu(
             asked.function, asked.mdev_type, asked.handle)))
 
+    def _known(self, address: model.PciAddress) -> model.Gpu:
+        """A GPU as it is known; of mixed sizes, as it is now.
+
+        Only the driver knows the placements that the vGPUs of others have,
+        and one that is taken shows when the guest starts, not at the bind.
+        """
+        gpu = self._host.gpu(address)
+        return self._host.refresh_gpu(address) if gpu.mixed_sizes else gpu
+
     def _make(self, gpu: model.Gpu, turn: turns.Turn, share: bool
               ) -> journal.Entry:
         asked = turn.asked
@@ -207,36 +218,29 @@ class Maker:
         entry = self._entry(gpu, offer, planned, asked)
         self._check_unclaimed(entry, asked)
         self._journal.put(entry)
-        cut = None
+        created = None
         try:
             if entry.placement is not None and entry.instance_id is None:
-                entry = self._make_instance(gpu, entry)
-                cut = created(entry)
+                created = self._parts.create_instance(
+                    gpu, entry, self._host.wants(gpu))
+                entry = self._parts.numbered(entry, created.instance_id)
             moved, below = self._parts.create_vgpu(gpu, entry)
             if moved is not entry:
-                cut = None
+                created = None
             turn.check()
             # In this order: what is left is read without a lock, and must
             # never seem to be more than it is.
-            self._host.record(gpu.address, made=(cut, _vgpu(moved, below)))
-            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND)
+            self._host.record(gpu.address, made=(created, moved.live(below)))
+            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND,
+                                        since=self._journal.clock())
             self._journal.put(entry)
-        except _Refused as refused:
-            self._journal.remove(entry.handle)
-            raise refused.error from None
-        except (exception.SysfsError, exception.VgpuNotCreatable) as error:
-            self._undo(entry)
+        except Exception as error:
+            self._roll_back(entry, error)
             if planned.instance_id is not None and _is_full(error):
                 raise _NoRoom(error) from error
             if isinstance(error, exception.StepFailed):
                 raise plan.refusal(asked, str(error)) from error
             raise
-        except exception.StepFailed as error:
-            self._undo(entry)
-            raise plan.refusal(asked, str(error)) from error
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                self._undo(entry)
         return entry
 
     def _check_unclaimed(self, entry: journal.Entry,
@@ -247,17 +251,6 @@ class Maker:
                 'that virtual function carries a vGPU' if entry.vfio
                 else 'an mdev with that UUID exists')
                 + ' that this driver did not make')
-
-    def _make_instance(self, gpu: model.Gpu, entry: journal.Entry
-                       ) -> journal.Entry:
-        try:
-            return self._parts.create_instance(gpu, entry)
-        except exception.NvmlError as error:
-            if executor.was_refused(error):
-                # Nothing of ours is there, so what lies at the placement is
-                # another's and must not be taken for ours when undoing.
-                raise _Refused(error) from error
-            raise
 
     def _entry(self, gpu: model.Gpu, offer: offers.Offer,
                planned: plan.BindPlan, asked: request.Request
@@ -272,10 +265,20 @@ class Maker:
             phase=journal.Phase.BINDING, profile_id=planned.profile_id,
             placement=planned.placement, foreign_ids=foreign,
             vfio=gpu.framework is model.Framework.VENDOR_VFIO,
-            vgpu_placement=planned.vgpu_placement), planned.instance_id)
+            vgpu_placement=planned.vgpu_placement,
+            fabric_partition=_own_partition(gpu, asked)),
+            planned.instance_id)
 
-    def _undo(self, entry: journal.Entry) -> None:
-        """Roll a bind back; what resists is left to the next report."""
+    def _roll_back(self, entry: journal.Entry, reason: Exception) -> None:
+        """Roll a bind back; what resists is left to the next report.
+
+        :raises JournalError: if nothing was created and that cannot be
+            written.
+        """
+        if executor.was_refused(reason):
+            # What lies at the placement is another's.
+            self._journal.remove(entry.handle)
+            return
         try:
             self.remove(entry)
         except Exception as error:
@@ -287,12 +290,24 @@ class Maker:
                            error, exception.GpuDriverError))
 
 
-def created(entry: journal.Entry) -> model.GpuInstance | None:
-    """The instance of an entry, as NVML has just given it back."""
-    if entry.instance is None or entry.instance_id is None:
+def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
+    """NVSwitch partition that the vGPU needs before its guest starts.
+
+    The NVLinks of a GPU are one virtual function's ("vGPU Virtualization
+    Model" in the fabric manager's user guide), so only a vGPU that takes the
+    whole GPU can have them.
+
+    :raises BindRefused: if it needs one and cannot have it.
+    """
+    kind = next((kind for kind in gpu.vgpu_types
+                 if kind.mdev_type_id == asked.mdev_type), None)
+    if (kind is None or kind.max_instances != 1
+            or kind.gi_profile_id is not None):
         return None
-    return model.GpuInstance(entry.instance.placement,
-                             entry.instance.profile_id, entry.instance_id)
+    try:
+        return privileged_fabric.own_partition(str(gpu.address))
+    except (exception.FabricError, exception.StepFailed) as error:
+        raise plan.refusal(asked, str(error)) from error
 
 
 def check_same(entry: journal.Entry, asked: request.Request) -> None:
@@ -308,14 +323,9 @@ def check_same(entry: journal.Entry, asked: request.Request) -> None:
         raise plan.refusal(asked, f'the handle is bound on {entry.function}')
 
 
-def _is_full(error: exception.SysfsError | exception.VgpuNotCreatable
-             ) -> bool:
+def _is_full(error: Exception
+             ) -> TypeGuard[exception.SysfsError | exception.VgpuNotCreatable]:
     """Whether no GPU instance takes the vGPU, by what the kernel says."""
     return (isinstance(error, exception.VgpuNotCreatable)
-            or error.errno in _NO_ROOM)
-
-
-def _vgpu(entry: journal.Entry, instance_id: int | None = None
-          ) -> model.Vgpu:
-    return model.Vgpu(entry.function, entry.mdev_type,
-                      None if entry.vfio else entry.handle, instance_id)
+            or isinstance(error, exception.SysfsError)
+            and error.errno in _NO_ROOM)

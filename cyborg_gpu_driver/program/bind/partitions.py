@@ -37,6 +37,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
@@ -70,7 +71,7 @@ class Partitions:
 
     To be used under the GPU's lock.
 
-    :param machine: where state is read; the executor makes the changes.
+    :param machine: where state is read.
     :param records: the journal.
     """
 
@@ -79,9 +80,8 @@ class Partitions:
         self._journal = records
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
-        """Type of the vGPU that is where ``vgpu`` is to be.
+        """Type of the vGPU (``nvidia-474``) where ``vgpu`` is to be, if any.
 
-        :returns: ``nvidia-474``; None if there is none.
         :raises SysfsError: if that cannot be read.
         """
         return executor.type_of(self._machine, vgpu)
@@ -116,21 +116,20 @@ class Partitions:
         self._journal.put(*entries)
         return entries
 
-    def create_instance(self, gpu: model.Gpu, entry: journal.Entry
-                        ) -> journal.Entry:
+    def create_instance(self, gpu: model.Gpu, entry: journal.Entry,
+                        wanted: readiness.Wants) -> model.GpuInstance:
         """Create the entry's instance at its placement.
 
-        :returns: the entry with the instance's id, and the boot that the
-            id is good for.
+        :param wanted: what the policy needs of the GPU.
         :raises NvmlError: as NVML refused it.
         :raises StepFailed: if the driver put it somewhere else.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
         runner.take(action.Step(
             Action.CREATE_INSTANCE, spec.profile(gpu, entry.profile_id),
-            entry.placement))
-        return self.numbered(
-            entry, runner.instance(entry.placement).instance_id)
+            entry.placement, scheduler=readiness.instance_scheduler(
+                gpu, wanted, entry.profile_id)))
+        return runner.instance(entry.placement)
 
     def create_vgpu(self, gpu: model.Gpu, entry: journal.Entry
                     ) -> tuple[journal.Entry, int | None]:
@@ -147,8 +146,12 @@ class Partitions:
         :raises StepFailed: if something else is there, or the kernel made
             something else.
         """
-        executor.Executor(self._machine, entry.gpu, gpu).take(
-            action.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
+        runner = executor.Executor(self._machine, entry.gpu, gpu)
+        runner.take(action.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
+        if entry.fabric_partition is not None:
+            runner.take(action.Step(Action.ACTIVATE_PARTITION,
+                                    vgpu=entry.vgpu,
+                                    fabric_partition=entry.fabric_partition))
         found = self.instance_under(entry)
         if found is None or found == entry.instance_id:
             return entry, found
@@ -184,12 +187,18 @@ class Partitions:
         executor.Executor(self._machine, address, gpu).take(
             action.Step(Action.DESTROY_VGPU, vgpu=vgpu))
 
-    def undefine_mdev(self, handle: str) -> None:
-        """Let mdevctl forget the mdev of a handle; never raises.
+    def disconnect(self, entry: journal.Entry) -> None:
+        """Deactivate the NVSwitch partition of a vGPU that is gone.
 
-        What it keeps takes a vGPU at the next boot, and is in nobody's way
-        until then.
+        :raises FabricError: as the fabric manager refused it.
         """
+        if entry.fabric_partition is not None:
+            executor.Executor(self._machine, entry.gpu).take(action.Step(
+                Action.DEACTIVATE_PARTITION,
+                fabric_partition=entry.fabric_partition))
+
+    def undefine_mdev(self, handle: str) -> None:
+        """Let mdevctl forget the mdev of a handle; never raises."""
         try:
             privileged_vgpu.undefine_mdev(handle)
         except exception.GpuDriverError as error:
@@ -200,9 +209,8 @@ class Partitions:
                          ) -> spec.MigInstanceSpec | None:
         """Destroy the instance of an entry, if no other keeps it alive.
 
-        Where NVML says that it is in use, it is found out by whom. Nothing
-        is destroyed to find that out: compute instances go only where
-        nothing uses the instance that they are in.
+        Nothing is destroyed to find out who uses it: compute instances go
+        only where nothing uses the instance that they are in.
 
         :param entry: its vGPU is gone.
         :param read: reads a GPU again.
@@ -258,7 +266,6 @@ class Partitions:
     def usage(self, gpu: model.Gpu, instance_id: int) -> Usage:
         """Who uses the GPU instances of a GPU; above all, one of them.
 
-        :param gpu: as it is now.
         :raises NvmlError, SysfsError: if that cannot be found out.
         """
         nvml = self._machine.nvml

@@ -85,10 +85,17 @@ def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
     return Desired(_wants(policy, gpu, record.layout, claims), tuple(groups))
 
 
-def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec]
-             ) -> tuple[action.Step, ...]:
-    """The steps that create those instances that a GPU lacks."""
-    return _differing(gpu, tuple(instances), ())
+def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec],
+             policy: readiness.Wants) -> tuple[action.Step, ...]:
+    """The steps that create those instances that a GPU lacks.
+
+    :param policy: what the policy needs of the GPU, its scheduler above all.
+    """
+    return tuple(
+        dataclasses.replace(step, scheduler=readiness.instance_scheduler(
+            gpu, policy, step.profile.profile_id if step.profile else None))
+        if step.action is Action.CREATE_INSTANCE else step
+        for step in _differing(gpu, tuple(instances), ()))
 
 
 def removal(gpu: model.Gpu, instances: Collection[spec.MigInstanceSpec]

@@ -42,7 +42,7 @@ class BindPlan:
     """Of the GPU instance."""
     instance_id: int | None = None
     """Of an instance of ours that others are on; None where one is to be
-    cut."""
+    created."""
     vgpu_placement: int | None = None
     """Placement id among vGPUs of mixed sizes."""
 
@@ -121,7 +121,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
         grid, grid.occupancy_of((*mig.instances,
                                  *_unfinished(mig, entries))), profile)
     if start is None:
-        raise refusal(asked, f'no room for {offer.profile} beside '
+        raise refusal(asked, f'no room for {offer.profile} next to '
                       + _instances(mig))
     return BindPlan(function, profile.profile_id, start)
 
@@ -164,7 +164,7 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
     """The fullest instance of ours with room for one more vGPU.
 
     An instance takes vGPUs of one framebuffer size. What somebody else has
-    cut is not ours to fill.
+    created is not ours to fill.
     """
     if offer.per_instance < 2:
         return None

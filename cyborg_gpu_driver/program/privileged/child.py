@@ -17,30 +17,44 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 
 from oslo_concurrency import processutils
 
-Failed = processutils.ProcessExecutionError
-"""The program ended with another code than 0."""
+Tool = str | Callable[..., str]
+"""Name or path of a program, or what a simulated machine has in its place,
+which is called with the arguments."""
 
 
-def run(seconds: float, *command: str) -> None:
+class Failed(Exception):
+    """A program did not do its work; the text says why, for people."""
+
+
+def run(seconds: float, tool: Tool, *arguments: object) -> None:
     """Run a program to its end.
 
     :param seconds: how long it may take. One that takes longer is killed,
         with the programs that it has started.
-    :param command: the program and its arguments.
     :raises FileNotFoundError: if there is no such program.
-    :raises TimeoutError: if it took longer.
-    :raises OSError: if it cannot be started.
-    :raises Failed: with its code and what it said.
+    :raises Failed: with what it said, if it ends with another code than 0,
+        takes longer, or cannot be started.
     """
     try:
-        processutils.execute(*command, timeout=seconds, on_completion=_kill,
-                             preexec_fn=os.setsid)
+        if callable(tool):
+            tool(*arguments)
+        else:
+            processutils.execute(tool, *arguments, timeout=seconds,
+                                 on_completion=_kill, preexec_fn=os.setsid)
+    except FileNotFoundError:
+        raise
     except processutils.subprocess.TimeoutExpired as error:
-        raise TimeoutError(f'it did not end within {seconds:g} s and was '
-                           'killed') from error
+        raise Failed(f'{tool} did not end within {seconds:g} s and was '
+                     'killed') from error
+    except OSError as error:
+        raise Failed(f'{tool} cannot be run ({error})') from error
+    except processutils.ProcessExecutionError as error:
+        raise Failed(f'{error.stdout or ""}{error.stderr or ""}'.strip()
+                     ) from error
 
 
 def _kill(process: processutils.subprocess.Popen) -> None:
@@ -48,8 +62,3 @@ def _kill(process: processutils.subprocess.Popen) -> None:
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def words(error: processutils.ProcessExecutionError) -> str:
-    """What a program said that failed."""
-    return f'{error.stdout or ""}{error.stderr or ""}'.strip()

@@ -236,11 +236,11 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
                                   *_DRIVERS, driver, 'unbind')
     except TimeoutError as error:
         raise exception.DriverStuck(
-            address=function, reason=f'driver {driver} has not let go of it '
+            address=function, reason=f'driver {driver} did not release it '
             f'within {machine.driver_timeout} seconds',
-            state='it waits for whoever has the GPU open, cannot be '
-            'interrupted, and may stay so until this machine is started '
-            "again; see the kernel's log") from error
+            state='it waits until every process has closed the GPU, cannot '
+            'be interrupted, and may stay so until the host is restarted; '
+            "see the kernel's log") from error
 
 
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:

@@ -30,27 +30,26 @@ from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import nvidia_smi
 from cyborg_gpu_driver.program.privileged import sriov
 
-_PROFILE_LIMIT = 64
-"""More indices of GPU instance profiles than NVML has."""
-
 
 @privsep.slow_entrypoint
-def enable_virtual_functions(address: str) -> None:
-    """Make a GPU's virtual functions, all that it has.
+def set_virtual_functions(address: str, enable: bool) -> None:
+    """Create a GPU's virtual functions, all that it has, or remove them.
 
     :raises SriovError: as NVIDIA's sriov-manage refused it, or because the
         GPU has GPU instances, which sriov-manage would destroy.
     """
-    _manage(address, True)
-
-
-@privsep.slow_entrypoint
-def disable_virtual_functions(address: str) -> None:
-    """Remove a GPU's virtual functions.
-
-    :raises SriovError: as :func:`enable_virtual_functions`.
-    """
-    _manage(address, False)
+    privileged.check_truth('virtual functions', enable)
+    gpu = privileged_driver.nvidia_gpu(address)
+    machine = privileged.machine()
+    # The lock that sriov-manage needs is refused while NVML is open.
+    with machine.nvml.lent():
+        has_instances = _has_instances(machine.nvml, gpu)
+    if has_instances:
+        raise exception.SriovError(
+            address=gpu, reason='sriov-manage would destroy the GPU '
+            'instances that are there')
+    privileged_driver.refuse_held(gpu)
+    sriov.manage(str(gpu), enable, machine.sriov_manage)
 
 
 @privsep.entrypoint
@@ -59,13 +58,9 @@ def set_mixed_sizes(address: str, enable: bool) -> None:
 
     :raises NvmlError: IN_USE if the GPU has a vGPU; NOT_SUPPORTED.
     """
-    if type(enable) is not bool:
-        raise exception.InvalidValue(what='mixed-size mode', value=enable,
-                                     expected='expected True or False')
-    nvml = privileged.machine().nvml
-    with nvml.kept():
-        nvml_vgpu.set_mixed_sizes(
-            nvml, nvml.device(model.PciAddress.parse(address)), enable)
+    privileged.check_truth('mixed-size mode', enable)
+    with privileged.gpu(address) as (nvml, device):
+        nvml_vgpu.set_mixed_sizes(nvml, device, enable)
 
 
 @privsep.entrypoint
@@ -74,13 +69,9 @@ def set_ecc_mode(address: str, enable: bool) -> None:
 
     :raises NvmlError: NOT_SUPPORTED if the GPU has no ECC.
     """
-    if type(enable) is not bool:
-        raise exception.InvalidValue(what='ECC mode', value=enable,
-                                     expected='expected True or False')
-    nvml = privileged.machine().nvml
-    with nvml.kept():
-        nvml.call('nvmlDeviceSetEccMode',
-                  nvml.device(model.PciAddress.parse(address)), int(enable))
+    privileged.check_truth('ECC mode', enable)
+    with privileged.gpu(address) as (nvml, device):
+        nvml.call('nvmlDeviceSetEccMode', device, int(enable))
 
 
 @privsep.entrypoint
@@ -91,6 +82,33 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
     :param time_slice: nanoseconds; None leaves it to the driver.
     :raises NvmlError: IN_USE while a virtual machine runs on the GPU;
         INVALID_ARGUMENT for a time slice out of range; NOT_SUPPORTED.
+    """
+    wanted = _scheduler(policy, time_slice)
+    with privileged.gpu(address) as (nvml, device):
+        nvml_vgpu.set_scheduler(nvml, device, wanted, time_slice)
+
+
+@privsep.entrypoint
+def set_instance_scheduler(address: str, instance_id: int, policy: str,
+                           time_slice: int | None) -> None:
+    """Set how vGPUs share a GPU instance.
+
+    :param policy, time_slice: as of :func:`set_scheduler`.
+    :raises NvmlError: IN_USE while a virtual machine runs within the GPU
+        instance; INVALID_ARGUMENT for a time slice out of range;
+        NOT_SUPPORTED; NOT_FOUND.
+    """
+    privileged.check_number('instance id', instance_id, 1 << 31)
+    wanted = _scheduler(policy, time_slice)
+    with privileged.gpu(address) as (nvml, device):
+        nvml_vgpu.set_instance_scheduler(nvml, device, instance_id, wanted,
+                                         time_slice)
+
+
+def _scheduler(policy: str, time_slice: int | None) -> model.SchedulerPolicy:
+    """Check a scheduler and its time slice.
+
+    :raises InvalidValue: naming what is wrong.
     """
     try:
         wanted = model.SchedulerPolicy(policy)
@@ -104,11 +122,7 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
         raise exception.InvalidValue(
             what='time slice', value=time_slice,
             expected='expected nanoseconds, from 1')
-    nvml = privileged.machine().nvml
-    with nvml.kept():
-        nvml_vgpu.set_scheduler(
-            nvml, nvml.device(model.PciAddress.parse(address)), wanted,
-            time_slice)
+    return wanted
 
 
 @privsep.slow_entrypoint
@@ -132,43 +146,12 @@ def fabric_manager_runs() -> bool:
     return device_node.fabric_manager_runs(privileged.machine())
 
 
-def _manage(address: str, enable: bool) -> None:
-    parsed = privileged_driver.nvidia_gpu(address)
-    machine = privileged.machine()
-    # The lock that sriov-manage needs is refused while NVML is open.
-    with machine.nvml.lent():
-        has_instances = _has_instances(machine.nvml, parsed)
-    if has_instances:
-        raise exception.SriovError(
-            address=parsed, reason='sriov-manage would destroy the GPU '
-            'instances that are there')
-    privileged_driver.refuse_held(parsed)
-    sriov.manage(str(parsed), enable, machine.sriov_manage)
-
-
 def _has_instances(nvml: nvml_session.NvmlSession, address: model.PciAddress
                    ) -> bool:
-    """Whether a GPU has a GPU instance, whoever cut it.
-
-    Profiles are found by index, up to the INVALID_ARGUMENT at their end.
-    """
+    """Whether a GPU has a GPU instance, whoever created it."""
     device = nvml.device(address)
-    try:
-        if not any(nvml.mig_mode(device)):
-            return False
-    except exception.NvmlError as error:
-        if error.symbol in nvml_library.ABSENT:
-            return False
-        raise
-    for index in range(_PROFILE_LIMIT):
-        try:
-            info = nvml.call('nvmlDeviceGetGpuInstanceProfileInfo', device,
-                             index, 1)
-            if nvml.gpu_instances(device, info.id):
-                return True
-        except exception.NvmlError as error:
-            if error.symbol == 'INVALID_ARGUMENT':
-                break
-            if error.symbol != 'NOT_SUPPORTED':
-                raise
-    return False
+    if not any(nvml.optional('nvmlDeviceGetMigMode', device) or ()):
+        return False
+    return any(found for _, found in nvml_library.indexed(
+        lambda index: nvml.gpu_instances(device, nvml.call(
+            'nvmlDeviceGetGpuInstanceProfileInfo', device, index, 1).id)))

@@ -18,8 +18,6 @@ again: a definition that stays would take a vGPU from the next boot on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program.privileged import child
 
@@ -29,7 +27,7 @@ _UNKNOWN = 'No devices match'
 """What ``mdevctl undefine`` says of a UUID that it does not know."""
 
 
-def undefine(uuid: str, tool: str | Callable[..., str]) -> None:
+def undefine(uuid: str, tool: child.Tool) -> None:
     """Remove the definition of an mdev; nothing if there is none.
 
     A host without mdevctl has no definitions.
@@ -38,20 +36,11 @@ def undefine(uuid: str, tool: str | Callable[..., str]) -> None:
         it (:attr:`cyborg_gpu_driver.host.platform.Platform.mdevctl`).
     :raises MdevctlError: saying what mdevctl said.
     """
-    arguments = ('undefine', '--uuid', uuid)
     try:
-        if callable(tool):
-            tool(*arguments)
-        else:
-            child.run(_SECONDS, tool, *arguments)
+        child.run(_SECONDS, tool, 'undefine', '--uuid', uuid)
     except FileNotFoundError:
         return
-    except TimeoutError as error:
-        raise exception.MdevctlError(uuid=uuid, reason=str(error)) from error
-    except OSError as error:
-        raise exception.MdevctlError(
-            uuid=uuid, reason=f'{tool} cannot be run ({error})') from error
     except child.Failed as error:
-        said = child.words(error)
-        if _UNKNOWN not in said:
-            raise exception.MdevctlError(uuid=uuid, reason=said) from error
+        if _UNKNOWN not in str(error):
+            raise exception.MdevctlError(uuid=uuid,
+                                         reason=str(error)) from error

@@ -22,7 +22,11 @@ Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 from oslo_config import cfg
 
@@ -31,6 +35,7 @@ from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import compute
+from cyborg_gpu_driver.host.nvml import session
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 
@@ -81,11 +86,9 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
     check_number('profile id', profile_id, 1 << 31)
     check_number('start', start, _GRID_LIMIT)
     check_number('size', size, _GRID_LIMIT)
-    nvml = machine().nvml
-    with nvml.kept():
-        instance = nvml.create_gpu_instance(
-            nvml.device(model.PciAddress.parse(address)), profile_id,
-            model.Placement(start, size))
+    with gpu(address) as (nvml, device):
+        instance = nvml.create_gpu_instance(device, profile_id,
+                                            model.Placement(start, size))
     return (instance.instance_id, instance.placement.start,
             instance.placement.size)
 
@@ -98,10 +101,8 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
         vGPU; NOT_FOUND.
     """
     check_number('instance id', instance_id, 1 << 31)
-    nvml = machine().nvml
-    with nvml.kept():
-        nvml.destroy_gpu_instance(
-            nvml.device(model.PciAddress.parse(address)), instance_id)
+    with gpu(address) as (nvml, device):
+        nvml.destroy_gpu_instance(device, instance_id)
 
 
 @privsep.entrypoint
@@ -114,10 +115,8 @@ def destroy_compute_instances(address: str, instance_id: int) -> None:
     :raises NvmlError: IN_USE if a process runs on one; NOT_FOUND.
     """
     check_number('instance id', instance_id, 1 << 31)
-    nvml = machine().nvml
-    with nvml.kept():
-        nvml.destroy_compute_instances(
-            nvml.device(model.PciAddress.parse(address)), instance_id)
+    with gpu(address) as (nvml, device):
+        nvml.destroy_compute_instances(device, instance_id)
 
 
 @privsep.entrypoint
@@ -165,9 +164,7 @@ def set_mig_mode(address: str, enable: bool) -> str:
         ``IN_USE``; which mode is current must be read.
     :raises NvmlError: IN_USE, NOT_SUPPORTED, NO_PERMISSION.
     """
-    if type(enable) is not bool:
-        raise exception.InvalidValue(what='MIG mode', value=enable,
-                                     expected='expected True or False')
+    check_truth('MIG mode', enable)
     nvml = machine().nvml
     with nvml.lent():
         return nvml.set_mig_mode(
@@ -177,9 +174,10 @@ def set_mig_mode(address: str, enable: bool) -> str:
 def _compute() -> compute.ComputeReader:
     """Of this process's machine, with what it has learnt."""
     global _compute_reader
-    nvml = machine().nvml
-    if _compute_reader is None or _compute_reader.nvml is not nvml:
-        _compute_reader = compute.ComputeReader(nvml)
+    here = machine()
+    if _compute_reader is None or _compute_reader.nvml is not here.nvml:
+        _compute_reader = compute.ComputeReader(
+            here.nvml, functools.partial(pci.board, here.sysfs))
     return _compute_reader
 
 
@@ -193,6 +191,29 @@ def nvidia_function(address: str) -> model.PciAddress:
             *pci.DEVICES, str(parsed), 'vendor') != NVIDIA_VENDOR:
         raise exception.UnknownGpu(address=parsed)
     return parsed
+
+
+@contextlib.contextmanager
+def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
+    """The session and a GPU's handle in it, for a series of calls.
+
+    :raises InvalidPciAddress: if ``address`` is none.
+    :raises NvmlError: if NVML has no GPU there.
+    """
+    parsed = model.PciAddress.parse(address)
+    nvml = machine().nvml
+    with nvml.kept():
+        yield nvml, nvml.device(parsed)
+
+
+def check_truth(what: str, value: bool) -> None:
+    """Refuse what is neither True nor False.
+
+    :raises InvalidValue: naming ``what``.
+    """
+    if type(value) is not bool:
+        raise exception.InvalidValue(what=what, value=value,
+                                     expected='expected True or False')
 
 
 def check_number(what: str, value: int, limit: int) -> None:

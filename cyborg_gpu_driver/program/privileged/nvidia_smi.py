@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program.privileged import child
 
@@ -24,7 +22,7 @@ _SECONDS = 120.0
 back much earlier."""
 
 
-def reset(address: str, tool: str | Callable[..., str]) -> bool:
+def reset(address: str, tool: child.Tool) -> bool:
     """Reset a GPU.
 
     :param address: PCI address of the GPU.
@@ -34,21 +32,11 @@ def reset(address: str, tool: str | Callable[..., str]) -> bool:
     :returns: False where there is no nvidia-smi.
     :raises StepFailed: with what it said, or if it does not end.
     """
-    arguments = ('--gpu-reset', '-i', address)
     try:
-        if callable(tool):
-            tool(*arguments)
-        else:
-            child.run(_SECONDS, tool, *arguments)
+        child.run(_SECONDS, tool, '--gpu-reset', '-i', address)
     except FileNotFoundError:
         return False
-    except TimeoutError as error:
-        raise exception.StepFailed(reason=f'{tool}: {error}') from error
-    except OSError as error:
-        raise exception.StepFailed(
-            reason=f'{tool} cannot be run: {error}') from error
     except child.Failed as error:
         raise exception.StepFailed(
-            reason='nvidia-smi did not reset it: '
-            + child.words(error)) from error
+            reason=f'nvidia-smi did not reset it: {error}') from error
     return True

@@ -38,7 +38,7 @@ _PAUSE = 1.0
 """Seconds between two attempts."""
 
 
-def manage(address: str, enable: bool, tool: str | Callable[..., str],
+def manage(address: str, enable: bool, tool: child.Tool,
            sleep: Callable[[float], object] = time.sleep) -> None:
     """Make or remove all virtual functions of a GPU.
 
@@ -48,29 +48,22 @@ def manage(address: str, enable: bool, tool: str | Callable[..., str],
     :param sleep: called between two attempts.
     :raises SriovError: saying what the script said.
     """
+    arguments = ((address, enable) if callable(tool)
+                 else ('-e' if enable else '-d', address))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            if callable(tool):
-                tool(address, enable)
-            else:
-                child.run(_SECONDS, tool, '-e' if enable else '-d',
-                          address)
+            child.run(_SECONDS, tool, *arguments)
             return
-        except TimeoutError as error:
-            raise exception.SriovError(
-                address=address,
-                reason=f'sriov-manage failed: {error}') from error
-        except OSError as error:
+        except FileNotFoundError as error:
             raise exception.SriovError(
                 address=address, reason=f'{tool} cannot be run '
                 f'({error}); it comes with NVIDIA vGPU software'
             ) from error
         except child.Failed as error:
-            said = child.words(error)
-            if _PASSING not in said or attempt == _ATTEMPTS:
+            if _PASSING not in str(error) or attempt == _ATTEMPTS:
                 raise exception.SriovError(
                     address=address,
-                    reason=f'sriov-manage failed: {said}') from error
+                    reason=f'sriov-manage failed: {error}') from error
             LOG.info('GPU %(gpu)s: %(said)s; trying again',
-                     {'gpu': address, 'said': said})
+                     {'gpu': address, 'said': error})
         sleep(_PAUSE)

@@ -115,7 +115,7 @@ class Applier:
             if found:
                 raise exception.ModeBlocked(
                     gpu=gpu.address, mode='on' if wanted.enabled else 'off',
-                    reason='in the way: ' + ', '.join(found))
+                    reason='blocked by ' + ', '.join(found))
         return planned
 
     def unfinished(self, gpu: model.PciAddress

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 
 _PAUSE = 60.0
@@ -38,7 +39,7 @@ class Backoff:
         self._log = log
         self._clock = clock
         self._failed: dict[model.PciAddress, tuple[float, Any]] = {}
-        self._said: dict[model.PciAddress, str] = {}
+        self._said = log_once.LogOnce()
 
     def attempt(self, address: model.PciAddress, act: Callable[[], Any],
                 outcome_of: Callable[[str], Any]) -> Any:
@@ -61,14 +62,10 @@ class Backoff:
                 self._log.exception('GPU %s', address)
             outcome = outcome_of(str(error))
             self._failed[address] = self._clock(), outcome
-        self._say(address, outcome.reason)
-        return outcome
-
-    def _say(self, address: model.PciAddress, reason: str) -> None:
-        if reason == self._said.get(address, ''):
-            return
-        self._said[address] = reason
-        if reason:
+        if not outcome.reason:
+            self._said.over(address)
+        elif self._said.is_new(outcome.reason, address):
             self._log.warning(
                 'GPU %(gpu)s is not as its policy says: %(reason)s',
-                {'gpu': address, 'reason': reason})
+                {'gpu': address, 'reason': outcome.reason})
+        return outcome

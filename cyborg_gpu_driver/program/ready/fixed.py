@@ -38,7 +38,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.ready import backoff
-from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
@@ -92,8 +91,8 @@ class FixedVgpus:
             steps = _removal(self._unwanted(gpu, record), record)
             governing = self._ready_policy(gpu)
             if governing is not None:
-                steps += _creation(gpu, fixed.plan(gpu, governing,
-                                                   record.types))
+                steps += self._creation(gpu, fixed.plan(gpu, governing,
+                                                        record.types))
         except exception.GpuDriverError as error:
             return Made(gpu.address, reason=str(error))
         return Made(gpu.address, tuple(map(str, steps)))
@@ -187,7 +186,7 @@ class FixedVgpus:
     def _in_the_way(self, gpu: model.Gpu,
                     ours: Mapping[model.PciAddress, str]) -> bool:
         """Whether nothing but what is ours keeps a GPU from changing."""
-        wants = prepare.wants(self._settings, gpu)
+        wants = self._settings.wants(gpu)
         if _READY.issuperset(readiness.actions(gpu, wants)):
             return False
         return not (
@@ -221,7 +220,7 @@ class FixedVgpus:
         if (not self._settings.prepare
                 or gpu.framework is not model.Framework.VENDOR_VFIO
                 or not _READY.issuperset(readiness.actions(
-                    gpu, prepare.wants(self._settings, gpu)))):
+                    gpu, self._settings.wants(gpu)))):
             return None
         return self._policy(gpu)
 
@@ -246,7 +245,7 @@ class FixedVgpus:
                 {**record.types, **{
                     item.function: item.type_id for item in missing}},
                 record.instances | frozenset(planned.instances)))
-            steps = _creation(now, planned)
+            steps = self._creation(now, planned)
             try:
                 self._transactions.run(
                     now, steps, lambda gpu: self._check(governing, missing))
@@ -255,6 +254,22 @@ class FixedVgpus:
                     self._records.put(gpu.address, fixed=record)
                 raise
             return Made(gpu.address, tuple(map(str, steps)))
+
+    def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
+                  ) -> list[action.Step]:
+        """The steps that create what is missing of a plan.
+
+        Instances come first: a type without one is EIO. Of the vGPUs the
+        largest come first, which have the fewest places.
+        """
+        sizes = {kind.mdev_type_id: kind.framebuffer_mib
+                 for kind in gpu.vgpu_types}
+        return [
+            *desired.creation(gpu, planned.instances,
+                              self._settings.wants(gpu)),
+            *(action.Step(action.Action.CREATE_VGPU, vgpu=item)
+              for item in sorted(_missing(gpu, planned), key=lambda item: (
+                  -sizes.get(item.type_id, 0), item.function)))]
 
     def _check(self, governing: policy.Policy,
                vgpus: Iterable[spec.VgpuSpec]) -> None:
@@ -272,22 +287,6 @@ def _removal(functions: Iterable[model.PciAddress],
     """The steps that remove the vGPUs of functions."""
     return [action.Step(action.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
         function, record.types[function])) for function in functions]
-
-
-def _creation(gpu: model.Gpu, planned: fixed.FixedPlan
-              ) -> list[action.Step]:
-    """The steps that create what is missing of a plan.
-
-    Instances come first: a type without one is EIO. Of the vGPUs the
-    largest come first, which have the fewest places.
-    """
-    sizes = {kind.mdev_type_id: kind.framebuffer_mib
-             for kind in gpu.vgpu_types}
-    return [
-        *desired.creation(gpu, planned.instances),
-        *(action.Step(action.Action.CREATE_VGPU, vgpu=item)
-          for item in sorted(_missing(gpu, planned), key=lambda item: (
-              -sizes.get(item.type_id, 0), item.function)))]
 
 
 def _missing(gpu: model.Gpu, planned: fixed.FixedPlan

@@ -40,14 +40,14 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.ready import backoff
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.program.steps import whole
 
 LOG = logging.getLogger(__name__)
 
 _HARMLESS = frozenset({action.Action.SCHEDULER})
-"""What may be done beside vGPUs, while no virtual machine runs (the
-description of nvmlDeviceSetVgpuSchedulerState)."""
+"""What may be done beside vGPUs, while no virtual machine runs (nvml.h on
+nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def take(machine: platform.Platform, host_reader: reader.HostReader,
         if not left:
             return gpu
         step = left[0]
-        if any(step.action is earlier.action for earlier in taken):
+        if step in taken:
             raise exception.StepFailed(reason=f'"{step}" had no effect')
         taken.append(step)
         LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address, 'step': step})
@@ -120,16 +120,12 @@ class Preparer:
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
 
-    def wants(self, gpu: model.Gpu) -> readiness.Wants:
-        """What a GPU needs; see :func:`wants`."""
-        return wants(self._settings, gpu)
-
     def plan(self, gpu: model.Gpu) -> Outcome:
         """What is left to do on a GPU, and what is in the way.
 
         :param gpu: of a snapshot that was taken just now.
         """
-        steps = readiness.steps(gpu, self.wants(gpu))
+        steps = readiness.steps(gpu, self._settings.wants(gpu))
         return Outcome(gpu.address, steps,
                        self._in_the_way(gpu, steps) if steps else '')
 
@@ -152,14 +148,15 @@ class Preparer:
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
-        if not readiness.steps(gpu, self.wants(gpu)):
+        if not readiness.steps(gpu, self._settings.wants(gpu)):
             return Outcome(gpu.address, rolled_back=rolled_back)
         with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
             reason = self._in_the_way(now, readiness.steps(
-                now, self.wants(now)))
+                now, self._settings.wants(now)))
             if not reason:
-                take(self._machine, self._reader, now, self.wants, taken)
+                take(self._machine, self._reader, now,
+                     self._settings.wants, taken)
         return Outcome(gpu.address, tuple(taken), reason, rolled_back)
 
     def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step]
@@ -170,11 +167,11 @@ class Preparer:
         actions = {step.action for step in steps}
         sick = self._health.sick(gpu.address)
         if action.Action.BIND_VFIO in actions and sick:
-            return (f'it is sick ({"; ".join(sick.reasons)}); it stays with '
-                    'its driver, which tells when it is well')
+            return (f'it is unhealthy ({"; ".join(sick.reasons)}); it stays '
+                    'with its driver, which tells when it is healthy')
         try:
             if readiness.HARMLESS.issuperset(actions):
-                found = whole.blockers_of(self._machine, gpu, actions)
+                found = passthrough.blockers_of(self._machine, gpu, actions)
             elif _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
             else:
@@ -190,22 +187,3 @@ class Preparer:
         except Exception as error:
             return f'it is not known whether it is idle: {error}'
         return 'in use: ' + ', '.join(found) if found else ''
-
-
-def wants(settings: policies.Settings, gpu: model.Gpu) -> readiness.Wants:
-    """What the operator's policy needs of a GPU.
-
-    Where the policy is not the operator's own, a GPU is offered as it was
-    found, and nothing but its driver is changed. Without ``[gpu] prepare``
-    not even that is: then a GPU is at most closed.
-    """
-    governing = settings.policy_for(gpu)
-    if governing is None:
-        return readiness.Wants()
-    wanted = readiness.wants(gpu, governing, settings.passthrough_driver)
-    if settings.prepare and settings.policies is not None:
-        return wanted
-    wanted = readiness.driver_only(gpu, wanted)
-    if settings.prepare:
-        return wanted
-    return dataclasses.replace(wanted, driver=None)

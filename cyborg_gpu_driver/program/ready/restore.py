@@ -138,10 +138,10 @@ class Restorer:
 
     def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                done: list[str], failed: list[str]) -> model.Gpu:
-        """MIG mode, virtual functions, mixed sizes and scheduler."""
+        """MIG mode, virtual functions, mixed sizes and schedulers."""
         def wanted(now: model.Gpu) -> readiness.Wants:
-            return desired.desired(now, record, prepare.wants(
-                self._settings, now)).wants
+            return desired.desired(now, record, self._settings.wants(
+                now)).wants
 
         if not readiness.steps(gpu, wanted(gpu)):
             return gpu
@@ -151,7 +151,7 @@ class Restorer:
         found = blockers.of_preparing(self._machine, now, ())
         if found and needed:
             raise exception.ChangeRefused(
-                gpu=gpu.address, reason='in the way: ' + ', '.join(found))
+                gpu=gpu.address, reason='blocked by ' + ', '.join(found))
         reason = ', '.join(found) or (
             not needed and self._cloud.claimed(gpu.address))
         if reason:
@@ -181,7 +181,9 @@ class Restorer:
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
             runner = executor.Executor(self._machine, gpu.address, gpu)
-            for step in desired.creation(gpu, (group.instance,)):
+            for step in desired.creation(
+                    gpu, (group.instance,),
+                    self._settings.wants(gpu)):
                 runner.take(step)
                 done.append(str(step))
             claims = self._partitions.number(claims, runner.instance(

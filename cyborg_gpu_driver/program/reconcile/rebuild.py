@@ -79,7 +79,7 @@ class Rebuilder:
         found, again, left = [], [], 0
         for gpu in self._host.host().gpus:
             with locks.gpu(self._state_path, gpu.address):
-                if not self._journal.is_lost(gpu.address):
+                if not self._store.is_lost(gpu.address):
                     continue
                 gpu = self._host.gpu(gpu.address)
                 entries = self._found(gpu, claims)
@@ -87,7 +87,7 @@ class Rebuilder:
                 found += entries
                 again.append(gpu.address)
                 left += len(gpu.vgpus) - len(entries)
-        self._journal.settle()
+        self._store.settle()
         if not again:
             return again
         lacking = [entry.handle for entry in found

@@ -30,6 +30,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
@@ -39,6 +40,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.reconcile import fabric
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import repair
@@ -75,6 +77,7 @@ class Reconciler:
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
+        self._fabric = fabric.FabricKeeper(machine, host, records)
         self._host = host
         self._journal = records
         self._settings = settings
@@ -87,10 +90,14 @@ class Reconciler:
         self._clock = clock
         self._store = store.of(state_path)
         self._since: dict[tuple, float] = {}
-        self._said: dict[tuple, str] = {}
-        self._unrepaired: dict[tuple, str] = {}
+        self._unrepaired = log_once.LogOnce()
+        self._failure = log_once.LogOnce()
+        self._named: dict[tuple, reconcile.Difference] = {}
         self._count = 0
-        self._failure = ''
+        self.left: tuple[reconcile.Kind, ...] = ()
+        """What the last :meth:`look` has found and not repaired."""
+        self.repaired: tuple[reconcile.Kind, ...] = ()
+        """What it has repaired."""
 
     def look(self, lost: bool = False) -> None:
         """Compare, name and repair, for each report; never raises.
@@ -98,22 +105,27 @@ class Reconciler:
         :param lost: whether the journal was lost and is to be made again
             (:meth:`cyborg_gpu_driver.program.journal.Journal.check`).
         """
+        self.repaired = ()
+        self._fabric.look()
         try:
             if lost:
                 self._rebuilder.rebuild()
             found = self._due(self.find())
         except Exception as error:
             # What is reported of the GPUs must not depend on it.
-            if self._failure != str(error):
-                self._failure = str(error)
+            if self._failure.is_new(str(error)):
                 LOG.warning('The binds of this host could not be compared: '
                             '%s', error,
                             exc_info=not isinstance(
                                 error, exception.GpuDriverError))
             return
-        self._failure = ''
+        self._failure.over()
         self._name(found)
-        self._tell_count(len(found) - sum(map(self._repaired, found)))
+        repaired = [item for item in found if self._repaired(item)]
+        self.repaired = tuple(item.kind for item in repaired)
+        self.left = tuple(item.kind for item in found
+                          if item not in repaired)
+        self._tell_count(len(self.left))
 
     def find(self, refresh: bool = False
              ) -> tuple[reconcile.Difference, ...]:
@@ -216,8 +228,7 @@ class Reconciler:
         try:
             done = self._repairer.repair(difference)
         except Exception as error:
-            if self._unrepaired.get(difference.key) != str(error):
-                self._unrepaired[difference.key] = str(error)
+            if self._unrepaired.is_new(str(error), difference.key):
                 LOG.warning('GPU %(gpu)s: %(subject)s is not repaired: '
                             '%(error)s', {'gpu': difference.gpu,
                                           'subject': difference.subject,
@@ -228,16 +239,20 @@ class Reconciler:
         return True
 
     def _name(self, found: Iterable[reconcile.Difference]) -> None:
-        """Name what is new; what comes again after it was gone is new."""
+        """Log and announce what is new; what comes again is new."""
         for difference in found:
-            if self._said.get(difference.key) != difference.text:
+            before = self._named.get(difference.key)
+            if before is None or before.text != difference.text:
                 LOG.warning('GPU %(gpu)s: %(text)s. What to do: %(remedy)s.',
                             {'gpu': difference.gpu, 'text': difference.text,
                              'remedy': difference.remedy})
-        self._said = {difference.key: difference.text
-                      for difference in found}
-        self._unrepaired = {key: text for key, text
-                            in self._unrepaired.items() if key in self._said}
+            if before is None:
+                self._cloud.drift_found(difference)
+        there = {difference.key: difference for difference in found}
+        for key in self._named.keys() - there.keys():
+            self._cloud.drift_resolved(self._named[key])
+        self._named = there
+        self._unrepaired.keep(there)
 
     def _tell_count(self, count: int) -> None:
         if count == self._count:

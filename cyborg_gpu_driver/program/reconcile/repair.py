@@ -31,7 +31,6 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import differences
 from cyborg_gpu_driver.program.reconcile import orphans
@@ -125,39 +124,38 @@ class Repairer:
         with self._locked(difference):
             self._check_unchanged(entry)
             gpu = self._host.gpu(entry.gpu)
-            cut = None
+            created = None
             if (entry.placement is not None
                     and parts.own_instance(entry) is None):
-                entry = self._create_instance(gpu, entry)
-                cut = making.created(entry)
+                entry, created = self._create_instance(gpu, entry)
                 done.append(f'GPU instance at {entry.placement}')
             below = None
             if parts.vgpu_type(entry.vgpu) is None:
                 entry, below = parts.create_vgpu(gpu, entry)
                 self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')
-            self._host.record(entry.gpu, made=(cut, model.Vgpu(
-                entry.function, entry.mdev_type,
-                None if entry.vfio else entry.handle, below)))
+            self._host.record(entry.gpu, made=(created, entry.live(below)))
         return (f'made {" and ".join(done) or "nothing"} again for handle '
                 f'{entry.handle}')
 
     def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
-                         ) -> journal.Entry:
+                         ) -> tuple[journal.Entry, model.GpuInstance]:
         """Create the instance of an entry, and of those that share it."""
         parts, records = self._parts, self._journal
         profile = spec.profile(gpu, entry.profile_id)
         if profile is None:
             raise _kept('the GPU has no such profile now')
-        made = parts.create_instance(gpu, dataclasses.replace(
-            entry, foreign_ids=parts.instance_ids(entry.gpu, profile)))
+        made = dataclasses.replace(
+            entry, foreign_ids=parts.instance_ids(entry.gpu, profile))
+        created = parts.create_instance(gpu, made, self._host.wants(gpu))
+        made = parts.numbered(made, created.instance_id)
         records.put(*(
             dataclasses.replace(other, instance_id=made.instance_id,
                                 foreign_ids=made.foreign_ids, boot=made.boot)
             for other in records.entries(entry.gpu)
             if (other.instance, other.instance_id)
             == (entry.instance, entry.instance_id)))
-        return made
+        return made, created
 
     def _record(self, difference: reconcile.Difference) -> str:
         """Write the entry of a request whose vGPU is there."""

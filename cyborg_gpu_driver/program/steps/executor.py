@@ -22,6 +22,8 @@ import dataclasses
 import errno
 from collections.abc import Callable
 
+from oslo_log import log as logging
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import drivers
@@ -30,12 +32,15 @@ from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import vfio
-from cyborg_gpu_driver.program.steps import whole
+
+LOG = logging.getLogger(__name__)
 
 MDEVS = ('bus', 'mdev', 'devices')
 GONE = frozenset({'NOT_FOUND', 'NOT_SUPPORTED'})
@@ -120,12 +125,17 @@ class Executor:
             raise _refused(f'GPU {self._address} was not read')
         return self._gpu
 
-    def _switch_mig(self, enable: bool, _step: action.Step) -> None:
+    def _switch_mig(self, enable: bool) -> None:
         self.pending = not mig_mode.switch(self._machine, self._snapshot(),
                                            enable, self._may_reset)
 
     def _create_instance(self, step: action.Step) -> None:
-        """A GPU instance at its explicit placement."""
+        """A GPU instance at its explicit placement, with its scheduler.
+
+        The scheduler comes before the first vGPU: NVML refuses to set it
+        while a virtual machine runs. A vGPU without its scheduler is better
+        than none.
+        """
         asked = step.placement
         if step.profile is None or asked is None:
             raise _refused(f'{step}: NVML lists no such profile')
@@ -138,6 +148,9 @@ class Executor:
             privileged.destroy_gpu_instance(self._address, number)
             raise _refused(f'{step}: the driver put it at {made.placement}')
         self._live[asked] = made
+        if step.scheduler is not None:
+            self._try_to_schedule(dataclasses.replace(
+                step, action=action.Action.SCHEDULER))
 
     def _destroy_instance(self, step: action.Step) -> None:
         """A GPU instance, with what compute instances it has."""
@@ -224,6 +237,13 @@ class Executor:
             vfio.check_idle(self._machine, self._snapshot(), vgpu.function)
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
 
+    def _activate(self, step: action.Step) -> None:
+        privileged_fabric.activate(_partition(step),
+                                   str(_vgpu(step).function))
+
+    def _deactivate(self, step: action.Step) -> None:
+        privileged_fabric.deactivate(_partition(step))
+
     def _remove_mdev(self, uuid: str) -> None:
         """The kernel refuses with EBUSY while a guest holds it."""
         if not self._machine.sysfs.exists(*MDEVS, uuid):
@@ -234,37 +254,44 @@ class Executor:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
 
-    def _enable_functions(self, _step: action.Step) -> None:
+    def _switch_functions(self, enable: bool) -> None:
         # sriov-manage takes the GPU from its driver.
         with self._machine.nvml.alone():
-            privileged_gpu.enable_virtual_functions(self._address)
+            privileged_gpu.set_virtual_functions(self._address, enable)
 
-    def _disable_functions(self, _step: action.Step) -> None:
-        with self._machine.nvml.alone():
-            privileged_gpu.disable_virtual_functions(self._address)
-
-    def _mix_sizes(self, enable: bool, _step: action.Step) -> None:
+    def _mix_sizes(self, enable: bool) -> None:
         privileged_gpu.set_mixed_sizes(self._address, enable)
 
     def _schedule(self, step: action.Step) -> None:
         if step.scheduler is None:
             raise _refused(f'{step}: the step names none')
         scheduler, time_slice = step.scheduler
-        _check_scheduler(self._snapshot().scheduler, scheduler, time_slice)
-        privileged_gpu.set_scheduler(self._address, scheduler.value,
-                                     time_slice)
+        if step.placement is None:
+            _check_scheduler(self._snapshot().scheduler, scheduler,
+                             time_slice)
+            privileged_gpu.set_scheduler(self._address, scheduler.value,
+                                         time_slice)
+            return
+        instance = self.instance(step.placement)
+        if instance.scheduler is not None:
+            _check_scheduler(instance.scheduler, scheduler, time_slice)
+        privileged_gpu.set_instance_scheduler(
+            self._address, instance.instance_id, scheduler.value, time_slice)
 
-    def _bind_nvidia(self, _step: action.Step) -> None:
-        whole.bind(self._machine, self._snapshot().address, drivers.NVIDIA)
+    def _try_to_schedule(self, step: action.Step) -> None:
+        try:
+            self._schedule(step)
+        except exception.GpuDriverError as error:
+            LOG.warning('GPU %(gpu)s: cannot %(step)s: %(error)s', {
+                'gpu': self._address, 'step': step, 'error': error})
 
-    def _bind_vfio(self, _step: action.Step) -> None:
-        whole.hand_over(self._machine, self._snapshot())
+    def _bind_nvidia(self) -> None:
+        passthrough.bind(self._machine, self._snapshot().address,
+                         drivers.NVIDIA)
 
-    def _release(self, _step: action.Step) -> None:
-        whole.release(self._machine, self._snapshot())
-
-    def _reopen(self, _step: action.Step) -> None:
-        whole.reopen(self._machine, self._snapshot())
+    def _hand(self, how: Callable[[platform.Platform, model.Gpu], None]
+              ) -> None:
+        how(self._machine, self._snapshot())
 
 
 def _check_scheduler(now: model.Scheduler | None,
@@ -290,6 +317,12 @@ def _check_scheduler(now: model.Scheduler | None,
     raise _refused(reason)
 
 
+def _partition(step: action.Step) -> int:
+    if step.fabric_partition is None:
+        raise _refused(f'{step}: the step names none')
+    return step.fabric_partition
+
+
 def _vgpu(step: action.Step) -> spec.VgpuSpec:
     if step.vgpu is None:
         raise _refused(f'{step}: the step names none')
@@ -302,15 +335,16 @@ def _refused(reason: str) -> exception.StepFailed:
 
 _Taken = Callable[[Executor, action.Step], None]
 _ACTIONS: dict[action.Action, _Taken] = {
-    action.Action.BIND_NVIDIA: Executor._bind_nvidia,
-    action.Action.REOPEN: Executor._reopen,
-    action.Action.DISABLE_FUNCTIONS: Executor._disable_functions,
-    action.Action.ENABLE_MIG: lambda self, step: self._switch_mig(True, step),
-    action.Action.DISABLE_MIG:
-        lambda self, step: self._switch_mig(False, step),
-    action.Action.ENABLE_FUNCTIONS: Executor._enable_functions,
-    action.Action.MIXED_ON: lambda self, step: self._mix_sizes(True, step),
-    action.Action.MIXED_OFF: lambda self, step: self._mix_sizes(False, step),
+    action.Action.BIND_NVIDIA: lambda self, _step: self._bind_nvidia(),
+    action.Action.REOPEN: lambda self, _step: self._hand(passthrough.reopen),
+    action.Action.DISABLE_FUNCTIONS:
+        lambda self, _step: self._switch_functions(False),
+    action.Action.ENABLE_MIG: lambda self, _step: self._switch_mig(True),
+    action.Action.DISABLE_MIG: lambda self, _step: self._switch_mig(False),
+    action.Action.ENABLE_FUNCTIONS:
+        lambda self, _step: self._switch_functions(True),
+    action.Action.MIXED_ON: lambda self, _step: self._mix_sizes(True),
+    action.Action.MIXED_OFF: lambda self, _step: self._mix_sizes(False),
     action.Action.SCHEDULER: Executor._schedule,
     action.Action.DESTROY_VGPU: Executor._destroy_vgpu,
     action.Action.DESTROY_COMPUTE: Executor._destroy_compute,
@@ -318,6 +352,9 @@ _ACTIONS: dict[action.Action, _Taken] = {
     action.Action.CREATE_INSTANCE: Executor._create_instance,
     action.Action.CREATE_COMPUTE: Executor._create_compute,
     action.Action.CREATE_VGPU: Executor._create_vgpu,
-    action.Action.BIND_VFIO: Executor._bind_vfio,
-    action.Action.RELEASE: Executor._release,
+    action.Action.ACTIVATE_PARTITION: Executor._activate,
+    action.Action.DEACTIVATE_PARTITION: Executor._deactivate,
+    action.Action.BIND_VFIO:
+        lambda self, _step: self._hand(passthrough.hand_over),
+    action.Action.RELEASE: lambda self, _step: self._hand(passthrough.release),
 }

@@ -15,13 +15,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import compute
 from cyborg_gpu_driver.host.nvml import gate
-from cyborg_gpu_driver.host.nvml import live_mig as mig
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 
 
 class StateReader:
@@ -32,7 +33,8 @@ class StateReader:
 
     def __init__(self, machine: platform.Platform):
         self._nvml = machine.nvml
-        self._compute = compute.ComputeReader(machine.nvml)
+        self._compute = compute.ComputeReader(
+            machine.nvml, functools.partial(pci.board, machine.sysfs))
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """``gpu`` with its MIG mode, instances and compute instances.
@@ -59,8 +61,8 @@ class StateReader:
         if enabled:
             found = tuple(
                 dataclasses.replace(instance, compute=self._compute.instances(
-                    gpu.address, instance))
-                for instance in mig.instances(self._nvml, device,
-                                              known.profiles))
+                    gpu.address, instance, handle))
+                for instance, handle in self._nvml.live_handles(
+                    device, known.profiles))
         return dataclasses.replace(gpu, mig=dataclasses.replace(
             known, enabled=enabled, pending=pending, instances=found))

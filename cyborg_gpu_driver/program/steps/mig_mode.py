@@ -133,6 +133,6 @@ def _set(machine: platform.Platform, gpu: model.Gpu, enable: bool) -> str:
 def _blocked(gpu: model.Gpu, enable: bool, reason: str,
              found: Iterable[str]) -> exception.ModeBlocked:
     if found:
-        reason += '; in the way: ' + ', '.join(found)
+        reason += '; blocked by ' + ', '.join(found)
     return exception.ModeBlocked(
         gpu=gpu.address, mode='on' if enable else 'off', reason=reason)

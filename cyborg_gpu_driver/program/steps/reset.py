@@ -42,7 +42,7 @@ from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import holders
-from cyborg_gpu_driver.program.steps import whole
+from cyborg_gpu_driver.program.steps import passthrough
 
 LOG = logging.getLogger(__name__)
 
@@ -189,9 +189,9 @@ class Resetter:
         """
         if gpu.bound_from == drivers.NVIDIA:
             begin()
-            whole.bind(self._machine, gpu.address, drivers.NVIDIA)
+            passthrough.bind(self._machine, gpu.address, drivers.NVIDIA)
         elif gpu.released:
-            whole.reopen(self._machine, gpu)
+            passthrough.reopen(self._machine, gpu)
 
     def _check_possible(self, address: model.PciAddress) -> None:
         if not self.can_reset(address):

@@ -18,6 +18,10 @@ exactly what it was: the same instances at the same placements (their ids
 and UUIDs are new where they had to be destroyed). Where the hardware refuses
 even that, the record says how far it came, and the next change or restore
 completes the rollback. A process that died leaves the same record.
+
+A reboot ends a change: GPU instances do not outlive it (MIG User Guide), and
+a restore creates what has to be there. Only the MIG mode is rolled back then,
+which some boards keep.
 """
 
 from __future__ import annotations
@@ -111,12 +115,13 @@ class Transactions:
         :returns: the GPU as it is then, and whether it waits for a reset.
         :raises ChangeFailed: saying whether all is as it was.
         """
+        boot = self.machine.boot_id()
         earlier = self.records.read(gpu.address).change
+        if earlier is None or _is_past(earlier, boot):
+            earlier = gpu_record.Change(gpu.address, spec.layout_of(gpu))
         change = gpu_record.Change(
-            gpu.address, earlier.before if earlier else spec.layout_of(gpu),
-            steps=tuple(map(str, steps)),
-            touched=earlier.touched if earlier else (),
-            vgpus=earlier.vgpus if earlier else ())
+            gpu.address, earlier.before, steps=tuple(map(str, steps)),
+            touched=earlier.touched, vgpus=earlier.vgpus, boot=boot)
         runner = executor.Executor(self.machine, gpu.address, gpu, may_reset)
         now, doing = gpu, ''
         kept: Mapping[str, Any] = {}
@@ -198,6 +203,10 @@ class Transactions:
         change = self.records.read(gpu.address).change
         if change is None:
             return False
+        if _is_past(change, self.machine.boot_id()):
+            change = dataclasses.replace(
+                change, touched=(), vgpus=(),
+                before=dataclasses.replace(change.before, instances=()))
         problem = self._roll_back(gpu, change)
         if problem:
             raise exception.ChangeFailed(
@@ -256,6 +265,11 @@ class Transactions:
         if change.vgpus:
             gpu = vfio.read_functions(self.machine, gpu)
         return self._reader.read(gpu)
+
+
+def _is_past(change: gpu_record.Change, boot: str) -> bool:
+    """Whether the machine was started again since a change began."""
+    return change.boot not in (None, boot)
 
 
 def _about_to(change: gpu_record.Change, number: int, step: action.Step

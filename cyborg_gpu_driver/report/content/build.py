@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
@@ -34,11 +35,13 @@ _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
 
 
 def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
-           hostname: str) -> values.ReportedDevice:
+           hostname: str, cordons: cordon.Cordons = ()
+           ) -> values.ReportedDevice:
     """One GPU's device; without deployables if nothing is reportable.
 
     :param gpu_offers: the GPU's offers, in any order.
     :param hostname: the compute node's hypervisor_hostname.
+    :param cordons: the GPU's. They are shown in Cyborg's API.
     :raises InvalidValue: if ``hostname`` is empty.
     """
     deployables: dict[str, values.ReportedDeployable] = {}
@@ -53,7 +56,7 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
         vendor=gpu.vendor_id,
         model=_model(gpu.model, gpu.device_id),
         std_board_info=_std_board_info(gpu),
-        vendor_board_info=_vendor_board_info(gpu),
+        vendor_board_info=_vendor_board_info(gpu, cordons),
         cpid_info=cpid_info(gpu.address),
         deployables=tuple(deployables.values()),
         busy='; '.join(offer.busy for offer in wanted if offer.busy))
@@ -176,7 +179,7 @@ def _std_board_info(gpu: model.Gpu) -> str:
         'product_id': gpu.device_id})
 
 
-def _vendor_board_info(gpu: model.Gpu) -> str:
+def _vendor_board_info(gpu: model.Gpu, cordons: cordon.Cordons) -> str:
     known = {
         'architecture': gpu.architecture,
         'memory_mib': gpu.memory_mib,
@@ -187,7 +190,8 @@ def _vendor_board_info(gpu: model.Gpu) -> str:
         'uuid': gpu.uuid,
     }
     return _json({key: _text(str(value)) for key, value in known.items()
-                  if value is not None})
+                  if value is not None}
+                 | ({'cordons': cordon.to_json(cordons)} if cordons else {}))
 
 
 def _text(text: str) -> str:

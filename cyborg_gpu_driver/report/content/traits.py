@@ -25,6 +25,7 @@ CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_AMPERE             architecture
 CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
 CUSTOM_GPU_MEMORY_10GB             memory that the server gets
+CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
 CUSTOM_GPU_SICK_XID_79             what ails it (:mod:`.sickness`)
 ================================== =======================================
 
@@ -46,6 +47,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
 
+ISOLATED = names.custom('GPU', 'ISOLATION', 'PROJECT')
+"""All servers on the GPU must be of one project."""
 _MIB_PER_GIB = 1024
 _ECC_SIZES = (8, 16, 20, 24, 32, 48)
 """GB of boards that keep their ECC bits in the memory itself (GDDR)."""
@@ -89,6 +92,8 @@ def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
     memory = memory_class(gpu, offer)
     if memory:
         yield names.custom('GPU', 'MEMORY', memory)
+    if offer.isolated:
+        yield ISOLATED
 
 
 def _kind(gpu: model.Gpu) -> Iterator[str]:

@@ -26,6 +26,13 @@ Refused = refusal.Refused
 _MIB = 1 << 20
 _MEMORY_V2 = 0x02000028
 _RESERVED_MIB = 600
+_VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
+          pynvml.NVML_DEVICE_ARCH_TURING: '90.04.96.00.02',
+          pynvml.NVML_DEVICE_ARCH_AMPERE: '92.00.45.00.06',
+          pynvml.NVML_DEVICE_ARCH_ADA: '95.02.66.00.02',
+          pynvml.NVML_DEVICE_ARCH_HOPPER: '96.00.74.00.1C',
+          pynvml.NVML_DEVICE_ARCH_BLACKWELL: '98.02.52.00.01'}
+"""In the form of real ones; equal for all boards of an architecture."""
 _BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
                      '([0-9a-fA-F]{1,2})(?:[.]([0-7]))?')
 
@@ -256,6 +263,12 @@ def bar1_memory_info(library, handle, info):
 @symbols.symbol('nvmlDeviceGetArchitecture')
 def architecture(library, handle, value):
     memory.put(value, library.device(handle)[0].model.architecture)
+
+
+@symbols.symbol('nvmlDeviceGetVbiosVersion')
+def vbios_version(library, handle, buffer, length):
+    memory.put_text(buffer, memory.number(length),
+                    _VBIOS[library.gpu(handle).model.architecture])
 
 
 @symbols.symbol('nvmlDeviceGetBrand')

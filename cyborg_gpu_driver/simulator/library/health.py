@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls about health, load and running processes."""
+"""NVML's calls about health, power and running processes."""
 
 from __future__ import annotations
 
@@ -58,20 +58,6 @@ def clocks_event_reasons(library, handle, reasons):
                if hot else pynvml.nvmlClocksEventReasonGpuIdle)
 
 
-@symbols.symbol('nvmlDeviceGetFieldValues')
-def field_values(library, handle, count, values):
-    gpu = library.gpu(handle)
-    for field in memory.array(values, pynvml.c_nvmlFieldValue_t,
-                              memory.number(count)):
-        if (field.fieldId == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-                and gpu.state.recovery is not None):
-            field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-            field.value.uiVal = gpu.state.recovery
-            field.nvmlReturn = pynvml.NVML_SUCCESS
-        else:
-            field.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
 @symbols.symbol('nvmlDeviceGetPowerUsage')
 def power_usage(library, handle, milliwatts):
     limit = library.gpu(handle).model.power_limit_watts
@@ -83,15 +69,6 @@ def power_usage(library, handle, milliwatts):
 def power_limit(library, handle, milliwatts):
     memory.put(milliwatts,
                library.gpu(handle).model.power_limit_watts * 1000)
-
-
-@symbols.symbol('nvmlDeviceGetUtilizationRates')
-def utilization(library, handle, rates):
-    gpu = library.gpu(handle)
-    if gpu.state.mig:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    rates = memory.target(rates)
-    rates.gpu = rates.memory = 0
 
 
 @symbols.symbol('nvmlDeviceGetTotalEccErrors')

@@ -41,11 +41,13 @@ from cyborg_gpu_driver.simulator.library import modes as library_modes
 from cyborg_gpu_driver.simulator.library import placement as library_placement
 from cyborg_gpu_driver.simulator.library import scheduler as library_scheduler
 from cyborg_gpu_driver.simulator.library import system as library_system
+from cyborg_gpu_driver.simulator.library import telemetry as library_telemetry
 from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
 TOPICS = (library_system, library_device, library_health, library_modes,
           library_link, library_mig, library_compute, library_vgpu,
-          library_placement, library_scheduler, library_events)
+          library_placement, library_scheduler, library_telemetry,
+          library_events)
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 
@@ -84,24 +86,31 @@ class Library:
         """One call of a C function, as one operation on the machine."""
         machine = self.machine
         machine.faults.wait(name)
-        self._hang(name, arguments)
+        if name == 'nvmlShutdown' or symbol.before is not None:
+            self._hang(name, arguments)
         if symbol.before is not None:
             symbol.before(self, *arguments)
-        with machine.operation(symbol.writes):
-            machine.calls[name] += 1
-            fault = None
-            try:
-                fault = machine.faults.symbol(
-                    name, self._address(name, arguments))
-                if fault and not fault.after:
-                    return fault.code
-                self._check(name, symbol, arguments)
-                answer = symbol.function(self, *arguments)
-            except Refused as refused:
-                answer = refused.code
-            if fault:
+        while True:
+            with machine.operation(symbol.writes):
+                if not self._is_hung(name, arguments):
+                    return self._answer(name, symbol, arguments)
+            self._hang(name, arguments)
+
+    def _answer(self, name, symbol, arguments):
+        self.machine.calls[name] += 1
+        fault = None
+        try:
+            fault = self.machine.faults.symbol(
+                name, self._address(name, arguments))
+            if fault and not fault.after:
                 return fault.code
-            return pynvml.NVML_SUCCESS if answer is None else answer
+            self._check(name, symbol, arguments)
+            answer = symbol.function(self, *arguments)
+        except Refused as refused:
+            answer = refused.code
+        if fault:
+            return fault.code
+        return pynvml.NVML_SUCCESS if answer is None else answer
 
     def _hang(self, name, arguments):
         """Come back when the GPU that a call is about answers.
@@ -114,9 +123,11 @@ class Library:
                 _sleep(_LOOK_AGAIN)
         elif self._is_hung(name, arguments):
             self._hanging.append(name)
-            while self._is_hung(name, arguments):
-                _sleep(_LOOK_AGAIN)
-            self._hanging.remove(name)
+            try:
+                while self._is_hung(name, arguments):
+                    _sleep(_LOOK_AGAIN)
+            finally:
+                self._hanging.remove(name)
 
     def _is_hung(self, name, arguments):
         machine = self.machine

@@ -38,8 +38,10 @@ def _link(library, handle, link):
 
 @symbols.symbol('nvmlDeviceGetNvLinkState')
 def link_state(library, handle, link, active):
-    _, peer = _link(library, handle, link)
-    memory.put(active, int(peer is not None))
+    gpu, peer = _link(library, handle, link)
+    memory.put(active, int(
+        peer is not None
+        and memory.number(link) not in gpu.state.meters.links_down))
 
 
 @symbols.symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2',
@@ -61,6 +63,13 @@ def remote_device_type(library, handle, link, kind):
     memory.put(kind, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
                if gpu.machine.host.gpu(peer) is None
                else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
+
+
+@symbols.symbol('nvmlDeviceGetModuleId')
+def module_id(library, handle, number):
+    """0 for a GPU that is on no baseboard (nvml.h)."""
+    gpu = library.gpu(handle)
+    memory.put(number, gpu.machine.host.module(gpu.address))
 
 
 @symbols.symbol('nvmlDeviceGetP2PStatus')

@@ -14,12 +14,18 @@
 
 Its ranges and defaults are those of the vGPU guide (changing scheduling
 behavior for time-sliced vGPUs).
+
+A GPU instance that several vGPUs share has a scheduler of its own. nvml.h
+says of nvmlGpuInstanceSetVgpuSchedulerState: for Blackwell GB20x or newer;
+only while no virtual machine runs within the GPU instance; lost with the
+GPU instance and when the driver is unloaded.
 """
 
 from __future__ import annotations
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.abi import memory
 from cyborg_gpu_driver.simulator.abi import symbols
@@ -39,6 +45,8 @@ _SLICE = 2_000_000
 _AVERAGES = (1, 60)
 _AVERAGE = 33
 _FREQUENCIES = (63, 960)
+_ENGINES = (pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS, 2, 3)
+"""NVML_VGPU_SCHEDULER_ENGINE_TYPE_*; pynvml 13.580 lacks the encoders."""
 
 
 @symbols.symbol('nvmlDeviceGetVgpuSchedulerCapabilities')
@@ -66,8 +74,11 @@ def _scheduled(library, handle):
 
 @symbols.symbol('nvmlDeviceGetVgpuSchedulerState')
 def state(library, handle, info):
-    scheduler = _scheduled(library, handle).state.scheduler
-    info = memory.target(info)
+    _fill(memory.target(info), _scheduled(library, handle).state.scheduler)
+
+
+def _fill(info, scheduler):
+    """Write a scheduler's state, of a GPU or of a GPU instance."""
     info.schedulerPolicy = scheduler.policy
     info.arrMode = scheduler.arr
     data = info.schedulerParams
@@ -128,3 +139,53 @@ def _within(value, bounds):
     if value and not bounds[0] <= value <= bounds[1]:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return value
+
+
+def _shared(library, handle, info, version):
+    """The GPU and the GPU instance of a handle, and the structure.
+
+    :raises Refused: NOT_SUPPORTED where no vGPU type shares such a GPU
+        instance, or for an engine without a software scheduler: nvml.h
+        says that a GPU instance may have a subset of them.
+    """
+    gpu, number, instance = library.instance(handle)
+    info = memory.target(info)
+    if info.version != version:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    if info.engineId not in _ENGINES:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if (info.engineId != pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS
+            or gpu.framework == spec.NO_FRAMEWORK
+            or not any(kind.profile_id == instance.profile_id
+                       and (kind.per_instance or 0) > 1
+                       for kind in gpu.model.vgpu_types)):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu, number, instance, info
+
+
+@symbols.symbol('nvmlGpuInstanceGetVgpuSchedulerState')
+def instance_state(library, handle, info):
+    _gpu, _number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerStateInfo_v1)
+    _fill(info, instance.scheduler)
+
+
+@symbols.symbol('nvmlGpuInstanceGetVgpuSchedulerLog')
+def instance_log(library, handle, info):
+    """What the scheduler did, of which this machine records nothing."""
+    _gpu, _number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerLogInfo_v1)
+    _fill(info, instance.scheduler)
+    info.entriesCount = 0
+
+
+@symbols.symbol('nvmlGpuInstanceSetVgpuSchedulerState', writes=True,
+                privileged=True)
+def set_instance_state(library, handle, info):
+    gpu, number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerState_v1)
+    wanted = _wanted(info)
+    if any(vgpu.guest for vgpu in gpu.state.vgpus
+           if vgpu.instance == number):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    instance.scheduler = wanted

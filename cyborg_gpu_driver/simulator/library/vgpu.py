@@ -29,6 +29,11 @@ _NONE = 0xffffffff
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 _MIB = 1 << 20
+_METADATA_SIZE = 256
+"""NVML_VGPU_PGPU_METADATA_OPAQUE_DATA_SIZE."""
+_REVISION = 1
+_ECC_ON, _SRIOV_ON = 1, 2
+"""PGPU_CAP_ECC_ON and PGPU_CAP_SRIOV_ON; their values are not public."""
 _LICENSES = {
     'Compute': 'NVIDIA-Virtual-Compute-Server,9.0;Quadro-Virtual-DWS,5.0',
     'Quadro': 'Quadro-Virtual-DWS,5.0',
@@ -186,6 +191,45 @@ def _mixes_sizes(gpu):
     return (gpu.model.placement_region is not None and not gpu.vgpu_on_pf)
 
 
+@symbols.symbol('nvmlDeviceGetVgpuMetadata')
+def physical_metadata(library, handle, metadata, size):
+    """nvml.h: too small a buffer is refused with the size that it needs."""
+    gpu = vgpu_host(library, handle)
+    needed = ctypes.sizeof(pynvml.c_nvmlVgpuPgpuMetadata_t)
+    _check_room(metadata, size, needed)
+    found = memory.target(metadata)
+    found.version = found.revision = _REVISION
+    found.hostDriverVersion = library.machine.host.driver_version.encode()
+    found.pgpuVirtualizationCaps = int(gpu.state.migration)
+    found.opaqueDataSize = 0
+
+
+@symbols.symbol('nvmlDeviceGetPgpuMetadataString')
+def physical_metadata_string(library, handle, text, size):
+    """The parts are those of vgpuConfigGetPgpuMetadataString in NVIDIA's
+    open kernel modules; of a GPU without migration it is the UUID.
+
+    Units that are disabled are left out: no simulated board has any.
+    """
+    gpu = vgpu_host(library, handle)
+    value = gpu.spec.uuid
+    if gpu.state.migration:
+        capabilities = (_ECC_ON * gpu.state.ecc_modes[0]
+                        | _SRIOV_ON * bool(gpu.state.vfs))
+        value = (f'{gpu.model.device}{gpu.model.subsystem_device}'
+                 f'{capabilities:08X}').upper()
+    _check_room(text, size, len(value) + 1)
+    memory.put_text(text, _METADATA_SIZE, value)
+
+
+def _check_room(buffer, size, needed):
+    count = memory.target(size)
+    room, count.value = count.value, needed
+    if room < needed:
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    memory.target(buffer)
+
+
 @symbols.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
 def heterogeneous_mode(library, handle, info):
     gpu = vgpu_host(library, handle)
@@ -227,7 +271,7 @@ def active(library, handle, count, vgpus):
                      if vgpu.guest])
 
 
-def _active(library, vgpu_id):
+def active_vgpu(library, vgpu_id):
     """A vGPU that a virtual machine holds; NVML knows no other.
 
     :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other.
@@ -243,12 +287,12 @@ def _active(library, vgpu_id):
 
 @symbols.symbol('nvmlVgpuInstanceGetType')
 def instance_type(library, vgpu_id, type_id):
-    memory.put(type_id, _active(library, vgpu_id)[1].type_id)
+    memory.put(type_id, active_vgpu(library, vgpu_id)[1].type_id)
 
 
 @symbols.symbol('nvmlVgpuInstanceGetMdevUUID')
 def instance_mdev_uuid(library, vgpu_id, buffer, size):
-    _, vgpu = _active(library, vgpu_id)
+    _, vgpu = active_vgpu(library, vgpu_id)
     if vgpu.uuid is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     memory.put_text(buffer, memory.number(size), vgpu.uuid)
@@ -256,13 +300,13 @@ def instance_mdev_uuid(library, vgpu_id, buffer, size):
 
 @symbols.symbol('nvmlVgpuInstanceGetGpuInstanceId')
 def instance_gpu_instance(library, vgpu_id, number):
-    _, vgpu = _active(library, vgpu_id)
+    _, vgpu = active_vgpu(library, vgpu_id)
     memory.put(number, _NONE if vgpu.instance is None else vgpu.instance)
 
 
 @symbols.symbol('nvmlVgpuInstanceGetPlacementId')
 def instance_placement(library, vgpu_id, info):
-    gpu, vgpu = _active(library, vgpu_id)
+    gpu, vgpu = active_vgpu(library, vgpu_id)
     info = memory.target(info)
     if info.version != pynvml.VgpuPlacementId_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
@@ -274,5 +318,5 @@ def instance_placement(library, vgpu_id, info):
 def instance_pci_id(library, vgpu_id, buffer, size):
     # The address within the guest, whose driver would have to run; it says
     # nothing of the function that carries the vGPU.
-    _active(library, vgpu_id)
+    active_vgpu(library, vgpu_id)
     memory.put_text(buffer, memory.target(size).value, '00000000:00:00.0')

@@ -84,6 +84,12 @@ class HardwareFaults:
         with self.operation(write=True):
             self.gpu(address).state.ecc_modes = [enabled, enabled]
 
+    def set_migration(self, address: str, supported: bool) -> None:
+        """Let a GPU's driver support the live migration of vGPUs, or not.
+        """
+        with self.operation(write=True):
+            self.gpu(address).state.migration = supported
+
     def set_confidential_computing(self, mode: str) -> None:
         """Change the mode as NVIDIA's gpu-admin-tools do.
 

@@ -23,7 +23,6 @@ import collections
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
 
 import pynvml
 
@@ -36,9 +35,11 @@ from cyborg_gpu_driver.simulator.driver import drivers
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import reset
 from cyborg_gpu_driver.simulator.driver import sriov
+from cyborg_gpu_driver.simulator.fabric import library as fabric_library
 from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import drivers as machine_drivers
+from cyborg_gpu_driver.simulator.machine import fabric as machine_fabric
 from cyborg_gpu_driver.simulator.machine import faults as machine_faults
 from cyborg_gpu_driver.simulator.machine import opens
 from cyborg_gpu_driver.simulator.machine import patch
@@ -49,8 +50,8 @@ from cyborg_gpu_driver.simulator.sysfs import sysfs
 names = files.names
 
 
-class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
-              machine_users.Users):
+class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
+              machine_faults.HardwareFaults, machine_users.Users):
     """One simulated machine, as one process sees it.
 
     :param host: what it is made of.
@@ -72,6 +73,7 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
         self._by_address = {gpu.address: gpu for gpu in self.gpus}
         self.drivers = drivers.Drivers(self)
         self.library = library.Library(self)
+        self._fabric_library = fabric_library.Library(self)
         self.os = sysfs.SimulatedOs(self)
         self._patches: list[patch.Patch] = []
 
@@ -112,11 +114,10 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
         """The state, to be used within :meth:`operation`."""
         return self._store.state
 
-    @contextlib.contextmanager
-    def operation(self, write: bool = False) -> Iterator[None]:
+    def operation(self, write: bool = False
+                  ) -> contextlib.AbstractContextManager[object]:
         """Hold the machine; nothing else happens to it meanwhile."""
-        with self._store.operation(write):
-            yield
+        return self._store.operation(write)
 
     def install(self) -> Machine:
         """Put :attr:`library` under pynvml in this process."""
@@ -149,7 +150,7 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
         except KeyError:
             raise exception.SimulationError(
                 name=self.host.name,
-                reason=f'no GPU at {address}; there are '
+                reason=f'no GPU at {address}; the GPUs are '
                        + ', '.join(self._by_address)) from None
 
     def reset_calls(self) -> None:
@@ -197,22 +198,6 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
                      if name == gpu.spec.uuid or address == gpu.address),
                     None)
 
-    @property
-    def fabric_manager_runs(self) -> bool:
-        """Whether nv-fabricmanager runs."""
-        with self.operation():
-            return bool(self.state.fabric_manager)
-
-    def start_fabric_manager(self) -> None:
-        """Let nv-fabricmanager run."""
-        with self.operation(write=True):
-            self.state.fabric_manager = True
-
-    def stop_fabric_manager(self) -> None:
-        """Let nv-fabricmanager end."""
-        with self.operation(write=True):
-            self.state.fabric_manager = False
-
     def reboot(self) -> None:
         """Start the machine again.
 
@@ -240,6 +225,7 @@ class Machine(machine_drivers.DriverBinding, machine_faults.HardwareFaults,
                     state.pending = (state.pending
                                      and gpu.model.mig.needs_reset)
                     state.mig = state.pending
+            self._boot_fabric()
 
     def sriov_manage(self, address: str, enable: bool = True,
                      count: int | None = None,

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import _thread
+import collections
 import contextlib
 import fcntl
 import json
@@ -26,6 +27,11 @@ from collections.abc import Iterator
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
+
+_KEPT = 8
+"""How many machines of one process keep their files open. A test process has
+hundreds of machines."""
+_OPEN: collections.deque[weakref.ref[Store]] = collections.deque()
 
 
 class Store:
@@ -43,6 +49,7 @@ class Store:
         self._path = path and os.path.abspath(path)
         self._text = None
         self._loaded = None
+        self._held = None
         self._depth = 0
         self._write = False
         # Not the one of threading, which eventlet replaces: NVML is called
@@ -78,33 +85,40 @@ class Store:
                 return
             self._depth += 1
             try:
-                with self._file_lock():
+                held = self._hold_file()
+                try:
                     self._load()
                     try:
                         yield self.state
                     finally:
                         if self._write:
                             self._save()
+                finally:
+                    fcntl.flock(held.descriptor, fcntl.LOCK_UN)
             finally:
                 self._depth -= 1
                 self._write = False
 
-    @contextlib.contextmanager
-    def _file_lock(self):
-        # Opened each time: a descriptor kept over a fork would share its
-        # lock with the child.
-        flags = os.O_RDWR | os.O_CREAT if self.writable else os.O_RDONLY
+    def _hold_file(self):
+        """Lock the lock file, opened again if another is in its place."""
+        path = self._path + '.lock'
         try:
-            descriptor = os.open(self._path + '.lock',
-                                 flags | os.O_CLOEXEC, 0o644)
+            while True:
+                held = self._held
+                if held is None:
+                    flags = (os.O_RDWR | os.O_CREAT if self.writable
+                             else os.O_RDONLY)
+                    held = self._held = _KeptFile(path, flags)
+                    _close_others(self)
+                fcntl.flock(held.descriptor, fcntl.LOCK_EX)
+                # An unlinked file's lock keeps nobody out.
+                with contextlib.suppress(FileNotFoundError):
+                    if held.is_file(os.stat(path)):
+                        return held
+                self._held = None
         except OSError as error:
             raise self._refusal(f'cannot be locked: {error.strerror}'
                                 ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _load(self):
         try:
@@ -113,12 +127,12 @@ class Store:
             self.state = state_module.first(self._host)
             self._text = None
             return
-        if self._loaded is not None and _same_file(
-                found, os.fstat(self._loaded.descriptor)):
+        loaded = self._loaded
+        if loaded is not None and loaded.is_file(found):
             return
         try:
-            self._loaded = _KeptFile(self._path)
-            text = self._loaded.read()
+            loaded = self._loaded = _KeptFile(self._path)
+            text = loaded.read()
         except (OSError, ValueError) as error:
             raise self._refusal(f'cannot be read: {error}') from error
         self.state = self._parse(text)
@@ -134,14 +148,14 @@ class Store:
             if value['digest'] != self._host.digest:
                 raise self._refusal(
                     f'it is the state of host {value["host"]!r}, not of '
-                    f'this {self._host.name!r}; give another file')
+                    f'{self._host.name!r}; give another file')
             return state_module.from_json(value['state'])
         except ValueError as error:
             raise self._refusal(f'not a state file: {error}; give another '
                                 'file, or remove it') from error
         except (TypeError, KeyError, AttributeError) as error:
-            raise self._refusal('not a state file: it has not what a state '
-                                'file has; give another file, or remove it'
+            raise self._refusal('not a state file: required keys are missing; '
+                                'give another file, or remove it'
                                 ) from error
 
     def _save(self):
@@ -166,27 +180,47 @@ class Store:
         return exception.SimulationError(name=self._path, reason=reason)
 
 
+def _close_others(store: Store) -> None:
+    """Close the files of the stores that opened theirs longest ago.
+
+    Those that are inside an operation keep theirs until its end. A store
+    opens its files again when it needs them.
+    """
+    _OPEN.append(weakref.ref(store))
+    while len(_OPEN) > _KEPT:
+        other = _OPEN.popleft()()
+        if other is not None and other is not store:
+            other._held = other._loaded = None
+
+
 class _KeptFile:
-    """The state file that was read or written last, kept open.
+    """A file that stays open: the state read or written last, or the lock.
 
     Its inode can then not be given to a newer file, so that the inode alone
-    tells whether another process has written since.
+    tells whether another file is in its place.
     """
 
-    def __init__(self, path):
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, path, flags=os.O_RDONLY):
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
         weakref.finalize(self, os.close, self.descriptor)
+        self._identity = _identity(os.fstat(self.descriptor))
+
+    def is_file(self, found):
+        """Whether a result of stat() is this file's."""
+        return self._identity == _identity(found)
 
     def read(self):
         with open(self.descriptor, encoding='utf-8', closefd=False) as file:
             return file.read()
 
 
-def _same_file(one, other):
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def _identity(found):
+    return found.st_dev, found.st_ino
 
 
 def _renew_lock(store):
     if store is not None:
         store._lock = _thread.RLock()
         store._depth = 0
+        # What locks the parent's descriptor locks it for both.
+        store._held = None

@@ -14,6 +14,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import uuid
+from typing import Any
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import drivers
@@ -99,12 +103,14 @@ class Users:
                     process for process in gpu.state.processes
                     if process.pid != pid]
 
-    def start_guest(self, vgpu: str) -> int:
+    def start_guest(self, vgpu: str, vm: str = '') -> int:
         """Let a virtual machine run on a vGPU, which then cannot go.
 
         :param vgpu: an mdev's UUID, the address of a function that carries
             a vGPU, or that of a GPU without, which the guest gets as a whole
             (:meth:`attach_whole`).
+        :param vm: UUID of the virtual machine, or its number on hosts that
+            know no UUID; empty for any UUID.
         :returns: id of the virtual machine's process.
         :raises OSError: if the virtual machine does not boot because of the
             placement that was wished for in ``vgpu_params``: EINVAL if the
@@ -115,8 +121,9 @@ class Users:
         with self.operation(write=True):
             gpu, found = self._vgpu(vgpu)
             if not found.guest:
-                rules.start_guest(gpu, found,
-                                  _FIRST_PID + self.state.number())
+                number = self.state.number()
+                rules.start_guest(gpu, found, _FIRST_PID + number)
+                found.vm = vm or str(uuid.UUID(int=number, version=4))
             return found.holders[-1]
 
     def stop_guest(self, vgpu: str) -> None:
@@ -128,7 +135,42 @@ class Users:
             found = self._vgpu(vgpu)[1]
             if found.guest:
                 found.guest = False
+                found.vm = ''
                 found.holders.pop()
+
+    def work(self, address: str, **meters: Any) -> None:
+        """Let a GPU be as busy as this.
+
+        :param meters: fields of :class:`.state.Meters`.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            gpu.state.meters = dataclasses.replace(gpu.state.meters, **meters)
+
+    def work_vgpu(self, vgpu: str, used_mib: int,
+                  percents: tuple[int, int, int, int]) -> None:
+        """Let a virtual machine use its vGPU.
+
+        :param vgpu: an mdev's UUID, or the address of its function.
+        :param used_mib: framebuffer in use.
+        :param percents: how busy SMs, memory, encoder and decoder are.
+        """
+        with self.operation(write=True):
+            found = self._vgpu(vgpu)[1]
+            found.used_mib, found.percents = used_mib, list(percents)
+
+    def define_domain(self, uuid: str, xml: str) -> None:
+        """Let libvirt have a domain, or have it changed.
+
+        :param xml: as libvirt shows it.
+        """
+        with self.operation(write=True):
+            self.state.domains[uuid] = xml
+
+    def undefine_domain(self, uuid: str) -> None:
+        """Let libvirt forget a domain."""
+        with self.operation(write=True):
+            self.state.domains.pop(uuid, None)
 
     def open_vfio(self, vgpu: str, pid: int) -> None:
         """Let a process open a VFIO device, without a guest yet.

@@ -119,28 +119,29 @@ def find(root: Directory, parts: list[str], follow: bool = True
     :raises FileNotFoundError, NotADirectoryError: as the kernel does.
     """
     links = 0
-    todo = [part for part in parts if part and part != '.']
+    todo = [part for part in reversed(parts) if part and part != '.']
     done = []
     stack = [root]
     while todo:
-        name = todo.pop(0)
+        name = todo.pop()
         if name == '..':
             if done:
                 done.pop()
                 stack.pop()
             continue
-        if not isinstance(stack[-1], Directory):
+        here = stack[-1]
+        if not isinstance(here, Directory):
             raise NotADirectoryError(errno.ENOTDIR, 'Not a directory')
-        node = stack[-1].child(name)
+        node = here.child(name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, 'No such file')
         if isinstance(node, Link) and (todo or follow):
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, 'Too many links')
-            todo = node.target().split('/') + todo
-            done = []
-            stack = [root]
+            todo.extend(reversed(node.target().split('/')))
+            done.clear()
+            del stack[1:]
             continue
         done.append(name)
         stack.append(node)

@@ -19,6 +19,7 @@ mdevs, bindings) is looked up in the machine's state each time.
 from __future__ import annotations
 
 import errno
+import functools
 
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.driver import reset
@@ -80,8 +81,7 @@ class _Builder:
             'bus': directory({
                 'pci': directory({
                     'devices': nodes.Listing(
-                        self.present, lambda address: nodes.Link(
-                            _place(address)), has=self.is_present),
+                        self.present, _link, has=self.is_present),
                     'drivers': nodes.Listing(
                         self.drivers.names, self._driver),
                     'drivers_probe': nodes.File(
@@ -93,8 +93,7 @@ class _Builder:
                     present=self._has_mdev_bus)}),
             'class': directory({
                 'mdev_bus': nodes.Listing(
-                    self._mdev_parents, lambda address: nodes.Link(
-                        _place(address)), present=self._has_mdev_bus),
+                    self._mdev_parents, _link, present=self._has_mdev_bus),
                 'misc': directory({
                     # The paravirtual GPU of WSL 2.
                     'dxg': directory({'dev': nodes.File('10:124')},
@@ -138,7 +137,7 @@ class _Builder:
         return nodes.Listing(
             lambda: [address for address in self.present()
                      if self.drivers.of(address) == name],
-            lambda address: nodes.Link(_place(address)), {
+            _link, {
                 'bind': nodes.File(
                     write=lambda text: self.drivers.bind(name, text)),
                 'unbind': nodes.File(
@@ -167,7 +166,7 @@ class _Builder:
         return nodes.Directory({'devices': nodes.Listing(
             lambda: [address for address in self.present()
                      if str(self.groups[address]) == name],
-            lambda address: nodes.Link(_place(address)))})
+            _link)})
 
     def _device(self, address):
         # Hundreds of functions with thousands of files: made when asked
@@ -242,6 +241,11 @@ class _Builder:
         if text.strip() != '1':
             raise OSError(errno.EINVAL, '')
         reset.by_kernel(gpu)
+
+
+@functools.cache
+def _link(address):
+    return nodes.Link(_place(address))
 
 
 def _place(address):

@@ -31,6 +31,7 @@ class VgpuFiles:
 
     def __init__(self, gpu: gpu_module.Gpu):
         self.gpu = gpu
+        self._kinds = {_type_id(kind): kind for kind in gpu.model.vgpu_types}
 
     def entries(self, address: str) -> dict[str, nodes.Node]:
         """Entries of the directory of a PF or a VF."""
@@ -38,9 +39,9 @@ class VgpuFiles:
         if gpu.vgpu_on_pf != (address == gpu.address):
             return {}
         if gpu.spec.framework == spec.MDEV:
-            kinds = {_type_id(kind): kind for kind in gpu.model.vgpu_types}
             return {'mdev_supported_types': nodes.Listing(
-                kinds.keys, lambda name: self._type(address, kinds[name]),
+                self._kinds.keys,
+                lambda name: self._type(address, self._kinds[name]),
                 present=lambda: gpu.framework == spec.MDEV)}
         if gpu.spec.framework == spec.VENDOR_VFIO:
             return {

@@ -17,23 +17,35 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 
 import fixtures
+from futurist import _thread
 from oslotest import base
 
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver.demo import cloud
 from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.tests.functional import placement_content
 
 # Asked now, because a test's own temporary directory goes away with it.
 _TEMPORARY = tempfile.gettempdir()
+# The threads of an RPC server that stops end after they have waited this
+# long for work; each test waits for those of two servers.
+_thread.ThreadWorker.MAX_IDLE_FOR = 0.05
+
+
+TEMPLATES = 'CYBORG_GPU_TEMPLATES'
+"""Environment variable: directory of databases that another process made."""
 
 
 @functools.cache
 def make_templates() -> database.Templates:
     """Databases to copy, made once in a process."""
+    if TEMPLATES in os.environ:
+        return database.Templates(os.environ[TEMPLATES])
     directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
                                  dir=_TEMPORARY)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -55,11 +67,14 @@ class CloudFixture(fixtures.Fixture):
     :param drivers: ``[agent] enabled_drivers``; this library's driver
         unless given.
     :param overrides: more of cyborg.conf, as ``{group: {option: value}}``.
+    :param templates: copies the databases to start with, as
+        ``database.Templates`` does; empty ones unless given.
     """
 
     def __init__(self, host='compute1', simulate=None, drivers=None,
-                 overrides=None):
+                 overrides=None, templates=None):
         super().__init__()
+        self._templates = templates
         self._host = host
         self._drivers = drivers or ['cyborg_gpu_driver']
         self._overrides = {group: dict(options) for group, options
@@ -73,11 +88,14 @@ class CloudFixture(fixtures.Fixture):
         gpu.setdefault('state_path', self.directory)
         # Its thread would outlive the test, and hear of the next one's GPUs.
         gpu.setdefault('health_events', False)
-        self.cloud = cloud.Cloud(self.directory, make_templates(),
+        self.cloud = cloud.Cloud(self.directory,
+                                 self._templates or make_templates(),
                                  self._host, self._drivers, self._overrides)
         self.addCleanup(self.cloud.stop)
         self.addCleanup(cyborg_hooks.remove)
-        self.placement = self.cloud.placement
+        self.placement = placement_content.Placement(
+            self.cloud.placement.url,
+            os.path.join(self.directory, 'placement.sqlite'))
         self.cyborg = self.cloud.cyborg
         self.nova = self.cloud.nova
         self.conductor = self.cloud.conductor
@@ -103,9 +121,9 @@ class CloudFixture(fixtures.Fixture):
         (item,) = inventories.items()
         return item
 
-    def bind(self, device_profile):
+    def bind(self, device_profile, **kwargs):
         """Create a server; see ``NovaPart.create_server``."""
-        return self.nova.create_server(device_profile)
+        return self.nova.create_server(device_profile, **kwargs)
 
     def unbind(self, server):
         """Delete a server that :meth:`bind` created."""

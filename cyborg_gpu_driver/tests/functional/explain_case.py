@@ -13,8 +13,14 @@
 
 from __future__ import annotations
 
+import collections
+import json
+import re
+
+import fixtures
 from cyborg.api import app as cyborg_app
 
+from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -48,6 +54,8 @@ class NovaOfOneHost:
             '/v2.1/os-aggregates': {'aggregates': []},
             '/v2.1/flavors/detail': {'flavors': self.flavors},
             '/v2.1/servers': {'servers': list(self.servers.values())},
+            '/v2.1/servers/detail': {
+                'servers': list(self.servers.values())},
             '/v2.1/os-migrations': {'migrations': self.migrations}}
         answers.update((f'/v2.1/servers/{uuid}', {'server': server})
                        for uuid, server in self.servers.items())
@@ -58,6 +66,7 @@ class NovaOfOneHost:
         """Show a server that has been given what it is to have."""
         self.servers[server] = {
             'id': server, 'name': name, 'status': 'ACTIVE',
+            'metadata': {}, 'OS-EXT-STS:task_state': None,
             'tenant_id': keystone.PROJECT,
             'OS-EXT-SRV-ATTR:hypervisor_hostname': host, 'flavor': {
                 'original_name': 'small', 'vcpus': 1, 'ram': 512, 'disk': 0,
@@ -71,9 +80,53 @@ class NovaOfOneHost:
                             for key, value in extra_specs.items()}})
 
 
+class NovaThatShelves(NovaOfOneHost):
+    """Nova's API whose servers can be shelved and unshelved.
+
+    :param cloud: where their accelerators are bound.
+    """
+
+    def __init__(self, cloud):
+        super().__init__(cloud.cloud.root_provider)
+        self._cloud = cloud
+        self._bound = {}
+
+    def boot(self, profile, name, **metadata):
+        server = self._cloud.bind(profile)
+        self.add(server.uuid, name)
+        self.servers[server.uuid].update({
+            'metadata': metadata, 'OS-EXT-STS:task_state': None,
+            'OS-EXT-SRV-ATTR:host': gpu_cloud.HOST})
+        self._bound[server.uuid] = profile, server
+        return server
+
+    def __call__(self, environ, start_response):
+        if environ['REQUEST_METHOD'] != 'POST':
+            return super().__call__(environ, start_response)
+        (action,) = json.loads(environ['wsgi.input'].read(
+            int(environ['CONTENT_LENGTH'])))
+        uuid = environ['PATH_INFO'].split('/')[3]
+        profile, server = self._bound[uuid]
+        facts = {'status': 'ACTIVE', 'OS-EXT-SRV-ATTR:host': gpu_cloud.HOST}
+        if action == 'shelve':
+            self._cloud.unbind(server)
+            facts = {'status': 'SHELVED_OFFLOADED',
+                     'OS-EXT-SRV-ATTR:host': None}
+        else:
+            try:
+                self._bound[uuid] = profile, self._cloud.bind(
+                    profile, server=uuid)
+            except nova_part.NoCandidates:
+                facts = {}
+        self.servers[uuid].update(facts)
+        start_response('202 Accepted', [])
+        return [b'']
+
+
 class ExplainCase(gpu_cloud.GpuTestCase):
     """A cloud that openstacksdk logs in to, with all that is asked."""
 
+    starts_reported = True
     overrides = {'gpu': {'policies': 'slices'},
                  'gpu_policy:slices': {
                      'mode': 'mig', 'match_address': '0000:07:00.0',
@@ -89,6 +142,16 @@ class ExplainCase(gpu_cloud.GpuTestCase):
                 self.cloud.placement.url, 'admin'),
             'compute': self.compute}, self.roles))
         self.openstack = running.Openstack(self.services.cloud)
+
+    def asked(self, *arguments, code=0):
+        """How often a command asks Placement, by what it asks for."""
+        with fixtures.FakeLogger() as log:
+            self.openstack.run(*arguments, code=code)
+        found = re.findall(r'"GET /([a-z_]+)(?:/[0-9a-f-]{36}/([a-z]+))?',
+                           log.output)
+        return dict(collections.Counter(
+            part or path for path, part in found
+            if path in ('allocation_candidates', 'resource_providers')))
 
     def boot(self, device_profile, name):
         """A server that Nova shows."""

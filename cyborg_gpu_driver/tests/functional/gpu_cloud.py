@@ -31,6 +31,7 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.functional import reported_cloud
 
 HOST = 'compute1'
 CLOSES_USED = int(importlib.metadata.version(
@@ -63,6 +64,11 @@ class GpuTestCase(base.TestCase):
     machine = TWO_GPUS
     gpu = '0000:07:00.0'
     overrides: dict = {}
+    starts_reported = False
+    """Whether a test starts with the files of another cloud of this class
+    that has reported twice. Its agent is then one that was started again.
+    Without effect where the hardware is not below state_path.
+    """
     hardware_directory: str | None = None
     """Where the simulator's state file is; state_path unless given."""
 
@@ -81,12 +87,32 @@ class GpuTestCase(base.TestCase):
             self.hardware_directory or self.state_path, 'hardware.json')
         merged = {group: dict(options) for group, options
                   in {**self.overrides, **overrides}.items()}
+        reported = None
+        if self.starts_reported and self.hardware_directory is None:
+            reported = reported_cloud.find(
+                self.machine, merged,
+                lambda directory: self._make_reported(merged, directory))
+            reported.copy_state(self.state_path)
         merged.setdefault('gpu', {}).update(
             simulate_state=self.hardware_path, state_path=self.state_path)
         self.cloud = self.use_cloud(host=HOST, simulate=self.machine,
-                                    overrides=merged)
-        self.report()
+                                    overrides=merged, templates=reported)
+        if reported:
+            self.cloud.report()
+        else:
+            self.report()
         self.untouched = self.everything()
+
+    def _make_reported(self, overrides, directory):
+        """The files of a new cloud after its first two reports."""
+        state = {'state_path': directory,
+                 'simulate_state': os.path.join(directory, 'hardware.json')}
+        with base.CloudFixture(HOST, self.machine, overrides={
+                **overrides,
+                'gpu': {**overrides.get('gpu', {}), **state}}) as cloud:
+            cloud.report()
+            cloud.report()
+            return reported_cloud.ReportedCloud(cloud.directory, directory)
 
     def report(self):
         """Two reports: Cyborg makes providers in the first."""
@@ -169,10 +195,9 @@ class GpuTestCase(base.TestCase):
         prefix = self.name('', gpu)
         return {
             name[len(prefix):]: (item['total'], item['reserved'])
-            for name, provider in self.cloud.placement.providers().items()
+            for name, provider in self.cloud.placement.snapshot().items()
             if name.startswith(prefix)
-            for item in self.cloud.placement.inventories(
-                provider['uuid']).values()}
+            for item in provider['inventories'].values()}
 
     def everything(self):
         """All that must be as before when all has been given back."""

@@ -43,6 +43,13 @@ _REPORTS = 4
 class OutageCase(test_mig.OneGpuCase):
     """One server that stays, one that goes meanwhile, one that comes."""
 
+    overrides = {
+        **test_mig.OneGpuCase.overrides,
+        # Each profile makes each of the many reports longer.
+        'gpu_policy:one': {
+            **test_mig.OneGpuCase.overrides['gpu_policy:one'],
+            'profiles': '1g.10gb, 2g.20gb, 3g.40gb'}}
+
     def start(self, **overrides):
         super().start(**overrides)
         self.watch_log()

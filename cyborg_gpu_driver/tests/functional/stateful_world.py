@@ -39,6 +39,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
@@ -369,6 +370,15 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return {(entry['profile_id'], entry['placement']['start'])
                 for entry in self.journal()
                 if entry['gpu'] == gpu and entry['placement']}
+
+    def given_back(self):
+        """Handles that the agent knows to be given back.
+
+        While a command that is stopped holds a record, it alone knows.
+        """
+        return {entry.handle
+                for entry in self.driver._running()._journal.entries()
+                if entry.phase is journal.Phase.UNBINDING}
 
     def differences(self):
         """What doctor finds, each as a mapping."""

@@ -12,13 +12,16 @@
 
 """``openstack gpu`` on the released Cyborg and Placement."""
 
+import collections
 import json
 import os
+import re
 
 import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.osc import capacity
 from cyborg_gpu_driver.osc import host
@@ -50,6 +53,7 @@ _DEFINITION = {'version': 'v1', 'profiles': [
 class OperatorCase(gpu_cloud.GpuTestCase):
     """A host with one GPU for slices and a whole one."""
 
+    starts_reported = True
     overrides = {
         'gpu': {'policies': 'one, another'},
         'gpu_policy:one': {'mode': 'mig',
@@ -59,6 +63,7 @@ class OperatorCase(gpu_cloud.GpuTestCase):
 
     def setUp(self):
         super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
         self.nova = dict(_EMPTY_NOVA)
         self.applications = {
             'accelerator': cyborg_app.load_app(),
@@ -87,6 +92,11 @@ class OperatorCase(gpu_cloud.GpuTestCase):
                 for row in self.openstack.rows(
                     sync.SyncProfile, self.write(document), '--yes',
                     *arguments, **kwargs)}
+
+    def requests(self):
+        """How often Placement was asked, by the first part of the path."""
+        return collections.Counter(re.findall(
+            r'"GET /(allocation_\w+|resource_\w+)', self.log.output))
 
     def device_profiles(self):
         return {existing.item.name: existing
@@ -118,6 +128,24 @@ class CatalogueTest(OperatorCase):
             profile.ListProfile, '--kind', 'mig')}
         self.assertEqual((7, 1), (rows['1g.10gb'], rows['7g.80gb']))
         self.assertNotIn('passthrough', rows)
+
+    def test_a_host_costs_one_request(self):
+        """What it tells is what each provider tells, full ones included."""
+        self.sync()
+        self.cloud.bind('slice')
+        self.cloud.bind('whole')
+        before = self.requests()
+        found = providers.read(self.asked)
+        after = self.requests()
+        self.assertEqual({'allocation_candidates': 1, 'resource_providers': 1},
+                         after - before)
+        del self.applications['accelerator']
+        self.log_in()
+        self.assertEqual(found, providers.read(self.asked))
+        reserved = {item.label: (item.total, item.reserved, item.used)
+                    for item in found}
+        self.assertEqual((1, 1, 0), reserved['7g.80gb'])
+        self.assertEqual(1, reserved['passthrough'][2])
 
     def test_capacity_is_what_can_be_booted(self):
         self.sync()
@@ -173,13 +201,13 @@ class HostTest(OperatorCase):
             ('compute1', True, 'up, enabled', True, 2, ['A100_SXM4_80GB'],
              ['MIG', 'PASSTHROUGH'], [], 2), tuple(row[key] for key in (
                  'Host', 'Usable', 'Service', 'Accelerators', 'GPUs',
-                 'Models', 'Modes', 'Sick', 'Cyborg Devices')))
+                 'Models', 'Modes', 'Unhealthy', 'Cyborg Devices')))
         self.assertEqual(7, row['Free']['1g.10gb'])
         shown = self.openstack.rows(host.ShowHost, 'compute1')
         sliced = next(gpu for gpu in shown['gpus']
                       if gpu['address'] == self.gpu)
         self.assertEqual(('MIG', 3, [], 7), tuple(
-            sliced[key] for key in ('mode', 'numa_node', 'sick'))
+            sliced[key] for key in ('mode', 'numa_node', 'unhealthy'))
             + (len(sliced['profiles']),))
         self.assertEqual(2, len(shown['cyborg_devices']))
         text, _ = self.openstack.run(host.ShowHost, 'compute1',
@@ -198,6 +226,7 @@ class HostTest(OperatorCase):
     def test_a_server(self):
         self.sync()
         slice_, whole = self.cloud.bind('slice'), self.cloud.bind('whole')
+        before = self.requests()
         (row,) = self.openstack.rows(server.ShowServer, slice_.uuid)
         (arq,) = slice_.arqs
         self.assertEqual(
@@ -206,6 +235,8 @@ class HostTest(OperatorCase):
             tuple(row[key] for key in (
                 'ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
                 'Handle Type', 'Handle', 'NUMA Node', 'Health')))
+        self.assertEqual({'allocation_candidates': 1, 'resource_providers': 2},
+                         self.requests() - before)
         self.assertEqual({row['Handle']: row['Function']},
                          {uuid: function for uuid, (function, _)
                           in self.mdevs().items()})

@@ -30,6 +30,7 @@ from cyborg_gpu_driver.tests.functional import test_modes
 
 class WholeTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     machine = 'mixed'
     gpu = test_modes.H100
     overrides = {'gpu': {'policies': 'whole'},
@@ -324,4 +325,6 @@ class SliceTest(gpu_cloud.GpuTestCase):
         self.assertEqual(records[1].subject, first.subject)
         self.assertEqual('3g.40gb', first.evidence['profile'])
         self.assertIsNotNone(first.evidence['gpu_instance_id'])
-        self.assertEqual(first.evidence, records[1].evidence)
+        ended = dict(records[1].evidence)
+        self.assertLessEqual(first.evidence['since'], ended.pop('until'))
+        self.assertEqual(first.evidence, ended)

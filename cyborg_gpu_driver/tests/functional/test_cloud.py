@@ -54,6 +54,13 @@ class FakeDriverTest(base.TestCase):
         self.assertEqual([], self.cloud.cyborg.arqs())
         self.assertEqual(before, self.cloud.placement.snapshot())
 
+    def test_snapshot_is_what_the_api_answers(self):
+        self.cloud.bind('fake')
+        over_http = self.cloud.cloud.placement.snapshot()
+        self.assertEqual({'FPGA': 1},
+                         over_http['compute1_FakeDevice']['usages'])
+        self.assertEqual(over_http, self.cloud.placement.snapshot())
+
     def test_servers_at_once(self):
         before = self.cloud.placement.snapshot()
         with futures.ThreadPoolExecutor(4) as pool:

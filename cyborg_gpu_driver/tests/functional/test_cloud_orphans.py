@@ -157,6 +157,30 @@ class CleanTest(OrphanCase):
         self.assertEqual({}, self.mdevs())
         self.quiet()
 
+    def test_a_host_costs_one_request(self):
+        self.boot(self.profile(SLICE), 'alive')
+        # The providers of Cyborg and the compute nodes, once for the cloud.
+        expected = {'allocation_candidates': 1, 'resource_providers': 2}
+        self.assertEqual(expected, self.asked(orphan.ListOrphan))
+        # What no request explains is looked at, and again after Nova has
+        # said who there is.
+        self.allocate()
+        self.assertEqual({**expected, 'allocations': 2},
+                         self.asked(orphan.ListOrphan, code=1))
+
+    def test_a_stranger_in_the_place_of_a_server(self):
+        """As many are used as requests are bound, but by somebody else."""
+        server = self.boot(self.profile(SLICE), 'gone')
+        (arq,) = server.arqs
+        del self.compute.servers[server.uuid]
+        self.cloud.placement.delete(f'/allocations/{server.uuid}')
+        stranger = self.allocate()
+        self.assertEqual({('request-of-gone-server', arq['uuid']),
+                          ('allocation-of-gone-server', stranger)},
+                         self.listed()[0])
+        self.clean()
+        self.quiet()
+
     def test_a_request_that_names_no_server(self):
         self.cloud.cyborg.create_arqs(self.profile(SLICE))
         ((kind, _),) = self.listed()[0]
@@ -193,7 +217,7 @@ class CleanTest(OrphanCase):
         self.compute.hypervisors.clear()
         for command, arguments in ((orphan.ListOrphan, ()),
                                    (orphan.CleanOrphan, ('--yes',))):
-            self.assertIn('another region', str(self.assertRaises(
+            self.assertIn('the Nova of this region', str(self.assertRaises(
                 exception.CloudError, self.openstack.run, command,
                 *arguments)))
         self.assertEqual(1, len(self.mdevs()))
@@ -239,7 +263,7 @@ class RaceTest(OrphanCase):
         self.assertEqual(2, len(found))
         self.compute.servers[server.uuid] = shown
         for item in found:
-            self.assertIn('is there', self.kept(item))
+            self.assertIn(' exists', self.kept(item))
         self.assertEqual(1, len(self.mdevs()))
         self.cloud.unbind(server)
 
@@ -247,7 +271,7 @@ class RaceTest(OrphanCase):
         consumer = self.allocate()
         (item,) = self.found()
         self.compute.migrations.append({'uuid': consumer})
-        self.assertIn('is there', self.kept(item))
+        self.assertIn(' exists', self.kept(item))
         self.compute.migrations.clear()
         orphans_clean.remove(self.services.cloud, item)
         self.quiet()
@@ -274,7 +298,7 @@ class RaceTest(OrphanCase):
             'hostname': nova.host, 'instance_uuid': server,
             'device_rp_uuid': candidate['mappings'][
                 '_device_profile_0'][0]}})
-        self.assertIn('has it now', self.kept(item))
+        self.assertIn('uses it now', self.kept(item))
         self.cloud.cloud.events.wait_for(server, 1, 30)
         nova.delete_server(server)
 
@@ -289,7 +313,7 @@ class NoServiceTest(OrphanCase):
         del self.compute.servers[server.uuid]
         said = self.clean(code=1)
         self.assertIn('roles admin and service', said)
-        self.assertIn('must go first', said)
+        self.assertIn('must be deleted first', said)
         self.assertEqual(1, len(self.mdevs()))
         self.assertEqual(2, len(self.listed()[0]))
         self.cloud.unbind(server)

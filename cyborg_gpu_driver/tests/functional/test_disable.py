@@ -28,6 +28,7 @@ _SMALL, _LARGE = 'CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_NVIDIA_3G_40GB'
 class DisableCase(gpu_cloud.GpuTestCase):
     """Two GPUs, each with several providers."""
 
+    starts_reported = True
     gpu = SECOND
     overrides = {
         'gpu': {'policies': 'both', 'os_cloud': 'here'},
@@ -97,7 +98,8 @@ class DisableTest(DisableCase):
         self.report()
         self.assertEqual(open_, {gpu: self.reserved(gpu)
                                  for gpu in (FIRST, SECOND)})
-        for text in ('is disabled in Cyborg', 'is enabled in Cyborg again'):
+        for text in ('gets no further server: disabled in Cyborg since',
+                     'gets servers again. It was disabled in Cyborg'):
             self.assertIn(f'GPU {SECOND} {text}', self.log.output)
 
     def test_servers_go_elsewhere_and_leave_nothing_open(self):

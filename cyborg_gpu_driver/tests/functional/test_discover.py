@@ -29,6 +29,7 @@ from cyborg_gpu_driver.tests.functional import test_modes
 
 class TroubleTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     machine = 'mixed'
     gpu = test_modes.A100
     overrides = {'gpu': {'health_clean_checks': 1}}
@@ -214,5 +215,5 @@ class NoGpuTest(base.TestCase):
         self.assertEqual([], cloud.cyborg.devices())
         self.assertEqual(['compute1'], [*cloud.placement.providers()])
         self.assertEqual(1, said.output.count(
-            'This machine has no NVIDIA GPU'))
+            'This host has no NVIDIA GPU'))
         self.assertEqual(1, said.output.count('NVML is not available'))

@@ -37,7 +37,7 @@ class ExplainTest(explain_case.ExplainCase):
         self.boot(self.profile(THIRD), 'trainer')
         found = self.reasons('--profile', whole)
         self.assertEqual({'RESERVED_SIBLING'}, set(found))
-        self.assertIn('trainer (has 3g.40gb)', found['RESERVED_SIBLING'])
+        self.assertIn('trainer (using 3g.40gb)', found['RESERVED_SIBLING'])
 
     def test_a_full_profile_names_its_servers(self):
         third = self.profile(THIRD)
@@ -45,14 +45,40 @@ class ExplainTest(explain_case.ExplainCase):
         self.boot(third, 'two')
         self.assertIn('by one, two', self.reasons('--profile', third)['USED'])
 
+    def test_no_provider_takes_a_request_of_its_own(self):
+        whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
+        self.boot(self.profile(SLICE), 'one')
+        self.boot(self.profile(THIRD), 'two')
+        # Placement's answer, and the summary of the host.
+        # The providers of Cyborg, those that share, and those of the host.
+        expected = {'allocation_candidates': 2, 'resource_providers': 3}
+        self.assertEqual(expected, self.asked(
+            explain.ExplainRequest, '--profile', whole, code=1))
+        self.assertEqual(expected, self.asked(
+            explain.ExplainRequest, '--profile', whole, '--host',
+            gpu_cloud.HOST, code=1))
+        self.assertIn('two (using 3g.40gb)', self.reasons(
+            '--profile', whole)['RESERVED_SIBLING'])
+
+    def test_an_inventory_that_is_not_what_cyborg_made(self):
+        provider = self.cloud.provider(self.name('7g.80gb'))['uuid']
+        path = f'/resource_providers/{provider}/inventories'
+        before = self.cloud.placement.get(path)
+        (inventory,) = before['inventories'].values()
+        inventory['min_unit'] = inventory['total'] = 2
+        inventory['max_unit'] = 2
+        self.cloud.placement.put(path, before)
+        self.assertEqual({'UNIT'}, set(self.reasons(
+            '--profile', self.profile('CUSTOM_NVIDIA_7G_80GB'))))
+
     def test_a_sick_gpu(self):
         simulator.Machine.load(
             self.machine, self.hardware_path).set_remapped_rows(
                 self.gpu, uncorrected=1, pending=True)
         self.report()
         found = self.reasons('--profile', self.profile(SLICE))
-        self.assertEqual({'RESERVED_SICK'}, set(found))
-        self.assertIn('REMAP', found['RESERVED_SICK'])
+        self.assertEqual({'RESERVED_UNHEALTHY'}, set(found))
+        self.assertIn('REMAP', found['RESERVED_UNHEALTHY'])
 
     def test_a_misspelt_trait_and_class(self):
         profile = self.profile(
@@ -122,14 +148,14 @@ class ExplainTest(explain_case.ExplainCase):
             'Not schedulable: 0 of 1 hosts can take it; nearest is '
             'compute1: '), sentence)
         self.assertTrue(rule.startswith('+--'), rule)
-        self.assertIn('name a project', errors)
+        self.assertIn('no project was given', errors)
 
     def test_what_is_not_there(self):
         for arguments, words in (
                 (('--profile', 'x', '--host', 'compute2'),
                  'did you mean compute1'),
                 (('--flavor', 'gppu'), "flavor 'gppu'"),
-                (('--server', 'gone'), 'no server called gone')):
+                (('--server', 'gone'), 'no server named gone')):
             self.assertIn(words, str(self.assertRaises(
                 exception.GpuDriverError,
                 self.openstack.run, explain.ExplainRequest, *arguments)))

@@ -22,6 +22,7 @@ import os_traits
 from hypothesis import strategies
 from oslotest import base as oslotest
 
+from cyborg_gpu_driver.cloud import candidates
 from cyborg_gpu_driver.cloud import trees
 from cyborg_gpu_driver.cloud.explain import explain
 from cyborg_gpu_driver.cloud.explain import facts
@@ -84,8 +85,8 @@ _specs = strategies.one_of(strategies.just({}), strategies.fixed_dictionaries(
         'resources1:CUSTOM_NVIDIA_1G_10GB': strategies.just('1')}))
 
 
-class AgreementTest(oslotest.BaseTestCase):
-    """Two hosts with up to three providers each, against real Placement."""
+class CloudCase(oslotest.BaseTestCase):
+    """Hosts in the released Placement, and nothing else."""
 
     def setUp(self):
         super().setUp()
@@ -103,7 +104,6 @@ class AgreementTest(oslotest.BaseTestCase):
         self.cloud = self.useFixture(services.Services({
             'placement': services.forwarded(
                 self.service.url, 'admin')})).cloud
-        self.outcomes = {True: 0, False: 0}
         self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def make(self, name, inventories, traits, parent=None):
@@ -169,24 +169,35 @@ class AgreementTest(oslotest.BaseTestCase):
         for provider in self.made:
             self.placement.delete(f'/resource_providers/{provider}')
 
+
+class AgreementTest(CloudCase):
+    """Two hosts with up to three providers each, against real Placement."""
+
+    def setUp(self):
+        super().setUp()
+        self.outcomes = {True: 0, False: 0}
+
     def check(self, hosts, requests):
         """Our verdict, without Placement's answer, is Placement's."""
         self.build(hosts)
         try:
-            found = trees.read(self.cloud, more=['compute0', 'compute1'])
-            known = facts.Facts(
-                trees=found, classes=trees.classes(self.cloud))
+            roots = {item['uuid'] for host in ('compute0', 'compute1')
+                     for item in trees.listed(self.cloud, name=host)}
             for groups, specs in requests:
-                self.compare(request.make(
+                wanted = request.make(
                     request.Flavor('flavor', 1, 0, 0, specs), 'profile',
-                    groups), known)
+                    groups)
+                self.compare(wanted, facts.Facts(
+                    trees=trees.read(self.cloud, roots, wanted),
+                    classes=candidates.classes(self.cloud)))
         finally:
             self.clear()
 
     def compare(self, wanted, known):
         ours = explain.verdict(wanted, dataclasses.replace(
-            known, unknown_traits=trees.unknown_traits(self.cloud, wanted)))
-        theirs = trees.answer(self.cloud, wanted)
+            known, unknown_traits=candidates.unknown_traits(
+                self.cloud, wanted)))
+        theirs = candidates.answer(self.cloud, wanted)
         if theirs.refusal:
             self.assertTrue(any(item.blocks for item in ours.findings),
                             theirs.refusal)
@@ -224,3 +235,51 @@ class AgreementTest(oslotest.BaseTestCase):
 
         check()
         self.assertLess(20, min(self.outcomes.values()), self.outcomes)
+
+
+class ConcernedTest(CloudCase):
+    """Which hosts are examined if they are too many."""
+
+    def setUp(self):
+        super().setUp()
+        free = {'total': 2, 'reserved': 0, 'used': 0}
+        full = dict(free, used=2)
+        mig, whole = _CLASSES[1], _CLASSES[0]
+        self.build([
+            {'vcpus': 4, 'able': able, 'disabled': False, 'traits': (),
+             'below': below} for able, below in (
+                (True, [(mig, full, ())]),
+                (True, [(mig, full, ()), (whole, free, ())]),
+                (False, [(mig, free, ())]),
+                (True, [(mig, free, ())]))])
+        self.addCleanup(self.clear)
+        self.names = {
+            item['uuid']: item['name']
+            for item in trees.listed(self.cloud)
+            if item['parent_provider_uuid'] is None}
+
+    def concerned(self, most, *classes, more=()):
+        wanted = request.make(None, 'profile', [
+            {f'resources:{name}': '1'} for name in classes])
+        roots, left = candidates.concerned(
+            self.cloud, wanted, more, candidates.answer(self.cloud, wanted),
+            most)
+        return [self.names[uuid] for uuid in roots], left
+
+    def test_those_with_candidates_come_first(self):
+        self.assertEqual((['compute3'], 3), self.concerned(1, _CLASSES[1]))
+
+    def test_then_those_with_most_room(self):
+        found, left = self.concerned(3, *_CLASSES)
+        self.assertEqual(1, left)
+        self.assertEqual({'compute1', 'compute2', 'compute3'}, set(found))
+        self.assertEqual((['compute1'], 3), self.concerned(1, _CLASSES[0]))
+
+    def test_a_class_or_a_trait_that_nobody_knows(self):
+        found, left = self.concerned(2, 'CUSTOM_NVIDIA_X')
+        self.assertEqual((2, 2), (len(found), left))
+
+    def test_all_of_few(self):
+        for most in (4, None):
+            found, left = self.concerned(most, _CLASSES[1], more=['compute0'])
+            self.assertEqual((4, 0), (len(found), left))

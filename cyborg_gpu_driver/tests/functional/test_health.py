@@ -32,6 +32,7 @@ APPLICATION = 31
 
 class SicknessTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     overrides = {'gpu': {'policies': 'slices', 'health_clean_checks': 2},
                  'gpu_policy:slices': {'mode': 'mig',
                                        'profiles': '3g.40gb'}}
@@ -97,6 +98,7 @@ class SicknessTest(gpu_cloud.GpuTestCase):
 class EventTest(gpu_cloud.GpuTestCase):
     """What NVML tells of between two reports."""
 
+    starts_reported = True
     overrides = {'gpu': {'policies': 'slices', 'health_events': True},
                  'gpu_policy:slices': {'mode': 'mig',
                                        'match_address': f'{GPU},{OTHER}',

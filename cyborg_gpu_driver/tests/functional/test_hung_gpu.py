@@ -53,6 +53,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 class HungGpuTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     overrides = {'gpu': {'policies': 'slices', 'nvml_timeout': _TIMEOUT,
                          'health_clean_checks': 1},
                  'gpu_policy:slices': {'mode': 'mig',

@@ -72,8 +72,11 @@ class RepairCase(kill_case.KillCase):
     def is_bound(self):
         """As before, and it can be unbound."""
         (entry,) = self.records.entries()
+        # Since when it is bound, nothing tells of one that was found again.
+        self.assertIn(entry.since, (None, self.entry.since))
         self.assertEqual(self.entry, dataclasses.replace(
-            entry, instance_id=self.entry.instance_id))
+            entry, instance_id=self.entry.instance_id,
+            since=self.entry.since))
         self.assertEqual(self.bound, self.truth())
         self.assertIn(entry.instance_id, self.gpu().instances)
         self.process(lambda running: running.unbind(

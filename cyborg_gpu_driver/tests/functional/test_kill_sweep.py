@@ -12,10 +12,14 @@
 
 """The agent is killed at every step of a bind and of an unbind."""
 
+import time
 import uuid
 
 import testscenarios
 
+from cyborg_gpu_driver.metrics.usage import account
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -42,6 +46,7 @@ class BindTest(kill_case.KillCase):
     def setUp(self):
         super().setUp()
         self.name = str(uuid.uuid4())
+        self.begun = time.time()
 
     def test_bind(self):
         def check():
@@ -100,3 +105,15 @@ class BindTest(kill_case.KillCase):
             running.report()))
         self.assertEqual([], self.journal())
         self.assertEqual(([], []), self.truth()[:2])
+        self._one_was_counted()
+
+    def _one_was_counted(self):
+        """Its time was written down, whatever was killed on the way."""
+        found = account.build(audit.read(self.state_path).records,
+                              store.Store(self.state_path).records())
+        self.assertEqual((), found.lost)
+        (item,) = found.usages
+        self.assertEqual(self.name, item.handle)
+        self.assertLessEqual(self.begun, item.since)
+        self.assertLessEqual(item.since, item.until)
+        self.assertLessEqual(item.until, time.time())

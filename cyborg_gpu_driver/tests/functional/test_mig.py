@@ -32,6 +32,7 @@ def _class(label):
 
 class OneGpuCase(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     overrides = {
         'gpu': {'policies': 'one'},
         'gpu_policy:one': {'mode': 'mig',
@@ -183,6 +184,12 @@ class BindTest(OneGpuCase):
 
 
 class RaceTest(OneGpuCase):
+
+    overrides = {
+        **OneGpuCase.overrides,
+        # Each profile makes each of the many reports longer.
+        'gpu_policy:one': {**OneGpuCase.overrides['gpu_policy:one'],
+                           'profiles': '1g.10gb, 7g.80gb'}}
 
     def test_two_exclusive_binds_at_once(self):
         rounds = 25

@@ -26,6 +26,7 @@ A40 = '0000:c1:00.0'
 
 class MixedTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     machine = 'mixed'
     overrides = {
         'gpu': {'policies': 'desktops,slices,rest'},

@@ -59,7 +59,7 @@ class LostGpuTest(outages.OutageCase):
     def test_a_gpu_is_lost_in_use(self):
         world = self.world()
         world.lose_gpu(self.gpu)
-        self.assert_said_once('is sick')
+        self.assert_said_once('is unhealthy')
         self.assertEqual(self.both['gpus'], self.everything()['gpus'])
         self.assertEqual([], [label for label, (total, reserved)
                               in self.reserved().items()
@@ -125,7 +125,7 @@ class FullDiskTest(DiskCase):
     def test_a_gpu_falls_sick_meanwhile(self):
         with self.disk.full():
             self.world().set_health(self.gpu, uncorrected=1)
-            self.assert_said_once('is sick', 'kept in memory')
+            self.assert_said_once('is unhealthy', 'kept in memory')
             self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                               self.goes)
         self.cloud.report()

@@ -70,7 +70,7 @@ class PlacementTest(PlacementCase):
     def test_a_gpu_falls_sick_meanwhile(self):
         with self.door.shut():
             self.world().set_health(self.gpu, uncorrected=1)
-            self.assert_said_once('is sick', 'cannot be written to')
+            self.assert_said_once('is unhealthy', 'cannot be written to')
             self.assertNotIn('The GPUs cannot be reported', self.log.output)
         self.cloud.report()
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
@@ -84,7 +84,7 @@ class PlacementTest(PlacementCase):
 
 
 class WholeGpuTest(PlacementCase):
-    """GPUs that are offered whole, of which Placement alone knows users."""
+    """GPUs in passthrough mode, of which Placement alone knows users."""
 
     machine = 'mixed'
     overrides = {'gpu': {'policies': 'one', 'clean_whole_gpus': True},

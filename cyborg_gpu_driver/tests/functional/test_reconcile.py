@@ -36,10 +36,12 @@ _CLASS = 'CUSTOM_NVIDIA_3G_40GB'
 class ReconcileCase(gpu_cloud.GpuTestCase):
     """One GPU's slices, in a cloud whose requests the agent may see."""
 
+    starts_reported = True
     grace = 0
     overrides = {
         'gpu': {'policies': 'one', 'os_cloud': 'here'},
-        'gpu_policy:one': {'mode': 'mig', 'match_address': _GPU}}
+        'gpu_policy:one': {'mode': 'mig', 'match_address': _GPU,
+                           'profiles': '1g.10gb, 3g.40gb'}}
 
     def start(self, **overrides):
         super().start(gpu={**self.overrides['gpu'],
@@ -426,7 +428,9 @@ class LostVfioJournalTest(ReconcileCase):
         host_files.damage(self.state_path, '0000:31:00.0')
         self.end_agent()
         self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
-        # Which instances were there before cannot be known.
-        self.assertEqual([dict(bound, foreign_ids=[])], self.journal())
+        # Which instances were there before cannot be known,
+        # nor since when it was bound.
+        self.assertEqual([dict(bound, foreign_ids=[], since=None)],
+                         self.journal())
         self.cloud.unbind(server)
         self.clean()

@@ -30,6 +30,7 @@ _SMALL, _LARGE = '1g.10gb', '3g.40gb'
 
 class ReloadTest(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     overrides = {
         'gpu': {'policies': 'slices'},
         'gpu_policy:slices': {

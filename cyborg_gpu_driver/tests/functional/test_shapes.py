@@ -24,6 +24,7 @@ import collections
 import os
 
 import fixtures
+import pynvml
 import testscenarios
 
 from cyborg_gpu_driver.demo import nova_part
@@ -209,7 +210,8 @@ class RebootTest(ShapeCase):
         self.assertEqual(bound, self.everything())
         simulator.Machine.load(self.machine, self.hardware_path).reboot()
         self.assertEqual([], self._vgpus())
-        self.restore()
+        code, _, errors = self.command('layout', 'restore')
+        self.assertEqual(0, code, errors)
         self.assertEqual(vgpus, self._vgpus())
         self.assertEqual(places, self.placements())
         self.end_agent()
@@ -226,6 +228,40 @@ class RebootTest(ShapeCase):
         """(function, type, mdev's UUID) of every vGPU, sorted."""
         return sorted((vgpu.function, vgpu.type_id, vgpu.uuid or '')
                       for vgpu in self.hardware().vgpus)
+
+
+class SchedulerTest(ShapeCase):
+    """vGPUs that share GPU instances, by the scheduler of their policy."""
+
+    model = 'rtx-pro-6000'
+    framework = 'vendor-vfio'
+    kind = 'shared'
+    sums = {'DC-1-8Q': 12}
+
+    def _policy(self):
+        return {**super()._policy(), 'vgpu_scheduler': 'fixed-share',
+                'vgpu_time_slice': 4000}
+
+    def _schedulers(self):
+        return [(item.scheduler.policy, item.scheduler.time_slice)
+                for item in self.hardware().instances.values()]
+
+    def test_from_the_first_server_and_after_a_reboot(self):
+        profile = self._profile('DC-1-8Q')
+        servers = [self.cloud.bind(profile) for _ in range(4)]
+        expected = [(pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE,
+                     4_000_000)] * 2
+        self.assertEqual(expected, self._schedulers())
+        self.end_agent()
+        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.assertEqual([], self._schedulers())
+        code, _, errors = self.command('layout', 'restore')
+        self.assertEqual(0, code, errors)
+        self.assertEqual(expected, self._schedulers())
+        self.report()
+        for server in servers:
+            self.cloud.unbind(server)
+        self.assertEqual([], self._schedulers())
 
 
 class ManyProvidersTest(gpu_cloud.GpuTestCase):

@@ -69,12 +69,15 @@ class StormTest(gpu_cloud.GpuTestCase):
                 '0000:07:00.0', '0000:0f:00.0'),
             'classes': ('1G_10GB', '2G_20GB', '3G_40GB', '4G_40GB',
                         '7G_80GB'),
-            'overrides': _configuration('mig', '0000:07:00.0',
-                                        '0000:0f:00.0')}),
+            'overrides': _configuration(
+                'mig', '0000:07:00.0', '0000:0f:00.0',
+                profiles='1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb')}),
         ('slices without mdev', {
             'machine': 'a100x4-vfio', 'gpus': ('0000:31:00.0',),
             'classes': ('1G_10GB', '3G_40GB', '7G_80GB'),
-            'overrides': _configuration('mig', '0000:31:00.0')}),
+            'overrides': _configuration(
+                'mig', '0000:31:00.0',
+                profiles='1g.10gb, 3g.40gb, 7g.80gb')}),
         ('time slices without mdev', {
             'machine': 'a100x4-vfio', 'gpus': ('0000:b1:00.0',),
             'classes': ('A100D_20C', 'A100D_40C'),

@@ -13,6 +13,7 @@
 """An agent without privileges, with the daemon of oslo.privsep."""
 
 import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -21,6 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
 from cyborg_gpu_driver.tests.functional import test_whole
@@ -58,10 +60,14 @@ class UnprivilegedTest(base.BaseTestCase):
         world = simulator.Machine.load(
             machine, os.path.join(self.directory, 'hardware.json'))
         self.assertTrue(world.privileged)
+        templates = os.path.join(self.own, 'templates')
+        shutil.copytree(
+            os.path.dirname(functional.make_templates().cyborg), templates)
         done = subprocess.run(
             [sys.executable, '-m', unprivileged.__name__, self.directory,
              machine, *(_TESTS + name for name in names)],
-            env={**os.environ, 'TMPDIR': self.own, 'OS_LOG_CAPTURE': '1'},
+            env={**os.environ, 'TMPDIR': self.own, 'OS_LOG_CAPTURE': '1',
+                 functional.TEMPLATES: templates},
             capture_output=True, text=True, check=False,
             timeout=60 * _A_MINUTE)
         self.assertEqual(0, done.returncode, done.stderr)

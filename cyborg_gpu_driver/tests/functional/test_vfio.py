@@ -21,6 +21,7 @@ _TIME_SLICED = '0000:b1:00.0'
 
 class VfioCase(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     machine = 'a100x4-vfio'
     gpu = _SLICES
     overrides = {

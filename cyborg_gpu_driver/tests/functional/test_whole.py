@@ -285,7 +285,8 @@ class OperatorsAloneTest(WholeCase):
         self.assertEqual(set(), self.offered())
         for address in (T4, A40, A100):
             self.assertEqual('nvidia', self.driver_of(address))
-        self.assertIn('bound to nvidia; it is offered once', self.log.output)
+        self.assertIn('bound to nvidia; it will be offered '
+                      'when', self.log.output)
 
 
 class StayTest(WholeCase):

@@ -19,6 +19,7 @@ Started by root: oslo.privsep's daemon is forked off with root's privileges,
 then this process gives up its own for good and runs the tests. DIRECTORY has
 the simulated machine's state file, which root alone may write, and a
 directory ``user``, which becomes the user's and has to be TMPDIR.
+CYBORG_GPU_TEMPLATES may name a directory in it with databases to copy.
 """
 
 import errno
@@ -89,9 +90,10 @@ def main(directory: str, machine: str, *names: str) -> bool:
                      f'simulate_state = {directory}/hardware.json\n'
                      'nvml_timeout = 5\n')
     cfg.CONF(['--config-file', options])
+    # Before there are threads: a fork copies the locks that they hold.
+    root = root_beside.Root(directory, machine)
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()
-    root = root_beside.Root(directory, machine)
     root_beside.BesideTest.root = test_whole.WholeCase.root = root
     nobody.give(own)
     nobody.become()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -44,6 +45,11 @@ HANDLES = 'handles in use'
 _POLL = 0.2
 _OF_HOSTS = frozenset({'VCPU', 'MEMORY_MB', 'DISK_GB'})
 """Classes of the compute node's own provider."""
+
+for _name in ('keystoneauth', 'urllib3'):
+    # What they say of each request makes the record of a test that waits
+    # longer than subunit can carry (4 MiB), and the run fails.
+    logging.getLogger(_name).setLevel(logging.INFO)
 
 
 @dataclasses.dataclass(frozen=True, order=True)

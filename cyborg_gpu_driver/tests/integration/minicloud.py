@@ -92,7 +92,7 @@ class Minicloud:
 
         :raises MinicloudError: if it fails.
         """
-        return _output([
+        return output([
             sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
             '--config-file', str(self._agent_conf(host)), *arguments])
 
@@ -165,6 +165,12 @@ class Minicloud:
             parser.write(stream)
         return before
 
+    @property
+    def transport_url(self) -> str:
+        """By which Cyborg's services reach the message broker."""
+        return _read_ini(self._agent_conf(self.hosts[0])).get(
+            'DEFAULT', 'transport_url')
+
     def process(self, service: str) -> int:
         """Number of a service's process, which is that of its group."""
         return int(next(
@@ -226,7 +232,7 @@ def run(*arguments: str) -> str:
 
     :raises MinicloudError: if it fails.
     """
-    return _output([sys.executable, str(_COMMAND), *arguments])
+    return output([sys.executable, str(_COMMAND), *arguments])
 
 
 def _wipe(directory):
@@ -236,7 +242,11 @@ def _wipe(directory):
         shutil.rmtree(directory.parent, ignore_errors=True)
 
 
-def _output(command):
+def output(command: list[str]) -> str:
+    """Run a command and return what it prints.
+
+    :raises MinicloudError: if it fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True,
                           check=False, stdin=subprocess.DEVNULL)
     if done.returncode:

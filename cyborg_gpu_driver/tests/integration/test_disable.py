@@ -19,13 +19,16 @@ import os
 from concurrent import futures
 
 from openstack import exceptions
+from oslo_config import cfg
 
 from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.notifications import listening
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '2'))
 """One for each service that is restarted, unless more are asked for."""
 _AT_ONCE = 20
+_NOTIFICATIONS = 'oslo_messaging_notifications'
 _DEADLINE = 900
 _REPORTED = 300
 """Seconds for two reports of an agent, which are a minute apart."""
@@ -46,6 +49,14 @@ class DisableTest(base.TestCase):
         self.addCleanup(self.cloud.configure, self.host, 'gpu',
                         os_cloud=self.cloud.configure(
                             self.host, 'gpu', os_cloud=None))
+        self.addCleanup(
+            self.cloud.configure, self.host, _NOTIFICATIONS,
+            driver=self.cloud.configure(self.host, _NOTIFICATIONS,
+                                        driver='messagingv2'))
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[], default_config_dirs=[])
+        self.listener = self.useFixture(listening.Listener(
+            conf, url=self.cloud.transport_url, exchange='cyborg'))
         self.cloud.restart(self.agent)
         self.flavor = self.flavor_of(_SLICE)
         self.image = self.user1.image.find_image(base.IMAGE).id
@@ -56,6 +67,7 @@ class DisableTest(base.TestCase):
         self.act(device, 'disable', 'maintaining')
         self.addCleanup(self.act, device, 'enable', 'enabled')
         self.until(self.all_closed, 'all of the device is closed', _REPORTED)
+        self.assert_announced('gpu.cordoned')
         for number in range(_STORMS):
             with self.subTest(storm=number):
                 self.storm((self.agent, 'cyborg-conductor')[number % 2])
@@ -63,6 +75,14 @@ class DisableTest(base.TestCase):
         self.until(lambda: not self.withheld(), 'all can be had again',
                    _REPORTED)
         self.assert_only_handles_left()
+
+    def assert_announced(self, expected):
+        event = None
+        while event != expected:
+            event, *_, payload = self.listener.next(_REPORTED)
+        self.assertIn(f'{self.host}_gpu_'
+                      + payload['cyborg_gpu_object.data']['gpu'],
+                      next(iter(self.closed)))
 
     def assert_only_handles_left(self):
         """A bind that a restart has cut short may leave its handle in use.

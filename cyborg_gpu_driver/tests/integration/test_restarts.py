@@ -20,6 +20,8 @@ import pathlib
 import signal
 from concurrent import futures
 
+from oslo_utils import timeutils
+
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.integration import base
@@ -155,6 +157,7 @@ class StormTest(RestartCase):
                      for cloud in (self.user1, self.user2) * 6]
             for service in ('cyborg-conductor', 'rabbitmq'):
                 self.cloud.restart(service)
+            back = timeutils.utcnow()
         asked = [done.result() for done in storm if not done.exception()]
         with contextlib.suppress(base.Late):
             self.until(lambda: not self.building(), 'all are built', 90)
@@ -162,10 +165,24 @@ class StormTest(RestartCase):
         for server in self.admin.compute.servers(all_projects=True):
             if server.status == 'ACTIVE':
                 self.assertEqual(1, len(self.accelerators(server)))
+        self.until(lambda: self.computes_report(back),
+                   'nova-compute reports again', _DEADLINE)
         after = self.boot(self.flavor_of('CUSTOM_NVIDIA_A100_8C'))
         self.assertEqual(1, len(self.accelerators(after)))
         self.delete_all()
         self.assert_only_handles_left(len(asked))
+
+    def computes_report(self, since):
+        """Whether each nova-compute has said that it is alive since then.
+
+        Its call is lost with the broker, and it waits 60 s for the answer.
+        Nova's scheduler takes it for dead after as long (service_down_time)
+        and then finds no host.
+        """
+        return all(
+            service.state == 'up' and timeutils.normalize_time(
+                timeutils.parse_isotime(f'{service.updated_at}Z')) > since
+            for service in self.admin.compute.services(binary='nova-compute'))
 
     def building(self):
         return [server.id for server

@@ -186,6 +186,7 @@ class SyncTest(base.TestCase):
             return row['Servers']
 
         flavor = self.named('sync.pair')
+        self.assert_nothing_withheld()
         before = room()
         servers = [self.boot(flavor) for _ in range(before)]
         self.assertEqual((4, 0), (before, room()))

@@ -114,7 +114,7 @@ class RootTest(agent_case.AgentCase):
         self.image.mkdir()
         error = self.assertRaises(exception.ImageRefused, self.found)
         self.assertIn('no partition has /etc/systemd/system', str(error))
-        self.assertIn(f'looked at {self.disk}1 (cannot be mounted), '
+        self.assertIn(f'checked {self.disk}1 (cannot be mounted), '
                       f'{self.disk}2', str(error))
 
     def test_no_partition_table(self):

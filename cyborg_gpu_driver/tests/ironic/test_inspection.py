@@ -174,8 +174,8 @@ class SickTest(inspection_case.InspectionCase):
         (address, (reason,)), = self.node.properties[
             'nvidia_gpus']['sick'].items()
         self.assertEqual(sick, address)
-        self.assertIn('the board is to be replaced', reason)
-        self.assertIn(f'GPU {sick} is sick: a row of its memory',
+        self.assertIn('replace the board', reason)
+        self.assertIn(f'GPU {sick} is unhealthy: a row of its memory',
                       self.log.output)
         machine.set_remapped_rows(sick)
         self.inspect()

@@ -53,7 +53,7 @@ class OfferTest(agent_case.AgentCase):
         self.use('t4x4')
         self.assertEqual(['reset_gpus', 'verify_gpus'], self.names('clean'))
         self.assertEqual([], self.names('deploy'))
-        self.assertIn('none of its GPUs has MIG', self.log.output)
+        self.assertIn('none of its GPUs supports MIG', self.log.output)
 
     def test_no_nvml(self):
         self.machine.unload_library()
@@ -65,7 +65,7 @@ class OfferTest(agent_case.AgentCase):
     def test_who_uses_it_is_not_known(self):
         self.machine.unload_library()
         self.assertEqual(['verify_gpus'], self.names('clean'))
-        self.assertIn('NVML does not say who uses it', self.log.output)
+        self.assertIn('NVML does not list its users', self.log.output)
 
     def test_nouveau(self):
         self.machine.bind_driver(self.machine.gpus[0].address, 'nouveau')
@@ -146,7 +146,7 @@ class SysfsTest(agent_case.AgentCase):
         self.add(reset='')
         self.add()
         self.assertEqual(['verify_gpus'], self.names('clean'))
-        self.assertIn('the kernel has no way to reset GPU 0000:01:00.0',
+        self.assertIn('the kernel cannot reset GPU 0000:01:00.0',
                       self.log.output)
         self.refused('clean', 'reset_gpus', errors.CleaningError,
                      'GPU 0000:01:00.0: the kernel has no way to reset it')
@@ -210,7 +210,7 @@ class CleanTest(agent_case.AgentCase):
 
     def test_lost(self):
         self.machine.lose_gpu(self.gpu)
-        self.fails(f'GPU {self.gpu}', 'GPU_IS_LOST', 'NVML does not see it')
+        self.fails(f'GPU {self.gpu}', 'GPU_IS_LOST', 'NVML does not list it')
 
     def test_in_use(self):
         self.machine.add_process(self.gpu, 4711)
@@ -222,7 +222,7 @@ class CleanTest(agent_case.AgentCase):
 
     def test_nvml_that_does_not_work(self):
         self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        self.fails('NVML is in the ramdisk and does not work')
+        self.fails('the ramdisk has NVML, but it does not work')
 
     def test_without_nvml(self):
         self.machine.unload_library()
@@ -244,7 +244,7 @@ class CleanTest(agent_case.AgentCase):
     def test_a_tenant_s_partitions(self):
         self.cut()
         self.fails(f'GPU {self.gpu}: GPU instance 1g.6gb is left at 0:1',
-                   'its MIG mode is on, and is to be off')
+                   'its MIG mode is on instead of off')
         done = self.clear()
         self.assertEqual(
             {'vgpus': 0, 'virtual_functions': 0, 'gpu_instances': 1,
@@ -286,8 +286,8 @@ class ModesTest(agent_case.AgentCase):
         self.clear()
         self.machine.set_ecc_mode(self.gpu, False)
         self.execute('clean', 'verify_gpus')
-        self.fails(wanted, f'GPU {self.gpu}: its ECC mode is off, and is to '
-                   'be on: clear_gpu_partitions sets it, or inspect')
+        self.fails(wanted, f'GPU {self.gpu}: its ECC mode is off instead '
+                   'of on: clear_gpu_partitions sets it, or inspect')
         done = self.clear(wanted)
         self.assertEqual([True, None, None, None],
                          [item.get('ecc_mode') for item in done])
@@ -318,8 +318,8 @@ class ModesTest(agent_case.AgentCase):
                 gpu.state.pending for gpu in self.machine.gpus])
         self.execute('clean', 'verify_gpus', wanted)
         self.clear()
-        self.fails(wanted, f'GPU {self.gpu}: its MIG mode is off, and is to '
-                   'be on')
+        self.fails(wanted, f'GPU {self.gpu}: its MIG mode is off instead '
+                   'of on')
 
     def test_confidential_computing(self):
         self.use('hgx-h100')
@@ -328,8 +328,8 @@ class ModesTest(agent_case.AgentCase):
         off = self.properties('off')
         self.execute('clean', 'verify_gpus', off)
         self.machine.set_confidential_computing('on')
-        self.fails(off, 'confidential computing is on, and the last '
-                   'inspection found it off', '--set-cc-mode=off')
+        self.fails(off, 'confidential computing is on, but was off at '
+                   'the last inspection', '--set-cc-mode=off')
         self.execute('clean', 'verify_gpus', self.properties('on'))
         self.execute('clean', 'verify_gpus', self.properties())
 
@@ -359,7 +359,7 @@ class VgpuTest(agent_case.AgentCase):
         gpu = self.machine.gpus[0].address
         # Makes privileged changes happen in this process.
         self.names('clean')
-        privileged_gpu.enable_virtual_functions(gpu)
+        privileged_gpu.set_virtual_functions(gpu, True)
         privileged.create_gpu_instance(gpu, 19, 6, 1)
         function = privileged.machine().sysfs.link_name(
             'bus', 'pci', 'devices', gpu, 'virtfn0')

@@ -77,7 +77,7 @@ class StageTest(LayoutCase):
              'mig_mode': 'set now'}, done['gpus'][0])
         self.reboot()
         self.assertEqual([(True, True)] * 4, self.modes())
-        self.assertEqual('was so already',
+        self.assertEqual('already set',
                          self.deploy(_HALVES)['gpus'][0]['mig_mode'])
 
     def test_hopper(self):
@@ -126,7 +126,7 @@ class StageTest(LayoutCase):
         self.fails([{**item, 'devices': [4]}], 'there is no GPU 4',
                    'this host has 0 to 3')
         self.fails([{**item, 'device-filter': '0x233010DE'}],
-                   'speaks of no GPU of this node, which has 0x20B710DE')
+                   'matches no GPU of this node, which has 0x20B710DE')
         self.fails(17, 'expected the name of a layout')
 
     def test_a_mode_that_cannot_be_set(self):
@@ -179,7 +179,7 @@ class ImageTest(LayoutCase):
     def test_no_program(self):
         self.make_image()
         self.fails(_HALVES, 'the deployed image: there is no cyborg-gpu',
-                   '/usr/local/bin/cyborg-gpu', 'make an image with')
+                   '/usr/local/bin/cyborg-gpu', 'build an image that contains')
 
     def test_not_needed(self):
         self.make_image()
@@ -189,14 +189,14 @@ class ImageTest(LayoutCase):
         self.deploy('all-disabled')
         self.assertEqual([(False, False)] * 4, self.modes())
         self.use('hgx-h100')
-        self.assertEqual('off after a restart', self.deploy(
+        self.assertEqual('off after a reboot', self.deploy(
             'all-disabled')['gpus'][0]['mig_mode'])
         self.fails('all-enabled', 'there is no cyborg-gpu')
 
     def test_no_root(self):
         self.image.mkdir()
         self.fails(_HALVES, 'no partition has /etc/systemd/system',
-                   'below LVM')
+                   'without LVM')
 
 
 class ServiceTest(LayoutCase):

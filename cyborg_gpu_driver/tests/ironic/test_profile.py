@@ -58,7 +58,7 @@ class TemplateTest(profile_case.ProfileCase):
         rows, _ = self.create(_SLICES, '--yes', code=1)
         ((_, row),) = rows.items()
         self.assertEqual('refuse', row['Action'])
-        self.assertIn('this command has not made it', row['Change'])
+        self.assertIn('it was not created by this command', row['Change'])
         self.assertIn('bios.factory_reset {} at 150', row['Change'])
         self.assertEqual(steps, self.template().steps)
         self.create(_SLICES, '--yes', '--adopt')
@@ -116,7 +116,7 @@ class NodesTest(profile_case.ProfileCase):
             ('update', 'can take it; not now: it is manageable; it lacks the '
              f'trait {self.trait}', 'done'), told[can])
         self.assertRegex(told[cannot][1],
-                         '^cannot take it: none of .* has MIG: Tesla T4')
+                         '^cannot take it: none of .* supports MIG: Tesla T4')
         self.assertEqual(
             ('', 'cannot take it: it has not been inspected', ''),
             told[blank])

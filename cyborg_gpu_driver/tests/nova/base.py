@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 import json
 import types
 import uuid
@@ -40,9 +41,11 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.nova import patches
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.report.content import values
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -101,7 +104,9 @@ class GpuHost(fixtures.Fixture):
             self._agent.bind(*_rpc(request))
 
     def unbind(self, request):
-        self._agent.unbind(*_rpc(request))
+        """What Cyborg does when Nova deletes an accelerator request."""
+        if request['attach_handle_type'] == values.MDEV:
+            self._agent.unbind(*_rpc(request))
 
 
 def _rpc(request):
@@ -163,6 +168,8 @@ class DriverCase(test.TestCase):
         self.useFixture(fixtures.MockPatch(
             'nova.objects.instance.Instance.save'))
         self.created = self._record_mdevs()
+        self.requests = collections.defaultdict(list)
+        self.numbers = itertools.count(1)
         self.context = context.get_admin_context()
         self.context.auth_token = None
         self.driver = libvirt_driver.LibvirtDriver(fake.FakeVirtAPI(), False)
@@ -199,6 +206,7 @@ class DriverCase(test.TestCase):
         """
         request = arq(handle, server.uuid)
         host.bind(request)
+        self.requests[server.uuid].append(request)
         made = ('bus', 'mdev', 'devices', request['attach_handle_uuid'])
         place = host.sysfs.link_parts(*made)
         if place:
@@ -208,28 +216,43 @@ class DriverCase(test.TestCase):
         return request
 
     def domains(self):
-        """UUIDs of the servers that libvirt knows."""
-        return {domain.UUIDString()
-                for domain in self.connection.listAllDomains(0)}
+        """UUIDs of the servers that libvirt knows, running or not.
 
-    def extend(self, host):
-        """As cyborg-gpu-nova-compute does when it starts."""
-        for name in capability.METHODS:
+        libvirt's fake lists none where no flag is set; libvirt lists all.
+        """
+        return {domain.UUIDString() for domain
+                in self.connection.listAllDomains(
+                    fakelibvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
+                    | fakelibvirt.VIR_CONNECT_LIST_DOMAINS_INACTIVE)}
+
+    def extend(self, host, version=None):
+        """As cyborg-gpu-nova-compute does when it starts.
+
+        :param version: of Nova; None for the one that is installed.
+        """
+        for name in (*capability.METHODS, 'spawn', 'power_on', 'reboot',
+                     'resume_state_on_host_boot'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova.virt.libvirt.driver.LibvirtDriver.{name}',
                 getattr(libvirt_driver.LibvirtDriver, name)))
-        compute.extend(
-            libvirt_driver.LibvirtDriver, capability.nova_version(),
-            handles.HandleReader(host.sysfs),
-            lambda reason: nova_exception.AcceleratorRequestOpFailed(
-                op='attach', msg=reason))
+        return compute.extend(
+            libvirt_driver.LibvirtDriver,
+            version or capability.nova_version(), patches.Patches(
+                handles.HandleReader(host.sysfs),
+                bound.Requests(
+                    lambda context, server: self.requests[server]),
+                lambda reason: nova_exception.AcceleratorRequestOpFailed(
+                    op='attach', msg=reason)))
 
     def instance(self):
         """A server that is to be made."""
+        # libvirt's fake finds domains by name, which is made from the id.
         instance = fake_instance.fake_instance_obj(
-            self.context, uuid=str(uuid.uuid4()), expected_attrs=[
+            self.context, id=next(self.numbers),
+            uuid=str(uuid.uuid4()), expected_attrs=[
                 'system_metadata', 'pci_devices', 'pci_requests',
                 'numa_topology'])
+        instance.node = HOST
         instance.vcpu_model = None
         instance.info_cache = objects.InstanceInfoCache(
             network_info=network_model.NetworkInfo())

@@ -18,16 +18,22 @@ Each test is one assumption; its name says which part of ours falls with it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import uuid
 
+import fixtures
 from nova import conf
+from nova import context
 from nova import exception as nova_exception
 from nova import test
+from nova.accelerator import cyborg
+from nova.compute import manager
 from nova.compute import pci_placement_translator
 from nova.objects import pci_device
+from nova.virt import driver
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 
@@ -89,6 +95,30 @@ class ExtendedMethodsTest(base.DriverCase):
         self.assertIn('the reason', str(error))
 
 
+class HostBootTest(test.NoDBTestCase):
+    """Behind the credentials of nova/compute.py."""
+
+    def test_nova_has_no_token_when_it_starts(self):
+        own = context.get_admin_context()
+        self.assertIsNone(own.auth_token)
+        self.assertIsNone(own.user_auth_plugin)
+        error = self.assertRaises(
+            nova_exception.AcceleratorRequestOpFailed,
+            cyborg.get_client(own).get_arqs_for_instance, 'server')
+        self.assertIn('Could not communicate with Cyborg', str(error))
+
+    def test_nova_can_be_its_own_user(self):
+        self.assertTrue(callable(context.get_nova_service_user_context))
+        # Read when it is called, so that a replacement takes effect.
+        self.assertIn('cyborg.get_client(', inspect.getsource(
+            manager.ComputeManager._get_accel_info))
+
+    def test_resume_names_no_accelerators(self):
+        """Once it does, the patch for it can go."""
+        resume = driver.ComputeDriver.resume_state_on_host_boot
+        self.assertNotIn('accel_info', inspect.signature(resume).parameters)
+
+
 class PciInPlacementTest(test.NoDBTestCase):
     """Behind what nova/pci_config.py refuses."""
 
@@ -134,9 +164,10 @@ class OptionsTest(test.NoDBTestCase):
 class StartCommandTest(test.NoDBTestCase):
     """Behind nova/compute.py, in a process of its own."""
 
-    def start(self, *arguments):
-        environment = {name: value for name, value in os.environ.items()
-                       if not name.startswith('OS_')}
+    def start(self, *arguments, **more):
+        environment = {**{
+            name: value for name, value in os.environ.items()
+            if not name.startswith('OS_')}, **more}
         return subprocess.run(
             [sys.executable, '-W', 'ignore', '-m',
              'cyborg_gpu_driver.nova.compute', *arguments],
@@ -146,9 +177,22 @@ class StartCommandTest(test.NoDBTestCase):
     def test_nova_gets_the_command_line(self):
         found = self.start('--version')
         self.assertEqual(0, found.returncode, found.stderr)
-        self.assertIn('takes vGPUs on virtual functions', found.stderr)
+        self.assertIn('attaches vGPUs on virtual functions', found.stderr)
         self.assertIn(capability.nova_version().split('.')[0],
                       found.stdout)
 
     def test_nova_keeps_its_own_name(self):
         self.assertIn('usage: nova-compute', self.start('--help').stdout)
+
+    def test_unknown_nova_runs_as_it_is(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        metadata = os.path.join(directory, 'nova-99.dist-info', 'METADATA')
+        os.mkdir(os.path.dirname(metadata))
+        with open(metadata, 'w', encoding='utf-8') as stream:
+            stream.write('Name: nova\nVersion: 99.0.0\n')
+        found = self.start('--help', PYTHONPATH=os.pathsep.join(
+            (directory, *filter(None, [os.environ.get('PYTHONPATH')]))))
+        self.assertEqual(0, found.returncode, found.stderr)
+        self.assertIn('Nova 99.0.0 was not tested, only 34. nova-compute '
+                      'runs without the patches', found.stderr)
+        self.assertIn('usage: nova-compute', found.stdout)

@@ -20,7 +20,10 @@ from __future__ import annotations
 
 import fixtures
 from nova import exception as nova_exception
+from nova.tests.fixtures import libvirt as fakelibvirt
 
+from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.nova import base
@@ -40,7 +43,7 @@ class DomainCase(base.DriverCase):
         """A server gets a vGPU and a whole GPU of ``host``."""
         server = self.instance()
         (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
-            'whole')
+            'passthrough')
         requests = [self.bound(host, handle, server)
                     for handle in (vgpu, whole)]
         self.spawn(server, requests)
@@ -176,7 +179,7 @@ class WithoutMdevTest(DomainCase):
         error = self.assertRaises(
             nova_exception.AcceleratorRequestOpFailed, self.spawn, server,
             [base.arq(handle, server.uuid)])
-        self.assertIn(f'{handle.address}: it carries vGPU type 0',
+        self.assertIn(f'{handle.address}: it has vGPU type 0',
                       str(error))
         self.assertNotIn(server.uuid, self.domains())
 
@@ -235,3 +238,42 @@ class OthersTest(DomainCase):
         server = self.instance()
         self.spawn(server, None)
         self.assertEqual([], self.hostdevs(server))
+
+
+class WhoseTest(DomainCase):
+    """What the exporter reads of the XML that Nova gives libvirt."""
+
+    def setUp(self):
+        super().setUp()
+        self.defined = []
+        define = fakelibvirt.Connection.defineXML
+
+        def record(connection, xml):
+            # The fake of libvirt forgets the metadata.
+            self.defined.append(xml)
+            return define(connection, xml)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Connection.defineXML', record))
+
+    def test_a_server_its_project_and_its_devices(self):
+        host = self.useFixture(base.GpuHost(
+            't4x4', policy.Policy(
+                'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
+                match_numa_node=(0,)), WHOLE))
+        server = self.instance()
+        server.project_id = 'b9a2c1f04d6e4f5f8a7c6b5d4e3f2a10'
+        (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
+            'passthrough')
+        requests = [self.bound(host, handle, server)
+                    for handle in (vgpu, whole)]
+        self.context.project_id = server.project_id
+        self.spawn(server, requests)
+        self.assertEqual(
+            {domain.Domain(server.uuid, server.project_id, 'gpu', frozenset({
+                requests[0]['attach_handle_uuid'], str(whole.address)}))},
+            set(map(domain.parse, self.defined)))
+        # And through the calls of libvirt's Python module, of which the fake
+        # has all but one.
+        self.connection.close = lambda: 0
+        (found,) = domains.DomainReader(lambda: self.connection).read()
+        self.assertEqual((server.uuid, 2), (found.uuid, len(found.devices)))

@@ -48,12 +48,14 @@ fixed_vgpus = L40S-24Q:2
 ONE_TYPE = POLICIES.replace('L40S-24Q:2', 'L40S-12Q:2')
 
 
-class PciLinesTest(base.DriverCase):
+class PciLinesCase(base.DriverCase):
+    """A Nova that reads the lines of a simulated host."""
 
     def setUp(self):
         super().setUp()
         self.directory = self.useFixture(fixtures.TempDir()).path
-        self.machine = simulator.Machine.load('l40sx4').install()
+        self.state = f'{self.directory}/machine'
+        self.machine = simulator.Machine.load('l40sx4', self.state).install()
         self.addCleanup(self.machine.uninstall)
         # Nova looks into sysfs for whether an address is a GPU.
         gpus = {gpu.address for gpu in self.machine.gpus}
@@ -67,16 +69,24 @@ class PciLinesTest(base.DriverCase):
             stream.write(text)
         return path
 
-    def nova_conf(self, *arguments, more='', policies=POLICIES):
-        """Let Nova read what the command writes."""
+    def lines(self, *arguments, policies=POLICIES):
+        """What the command writes."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             self.assertEqual(0, main.main([
                 '--config-file', self.write('cyborg.conf', policies),
-                '--simulate', 'l40sx4', 'nova', 'config', *arguments]))
+                '--simulate', 'l40sx4', '--state', self.state,
+                'nova', 'config', *arguments]))
+        return output.getvalue()
+
+    def read(self, text):
+        """Let Nova read a nova.conf."""
         conf.CONF([], project='nova', default_config_files=[
-            self.write('nova.conf', output.getvalue() + more)],
-            default_config_dirs=[])
+            self.write('nova.conf', text)], default_config_dirs=[])
+
+    def nova_conf(self, *arguments, more='', policies=POLICIES):
+        """Let Nova read what the command writes."""
+        self.read(self.lines(*arguments, policies=policies) + more)
 
     def devices(self):
         """Every function of the host's GPUs as Nova gets it from libvirt."""
@@ -103,6 +113,20 @@ class PciLinesTest(base.DriverCase):
         return {'vend_id': gpu.model.vendor.removeprefix('0x'),
                 'prod_id': gpu.model.device.removeprefix('0x'),
                 'driver_name': 'nvidia'}
+
+    def pools(self):
+        """What Nova can assign by its ``[pci] device_spec``."""
+        found = stats.PciDeviceStats(None)
+        for device in self.devices():
+            spec = found.dev_filter.device_assignable(device)
+            if spec:
+                found.add_device(pci_device.PciDevice.create(
+                    self.context, {**device, 'compute_node_id': 1,
+                                   **spec.get_tags()}))
+        return found
+
+
+class PciLinesTest(PciLinesCase):
 
     def matched(self):
         """The specs that Nova finds, by function."""
@@ -157,11 +181,7 @@ class PciLinesTest(base.DriverCase):
 
     def test_alias_without_placement_finds_the_functions(self):
         self.nova_conf('--no-pci-in-placement', policies=ONE_TYPE)
-        pools = stats.PciDeviceStats(None)
-        for device in self.devices():
-            if pools.dev_filter.device_assignable(device):
-                pools.add_device(pci_device.PciDevice.create(
-                    self.context, {**device, 'compute_node_id': 1}))
+        pools = self.pools()
         self.assertTrue(pools.support_requests(self.asked(5), {}))
         self.assertFalse(pools.support_requests(self.asked(6), {}))
 

@@ -23,6 +23,7 @@ import nova.conf
 from nova import context
 from nova import objects
 from nova import test
+from nova.scheduler import filters
 from nova.scheduler import host_manager
 from nova.scheduler import utils
 from nova.scheduler import weights
@@ -34,7 +35,9 @@ from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import filter as gpu_filter
 from cyborg_gpu_driver.nova import weigher
+from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -43,6 +46,7 @@ CONF = nova.conf.CONF
 
 # Its import registers the options that tests set before Nova loads it.
 WEIGHER = f'{weigher.__name__}.GpuWeigher'
+FILTER = f'{gpu_filter.__name__}.GpuFilter'
 GPUS = ('0000:18:00.0', '0000:2a:00.0')
 PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """Few, as each is a provider to make."""
@@ -57,16 +61,18 @@ class Agent(fixtures.Fixture):
     :param name: of the host.
     :param gpus: addresses of those that are sliced; the others are off.
     :param made: what Placement has been told of already.
+    :param options: of the policy, besides.
     """
 
-    def __init__(self, client, name, gpus, made):
+    def __init__(self, client, name, gpus, made, **options):
         super().__init__()
         self._client = client
         self._made = made
         self._name = name
         self._settings = policies.Settings(policies=(policy.Policy(
-            'slices', policy.Mode.MIG, profiles=PROFILES,
-            match_address=tuple(map(model.PciAddress.parse, gpus))),),
+            'slices', policy.Mode.MIG,
+            match_address=tuple(map(model.PciAddress.parse, gpus)),
+            **{'profiles': PROFILES, **options}),),
             health_events=False)
         self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
@@ -120,7 +126,7 @@ class Agent(fixtures.Fixture):
             'resource_provider_generation': 1,
             'traits': list(deployable.traits)})
 
-    def boot(self, profile, gpu=GPUS[0], bind=True):
+    def boot(self, profile, gpu=GPUS[0], bind=True, project='project'):
         """A server with a slice: claimed, and bound unless told not to.
 
         :returns: what :meth:`delete` wants.
@@ -130,7 +136,7 @@ class Agent(fixtures.Fixture):
         server, handle = str(uuid.uuid4()), handles.pop()
         self._put(f'/allocations/{server}', 'put', {
             'allocations': {provider: {'resources': {resource_class: 1}}},
-            'project_id': 'project', 'user_id': 'user',
+            'project_id': project, 'user_id': 'user',
             'consumer_generation': None, 'consumer_type': 'INSTANCE'},
             version='1.38')
         if bind:
@@ -162,6 +168,12 @@ class WeigherCase(test.TestCase):
     def setUp(self):
         super().setUp()
         self.useFixture(functional_fixtures.PlacementFixture())
+        # What another test has read of hosts of the same name is wrong here.
+        chooser.shared.cache_clear()
+        self.addCleanup(chooser.shared.cache_clear)
+        # All hosts are read, however slow this machine is.
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.weigher_reader._PATIENCE', 600.0))
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
         self.context = context.get_admin_context()
         self.client = report.report_client_singleton()
@@ -176,6 +188,7 @@ class WeigherCase(test.TestCase):
             'nova.scheduler.client.report.SchedulerReportClient.get',
             count))
         self.hosts = {}
+        self.servers = {}
         self._made = set()
 
     def host(self, name, *arrangement, gpus=GPUS[:1]):
@@ -184,7 +197,7 @@ class WeigherCase(test.TestCase):
         :param arrangement: what servers do one after another: a profile
             boots one, after a minus deletes the first that has it, before
             a question mark has it claimed and not bound yet. An @ names
-            the GPU.
+            the GPU, and a tilde at the end another project.
         """
         agent_of_host = Agent(self.client, name, gpus, self._made)
         with agent_of_host:
@@ -196,21 +209,30 @@ class WeigherCase(test.TestCase):
                     servers.remove(found)
                     agent_of_host.delete(found[1])
                     continue
+                step, _tilde, project = step.partition('~')
                 what, _at, gpu = step.partition('@')
                 profile = what.removesuffix('?')
                 servers.append((profile, agent_of_host.boot(
-                    profile, gpu or gpus[0], bind=what == profile)))
+                    profile, gpu or gpus[0], bind=what == profile,
+                    project=project or 'project')))
         self.hosts[agent_of_host.root] = name
+        self.servers[name] = [server for _profile, (server, _handle)
+                              in servers]
         self.asked.clear()
         return agent_of_host.root
 
-    def spec(self, *profiles, servers=1):
-        """A request for servers with one slice of each profile."""
+    def spec(self, *profiles, servers=1, **extra_specs):
+        """A request for servers with one slice of each profile.
+
+        :param extra_specs: of the flavor, without ``gpu:``.
+        """
         return objects.RequestSpec(
             context=self.context, flavor=objects.Flavor(
                 vcpus=1, memory_mb=1, root_gb=0, ephemeral_gb=0, swap=0,
-                extra_specs={'accel:device_profile': 'gpu',
-                             'group_policy': 'none'}),
+                name='m1.gpu', extra_specs={
+                    'accel:device_profile': 'gpu', 'group_policy': 'none',
+                    **{f'gpu:{key}': value
+                       for key, value in extra_specs.items()}}),
             image=objects.ImageMeta.from_dict({}), is_bfv=True,
             requested_resources=[
                 objects.RequestGroup(
@@ -221,6 +243,7 @@ class WeigherCase(test.TestCase):
                     resources={resource_class(profile): 1})
                 for number, profile in enumerate(profiles)],
             request_level_params=objects.RequestLevelParams(),
+            instance_uuid=str(uuid.uuid4()),
             num_instances=servers, project_id='project', user_id='user',
             instance_group=None, numa_topology=None, pci_requests=None,
             ignore_hosts=None, force_hosts=None, force_nodes=None,
@@ -253,6 +276,7 @@ class WeigherCase(test.TestCase):
 
     def weighers(self):
         """Nova's handler and what it loads, as its HostManager does."""
+        chooser.shared.cache_clear()
         handler = weights.HostWeightHandler()
         return handler, [weigher() for weigher
                          in handler.get_matching_classes(
@@ -264,6 +288,27 @@ class WeigherCase(test.TestCase):
         weighed = handler.get_weighed_objects(
             weighers, states or self.candidates(spec), spec)
         return {item.obj.host: item.weight for item in weighed}
+
+    def filters(self):
+        """Nova's handler and our filter, as its HostManager loads it."""
+        chooser.shared.cache_clear()
+        handler = filters.HostFilterHandler()
+        return handler, [loaded() for loaded
+                         in handler.get_matching_classes([FILTER])]
+
+    def filtered(self, spec, states=None):
+        """The hosts that our filter leaves."""
+        handler, loaded = self.filters()
+        return handler.get_filtered_objects(
+            loaded, states or self.candidates(spec), spec)
+
+    def gpus(self, state):
+        """GPUs of a host's candidates, the one that Nova claims first."""
+        names = (self.client.get(f'/resource_providers/{provider}').json()
+                 ['name'] for candidate in state.allocation_candidates
+                 for provider in candidate['allocations']
+                 if provider != state.uuid)
+        return [name.split('_gpu_')[1].split('_')[0] for name in names]
 
     def first(self, spec):
         """The host that is preferred."""

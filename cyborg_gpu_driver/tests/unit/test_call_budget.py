@@ -17,20 +17,28 @@ On real GPUs a call costs from microseconds to a second, and they queue
 behind each other; so calls are what we bound, not time.
 """
 
+import json
+import pathlib
+import sys
 import uuid
 
 import fixtures
 import pynvml
+import yaml
 from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.tests import empty_placement
 
-PER_HOST = 1
+LARGE = 3
+"""What a report of a large host may take, of a plain one's."""
+PER_HOST = 2
+"""One call to NVML, and one to the fabric manager."""
 PER_GPU = 8
 PER_CHECK = 5
 """What asking one GPU for its health takes."""
@@ -38,21 +46,47 @@ PER_INSTANCE = 2
 PER_BIND = 8
 
 
-class TestCallBudget(base.BaseTestCase):
+class BudgetCase(base.BaseTestCase):
 
-    def setUp(self):
-        super().setUp()
+    def new_agent(self, host='dgx-a100-80'):
         directory = self.useFixture(fixtures.TempDir()).path
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         conf([], default_config_files=[])
-        conf.set_override('simulate', 'dgx-a100-80', group='gpu')
+        conf.set_override('simulate', host, group='gpu')
         conf.set_override('state_path', directory, group='gpu')
         # Its thread would be counted too.
         conf.set_override('health_events', False, group='gpu')
+        return agent.Agent(conf, policies.read(conf), 'host1',
+                           empty_placement.EmptyPlacement)
+
+    def work(self, operation, *arguments):
+        """How many calls of functions it takes in this thread.
+
+        Unlike time they do not depend on what else the machine does; those
+        of a lock that is waited for do, a little.
+        """
+        calls = 0
+
+        def count(_frame, event, _argument):
+            nonlocal calls
+            calls += event == 'call'
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            operation(*arguments)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+
+class TestCallBudget(BudgetCase):
+
+    def setUp(self):
+        super().setUp()
         self.addCleanup(_uninstall_all)
-        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 empty_placement.EmptyPlacement)
+        self.agent = self.new_agent()
         self.devices = self.agent.report()
         self.machine = pynvml.nvmlLib.machine
 
@@ -112,6 +146,66 @@ class TestCallBudget(base.BaseTestCase):
         self.agent.bind(*first)
         self.agent.report()
         self.assertLessEqual(self._count(self.agent.bind, *second), PER_BIND)
+
+
+    def test_claims_elsewhere_make_a_bind_no_dearer(self):
+        handles = self._handles('1g.10gb')
+        last = handles.pop()
+        self.agent.bind(*last)
+        self.agent.unbind(*last)
+        alone = self.work(self.agent.bind, *last)
+        self.agent.unbind(*last)
+        # Those of the other seven GPUs come first.
+        for handle in handles[:49]:
+            self.agent.bind(*handle)
+        among = self.work(self.agent.bind, *last)
+        self.assertGreater(alone, 100)
+        self.assertLess(among, 1.25 * alone)
+
+
+class TestLargeHost(BudgetCase):
+
+    def write(self, name, vfs, types):
+        """A host of two GPUs of a model; the path of its file."""
+        model = yaml.safe_load((
+            files.HERE / 'models' / 'a100-80.yaml').read_text())
+        known = model['vgpu_types']
+        model['sriov']['totalvfs'] = vfs
+        model['vgpu_types'] = [*known, *(
+            {**known[number % len(known)], 'id': 5000 + number,
+             'name': f'X{number}-4C'}
+            for number in range(types - len(known)))]
+        directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        (directory / 'models').mkdir()
+        (directory / 'models' / f'{name}.yaml').write_text(
+            yaml.safe_dump(model))
+        path = directory / 'host.yaml'
+        path.write_text(json.dumps({
+            'driver_version': '550.144.02', 'gpus': [
+                {'model': name, 'address': address, 'mig': True,
+                 'vfs': 'all', 'framework': 'mdev'}
+                for address in ('0000:07:00.0', '0000:0f:00.0')]}))
+        return path
+
+    def report(self, vfs, types):
+        """The work of a report when nothing has changed."""
+        path = self.write('tested', vfs, types)
+        with fixtures.MonkeyPatch('cyborg_gpu_driver.simulator.files.HERE',
+                                  path.parent):
+            tested = self.new_agent(str(path))
+            try:
+                for _ in range(3):
+                    devices = tested.report()
+                self.assertEqual(2, len(devices))
+                return self.work(tested.report)
+            finally:
+                _uninstall_all()
+
+    def test_64_functions_and_100_types_on_each_gpu(self):
+        plain = self.report(20, 0)
+        large = self.report(64, 100)
+        self.assertGreater(large, plain)
+        self.assertLess(large, LARGE * plain)
 
 
 def _uninstall_all():

@@ -12,6 +12,8 @@
 
 """What Placement should have of a host's GPUs, as its node says."""
 
+import json
+
 import fixtures
 import pynvml
 from oslo_config import cfg
@@ -20,7 +22,10 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import policy
 
 
 class InventoriesTest(base.BaseTestCase):
@@ -34,6 +39,7 @@ class InventoriesTest(base.BaseTestCase):
         conf.set_override('state_path',
                           self.useFixture(fixtures.TempDir()).path,
                           group='gpu')
+        self.conf = conf
         self.node = node.Node(conf, hostname='host1')
         self.gpu, self.other, *_ = (
             gpu.address for gpu in self.node.live.host().gpus)
@@ -49,13 +55,50 @@ class InventoriesTest(base.BaseTestCase):
         self.node.draining = frozenset({first.provider})
         self.assertEqual(tuple(others), self.node.inventories(self.gpu))
 
+    def test_what_gets_other_handles_is_withdrawn_until_the_report(self):
+        """Cyborg still has the former handles, which no bind takes."""
+        first = self.node.inventories(self.gpu)
+        self.report()
+        self.assertEqual(frozenset(), self.node.withdrawn())
+        self.node = node.Node(self.conf, policies.Settings(policies=(
+            policy.Policy('p', policy.Mode.MIG, profiles=('2g.12gb',)),)),
+            'host1')
+        (changed,) = self.node.inventories(self.gpu)
+        self.assertIn(changed.provider, [item.provider for item in first])
+        self.assertIn(changed.provider, self.node.withdrawn())
+        self.report()
+        self.assertNotIn(changed.provider, self.node.withdrawn())
+
+    def report(self):
+        """As the agent does."""
+        host = self.node.live.host()
+        self.node.withdrawal.decide(
+            host, lambda gpu: self.node.device(gpu, self.node.servable(gpu)),
+            (), ())
+
     def test_all_of_a_sick_gpu_is_reserved(self):
         self.node.health.event(health_facts.Event(self.gpu, 79))
         self.assert_reserved(self.gpu)
 
-    def test_all_of_a_disabled_gpu_is_reserved(self):
-        self.node.disabled.update(frozenset({self.gpu}))
+    def test_all_of_a_cordoned_gpu_is_reserved(self):
+        self.node.cordons.note_disabled(frozenset({self.gpu}))
         self.assert_reserved(self.gpu)
+        self.node.cordons.add(self.gpu, 'root', 'a fan')
+        self.node.cordons.note_disabled(frozenset())
+        self.assert_reserved(self.gpu)
+        self.node.cordons.lift(self.gpu)
+        self.assert_reserved(None)
+
+    def test_the_api_of_cyborg_shows_the_cordons(self):
+        known = self.node.cordons.add(self.gpu, 'root', 'a fan')
+        for address in (self.gpu, self.other):
+            gpu = self.node.live.gpu(address)
+            info = json.loads(self.node.device(
+                gpu, self.node.servable(gpu)).vendor_board_info)
+            if address == self.gpu:
+                self.assertEqual(known, cordon.of_json(info['cordons']))
+            else:
+                self.assertNotIn('cordons', info)
 
     def assert_reserved(self, address):
         for gpu in (self.gpu, self.other):

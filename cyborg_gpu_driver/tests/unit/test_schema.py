@@ -24,7 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal.inventory import schema as inventory_schema
 from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
-from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import plugin_schema
 from cyborg_gpu_driver.partition.layout import schema as layout_schema
@@ -98,7 +98,7 @@ class CheckTest(base.BaseTestCase):
                                   'text'),
                 ({'traits': ['a', []]}, 'traits[1]: found an empty list; '
                                         'expected text'),
-                ({'traits': ['a', 'b', 'a']}, "traits[2]: 'a' is there "
+                ({'traits': ['a', 'b', 'a']}, "traits[2]: 'a' appears "
                                               'twice; leave one'),
                 ({'size': 'xl'}, "size: found 'xl'; expected s, m or l"),
                 ({'order': 2}, 'order: found 2; expected 1'),
@@ -126,7 +126,7 @@ class CheckTest(base.BaseTestCase):
     def test_the_alternative_that_was_meant(self):
         for value, said in (
                 ('some', "found 'some'; expected all, or a list of at least "
-                         'one item, each a whole number from 0 up'),
+                         'one item, each a whole number from 0'),
                 ([], 'found an empty list; expected a list of at least one'),
                 ([0, 'x'], "[1]: found 'x'; expected a whole number from 0")):
             self.assertIn(said, self.said(
@@ -160,7 +160,7 @@ class CheckTest(base.BaseTestCase):
         for value, said in (
                 ('x' * 100, f"'{'x' * 60}'... (100 characters)"),
                 ([1] * 100, 'found a list;'), ({'a': 1}, 'found a mapping;'),
-                (1 << 99, 'found a number beyond all bounds'),
+                (1 << 99, 'found a number out of range'),
                 (1 << 24, 'found 16777216;'),
                 (1 << 30, 'found 1073741824 (0x40000000)'),
                 (b'a' * 100, 'found a bytes;')):
@@ -177,10 +177,10 @@ class CheckTest(base.BaseTestCase):
         recursive.append(recursive)
         text = ['x' * 1000000] * 1000
         for odd, said in ((value, 'more than can be read'),
-                          (recursive, 'nested too deep'),
+                          (recursive, 'nested too deeply'),
                           (text, 'more than can be read'),
                           ({'a': [(text,)]}, 'more than can be read'),
-                          ([1 << 99999], 'a number beyond all bounds')):
+                          ([1 << 99999], 'a number out of range')):
             self.assertIn(f'f.yaml: top level: {said}; expected at most ',
                           self.said(odd))
 

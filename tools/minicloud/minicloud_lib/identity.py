@@ -31,6 +31,8 @@ _CATALOGUE = {
 }
 _BAREMETAL = {'baremetal': ('ironic', 'ironic', '')}
 _INTERFACES = ('public', 'internal')
+_LIMITS = {'servers': 500, 'class:VCPU': 1000, 'class:MEMORY_MB': 800000}
+"""Nova's unified limits: more than any test needs."""
 
 
 def parts(settings: settings_module.Settings) -> list[steps.Step]:
@@ -75,6 +77,12 @@ def _fill_keystone(settings):
             identity.create_endpoint(
                 service_id=service.id, interface=interface,
                 region_id=common.REGION, url=settings.url(port) + path)
+    nova = identity.find_service('nova')
+    limited = {limit.resource_name for limit in identity.registered_limits()}
+    for name in sorted(_LIMITS.keys() - limited):
+        identity.create_registered_limit(
+            service_id=nova.id, region_id=common.REGION, resource_name=name,
+            default_limit=_LIMITS[name])
 
 
 def _make_image(settings):

@@ -78,7 +78,11 @@ def _configure(settings):
         {'api_database': {'connection': _database(settings, 'nova_api')},
          'database': {'connection': _database(settings, 'nova_cell1')},
          'conductor': {'workers': 1}, 'scheduler': {'workers': 1},
-         'quota': {'instances': 500, 'cores': 1000, 'ram': 800000}}))
+         'quota': {'driver': 'nova.quota.UnifiedLimitsDriver'},
+         'oslo_limit': {
+             **common.login(settings, 'nova'),
+             'endpoint_service_type': 'compute',
+             'endpoint_region_name': common.REGION}}))
     paste = settings.etc('nova', 'api-paste.ini')
     paste.unlink(missing_ok=True)
     paste.symlink_to(steps.shipped('nova/api-paste.ini'))

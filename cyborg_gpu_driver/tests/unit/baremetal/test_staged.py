@@ -57,7 +57,7 @@ class StagedTest(base.BaseTestCase):
         two = _LAYOUT + _LAYOUT.partition('mig-configs:\n')[2].replace(
             'slices', 'more')
         for text, words in (('', 'found nothing; expected a mapping'),
-                            (two, 'an entry must be chosen'),
+                            (two, 'the file has several entries; choose one'),
                             (_LAYOUT.replace('devices: all', 'devices: x'),
                              "devices: found 'x'; expected all, or a list")):
             error = self.assertRaises(exception.LayoutError, staged.files,

@@ -44,7 +44,7 @@ class ObstacleTest(base.BaseTestCase):
 
     def test_one_of_them_with_mig_is_enough(self):
         for step in (names.APPLY_LAYOUT, steps.CLEAR):
-            self.assertIn('has MIG', self.obstacle(step, _T4))
+            self.assertIn('supports MIG', self.obstacle(step, _T4))
             self.assertEqual('', self.obstacle(step, _T4, _A30))
 
     def test_vgpus_without_mig(self):
@@ -56,7 +56,7 @@ class ObstacleTest(base.BaseTestCase):
         self.assertEqual('', self.obstacle(
             steps.RESET, _T4, _A30,
             resettable={_T4.address, _A30.address}))
-        self.assertIn(f'no way to reset GPU {_A30.address}', self.obstacle(
+        self.assertIn(f'cannot reset GPU {_A30.address}', self.obstacle(
             steps.RESET, _T4, _A30, resettable={_T4.address}))
 
     def test_drivers(self):
@@ -113,8 +113,8 @@ class FaultsTest(base.BaseTestCase):
             'a problem', 'NVML cannot reach it',
             '4 virtual functions are left',
             'GPU instance profile 14 is left at 2:1',
-            'its MIG mode is on, and is to be off: clear_gpu_partitions sets '
-            'it, or inspect the node again to make this its mode'), found)
+            'its MIG mode is on instead of off: clear_gpu_partitions sets it, '
+            'or inspect the node again to accept this mode'), found)
         self.assertNotIn('MIG mode', ' '.join(
             faults.of_gpu(gpu, (), None, None)))
 
@@ -125,9 +125,9 @@ class FaultsTest(base.BaseTestCase):
         # A GPU without ECC mode has none to compare.
         self.assertEqual((), faults.of_gpu(gpu, (), wanted, None))
         found, = faults.of_gpu(gpu, (), wanted, False)
-        self.assertIn('its ECC mode is off, and is to be on', found)
+        self.assertIn('its ECC mode is off instead of on', found)
         found, = faults.of_gpu(_A30, (), wanted, True)
-        self.assertIn('its MIG mode is off, and is to be on', found)
+        self.assertIn('its MIG mode is off instead of on', found)
 
     def test_a_mode_that_is_off_after_the_restart(self):
         gpu = dataclasses.replace(_A30, mig=model.Mig(True, False))

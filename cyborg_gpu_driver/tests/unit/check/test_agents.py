@@ -71,7 +71,7 @@ class PrivilegesTest(AgentCase):
 
     def test_not_seen(self):
         for found in (self.found(user=None), self.found(listed=False)):
-            self.check(result.Code.SKIPPED, 'not seen to run', found)
+            self.check(result.Code.SKIPPED, 'no cyborg-agent process', found)
 
     def test_root(self):
         self.check(result.Code.SUCCESS, 'as root', self.found(user=ROOT))
@@ -87,13 +87,13 @@ class PrivilegesTest(AgentCase):
         self.assertEqual([], self.found(policy_=WHOLE, helper='x'))
 
     def test_helper_that_stays_what_it_is(self):
-        self.fails('does not become root',
+        self.fails('does not run as root',
                    self.found(helper='/opt/bin/privsep-helper'))
 
     def test_program_that_is_not_there(self):
-        self.fails('helper privsep-helper cannot be run', self.found(
+        self.fails('helper program privsep-helper cannot be run', self.found(
             programs=(('sudo', True), ('privsep-helper', False))))
-        self.fails('helper /x/sudo cannot', self.found(
+        self.fails('helper program /x/sudo cannot', self.found(
             helper='/x/sudo p', programs=(('/x/sudo', False),)))
 
     def test_malformed(self):
@@ -121,7 +121,7 @@ class AccessTest(AgentCase):
         found = self.found(devices=(
             ('/dev/nvidia1', CLOSED), ('/dev/nvidia0', CLOSED),
             (CONTROL, OPEN), (MIG, OPEN)))
-        self.fails('open /dev/nvidia0, /dev/nvidia1: NVML', found)
+        self.fails('open /dev/nvidia0, /dev/nvidia1, so NVML', found)
 
     def test_device_that_may_only_be_read(self):
         self.fails(CONTROL, self.found(devices=(
@@ -132,13 +132,13 @@ class AccessTest(AgentCase):
         self.warns(f'setfacl -m u:64:r {MIG}', self.found(devices=closed))
         self.assertEqual([], self.found(devices=closed, policy_=VGPUS))
         file = '/proc/driver/nvidia/capabilities/mig/config'
-        self.warns(f'may not read {file}', self.found(
+        self.warns(f'cannot read {file}', self.found(
             devices=((CONTROL, OPEN), (file, CLOSED)), mig=file))
 
     def test_state_directory(self):
         self.warns('install -d -o 64', self.found(state=None))
         for mode in (0o600, 0o550, 0o050):
-            self.fails('may not write', self.found(
+            self.fails('cannot write', self.found(
                 state=access.Node(64, 64, mode)))
         self.fails('/var/lib/cyborg/gpu', self.found(
             state=access.Node(0, 0, 0o755)))
@@ -150,7 +150,7 @@ class AccessTest(AgentCase):
             user=ROOT, state=None, devices=((CONTROL, CLOSED),)))
 
     def test_not_seen(self):
-        self.check(result.Code.SKIPPED, 'not seen to run',
+        self.check(result.Code.SKIPPED, 'no cyborg-agent process',
                    self.found(user=None))
 
 

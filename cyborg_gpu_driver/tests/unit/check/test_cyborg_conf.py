@@ -104,7 +104,7 @@ class DriversTest(CyborgCase):
 
     def test_two_for_one_gpu(self):
         both = ('cyborg_gpu_driver', 'nvidia_gpu_driver')
-        self.warns('a second time', self.found(*both))
+        self.warns('reported twice', self.found(*both))
         self.assertEqual([], self.found(
             *both, policy_=policy.Policy('o', policy.Mode.OFF)))
 
@@ -153,7 +153,7 @@ class PlacementTest(CyborgCase):
         return cyborg_conf.placement(self.facts(**more))
 
     def test_answers(self):
-        self.succeeds('answers', self.found(
+        self.succeeds('can use it', self.found(
             answer=placement.Answer(frozenset(('x',)))))
 
     def test_offline(self):
@@ -173,7 +173,7 @@ class PlacementTest(CyborgCase):
         nobody = placement.Answer()
         self.fails('named gpu1 or gpu1.example.org: cyborg-agent does not '
                    'start', self.found(answer=nobody))
-        self.fails('nothing that cyborg-agent reports', self.found(
+        self.fails('reports of cyborg-agent', self.found(
             answer=nobody, release=machine.Release(
                 '14.1.0', True, asks_placement=False)))
 
@@ -189,7 +189,7 @@ class ServiceRolesTest(CyborgCase):
             self.facts(service_roles=())))
 
     def test_nobody_is_asked_for_a_token(self):
-        self.warns('Cyborg 14.0.0 asks for no service token',
+        self.warns('Cyborg 14.0.0 requires no service token',
                    cyborg_conf.service_roles(self.facts(release=machine.Release(
                        '14.0.0', True, wants_service_token=False))))
 

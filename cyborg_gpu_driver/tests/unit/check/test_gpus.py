@@ -97,7 +97,7 @@ class DriverTest(GpuCase):
             self.facts(SLICES, driver=None)))
 
     def test_version_that_is_not_known(self):
-        self.check(result.Code.SKIPPED, 'suits the kernel', gpus.driver(
+        self.check(result.Code.SKIPPED, 'supports this kernel', gpus.driver(
             self.facts(VGPUS, host={'nvml_problem': 'x'})))
 
     def test_driver_that_is_too_old_for_the_kernel(self):
@@ -160,7 +160,7 @@ class NvmlTest(GpuCase):
             self.facts(WHOLE, host=self.problem, driver='vfio-pci')))
 
     def test_what_could_not_be_read(self):
-        self.warns("the kernel's log", gpus.nvml(
+        self.warns('the kernel log', gpus.nvml(
             self.facts(VGPUS, problems=('model: GPU_IS_LOST',))))
         self.warns('the user of cyborg-agent', gpus.nvml(
             self.facts(VGPUS, problems=('MIG: NO_PERMISSION',))))
@@ -215,7 +215,7 @@ class ReadyTest(GpuCase):
             gpus.ready(self.facts(SLICES, settings=by_hand)))
         without = dataclasses.replace(
             self.facts(WHOLE), settings=policies.Settings())
-        self.fails('Name policies', gpus.ready(without))
+        self.fails('Set [gpu] policies', gpus.ready(without))
 
     def test_each_step_has_a_command(self):
         mixed = dataclasses.replace(

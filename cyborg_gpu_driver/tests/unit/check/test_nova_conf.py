@@ -20,6 +20,7 @@ import json
 
 from cyborg_gpu_driver.check import facts
 from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.check.rules import nova_conf
 from cyborg_gpu_driver.check.rules import result
@@ -27,6 +28,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import migration
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.nova import conf_file
@@ -57,7 +59,7 @@ class NovaCase(case.FindingCase):
 
     def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
               vfio_handles=False, mdev_types=(),
-              nova=SENDS):
+              nova=SENDS, commands=()):
         return facts.Facts(
             self.host,
             policies.Settings(governing, vfio_handles=vfio_handles),
@@ -65,7 +67,8 @@ class NovaCase(case.FindingCase):
                 ('nova.conf',), device_spec.parse(
                     [json.dumps(spec) for spec in specs]), in_placement,
                 mdev_types),
-            nova_services=nova)
+            nova_services=nova, machine=machine.Machine(
+                running=processes.Running(frozenset(commands))))
 
     def lines(self, in_placement=True):
         """The entries that "cyborg-gpu nova config" writes."""
@@ -95,15 +98,31 @@ class LeftTest(NovaCase):
     def test_a_managed_function(self):
         first, second = self.lines()
         del first['managed']
-        found = self.check(result.Code.FAILURE, 'managed no',
+        found = self.check(result.Code.FAILURE, '"managed": "no"',
                            self.findings(first, second))
         self.assertEqual(first['address'], found.subject)
+
+    def test_a_gpu_that_cannot_migrate(self):
+        lines = self.lines()
+        lines[1]['live_migratable'] = 'yes'
+        facts = self.facts(*lines)
+        for supported in (True, None):
+            self.check(result.Code.SUCCESS, '2 virtual',
+                       nova_conf.pci_devices(self.saying(facts, supported)))
+        found = self.check(
+            result.Code.FAILURE, 'NVML says that the GPU does not',
+            nova_conf.pci_devices(self.saying(facts, False)))
+        self.assertEqual(lines[1]['address'], found.subject)
+
+    def saying(self, facts, supported):
+        return dataclasses.replace(facts, migrations={
+            FIRST: migration.Migration(supported)})
 
     def test_another_resource_class(self):
         first, second = self.lines()
         second['resource_class'] = 'CUSTOM_OTHER'
         self.check(result.Code.FAILURE,
-                   'CUSTOM_OTHER, not CUSTOM_NVIDIA_L40S_12Q',
+                   'CUSTOM_OTHER instead of CUSTOM_NVIDIA_L40S_12Q',
                    self.findings(first, second))
 
     def test_resource_class_as_nova_completes_it(self):
@@ -117,7 +136,7 @@ class LeftTest(NovaCase):
             *self.lines(in_placement=False), in_placement=False))
         found = self.findings(*self.lines(in_placement=False))
         self.assertEqual(2, len(found))
-        self.assertIn('class NONE, not', found[0].details)
+        self.assertIn('class NONE instead of', found[0].details)
 
     def test_nothing_is_fixed(self):
         none = policy.Policy('n', policy.Mode.VGPU, match_address=(FIRST,),
@@ -139,14 +158,14 @@ class LeftTest(NovaCase):
         first, second = self.lines()
         self.check(result.Code.SUCCESS, '2 virtual', self.findings(
             first, second, {**first, 'managed': 'yes'}))
-        self.check(result.Code.FAILURE, 'managed no', self.findings(
+        self.check(result.Code.FAILURE, '"managed": "no"', self.findings(
             {**first, 'managed': 'yes'}, first, second))
 
     def test_types_that_nova_cannot_tell_apart(self):
         two = dataclasses.replace(
             FIXED, mixed_sizes=True,
             fixed_vgpus=(('L40S-12Q', 1), ('L40S-12A', 1)))
-        self.check(result.Code.FAILURE, 'one resource class a GPU',
+        self.check(result.Code.FAILURE, 'one resource class per GPU',
                    self.findings(governing=(two, OTHERS)))
 
     def test_types_of_two_gpus_need_placement(self):
@@ -154,7 +173,7 @@ class LeftTest(NovaCase):
             FIXED, match_address=(model.PciAddress.parse('0000:38:00.0'),),
             fixed_vgpus=(('L40S-24Q', 1),))
         governing = (FIXED, second, OTHERS)
-        self.check(result.Code.FAILURE, 'turn on [pci]', self.findings(
+        self.check(result.Code.FAILURE, 'enable [pci]', self.findings(
             governing=governing, in_placement=False))
         self.assertEqual(3, len(self.findings(governing=governing)))
 
@@ -266,9 +285,42 @@ class GuestsTest(NovaCase):
                    self.findings(nova=self.resumes, governing=(WHOLE,)))
         self.check(result.Code.FAILURE, 'without their GPUs',
                    self.findings(nova=self.resumes, vfio_handles=True))
+        for running in (('nova-compute',),
+                        ('nova-compute', 'cyborg-gpu-nova-compute')):
+            self.check(result.Code.FAILURE, 'cyborg-gpu-nova-compute',
+                       self.findings(nova=self.resumes, governing=(WHOLE,),
+                                     commands=running))
+
+    def test_our_command(self):
+        self.check(result.Code.SUCCESS, 'attaches the GPUs',
+                   self.findings(nova=self.resumes, governing=(WHOLE,),
+                                 commands=('cyborg-gpu-nova-compute',)))
 
     def test_nothing_to_say(self):
         self.assertEqual([], self.findings(governing=(WHOLE,)))
         self.assertEqual([], self.findings(nova=self.resumes))
         self.assertEqual([], self.findings(nova=self.resumes,
                                            governing=(OTHERS,)))
+
+
+class QuotasTest(NovaCase):
+
+    def findings(self, unified=True, **machine_facts):
+        return list(nova_conf.quotas(self.facts(
+            nova=services.Nova(unified_limits=unified),
+        ).on(machine.Machine(**machine_facts))))
+
+    def test_release_that_does_not_count(self):
+        self.check(result.Code.WARNING, 'does not count', self.findings(
+            nova='33.0.2', quota_problem='Nova 33.0.2 does not count'))
+
+    def test_release_that_counts(self):
+        self.check(result.Code.SUCCESS, 'Nova 34.0.0 counts',
+                   self.findings(nova='34.0.0'))
+
+    def test_release_that_is_not_known(self):
+        self.check(result.Code.SKIPPED, 'not installed in', self.findings())
+
+    def test_no_unified_limits(self):
+        self.assertEqual([], self.findings(
+            unified=False, nova='33.0.2', quota_problem='text'))

@@ -141,13 +141,13 @@ class AskTest(base.BaseTestCase):
         for status, words in (('401 No', 'the token'),
                               ('403 No', 'the role service'),
                               ('404 No', 'endpoint_override'),
-                              ('500 Sorry', 'look at Placement'),
+                              ('500 Sorry', 'check Placement'),
                               ('418 Teapot', 'HTTP 418')):
             self.fails(words, self.ask(self.serve(status)))
 
     def test_something_else_answers(self):
         for body in (b'<html>', b'[]', b'{}'):
-            self.fails('cannot be asked', self.ask(
+            self.fails('cannot be queried', self.ask(
                 self.serve('200 OK', body)))
 
     def test_another_service_answers(self):
@@ -159,7 +159,7 @@ class AskTest(base.BaseTestCase):
 
     def test_no_credentials(self):
         for text in ('', 'auth_type = nosuch', 'auth_type = password'):
-            self.fails('Complete auth_type', self.ask(text))
+            self.fails('Set auth_type', self.ask(text))
 
     def test_keystone_is_not_there(self):
         self.fails('auth_url in', self.ask(

@@ -77,10 +77,11 @@ class NovaTest(FileCase):
 
     def test_later_file_counts(self):
         self.assertEqual(
-            services.Nova(True, True, True),
+            services.Nova(True, True, True, True),
             self.read('[service_user]\nsend_service_user_token = false\n'
                       'auth_type = password\n',
                       '[DEFAULT]\nresume_guests_state_on_host_boot = 1\n'
+                      '[quota]\ndriver = nova.quota.UnifiedLimitsDriver\n'
                       '[service_user]\nsend_service_user_token = true\n'))
 
     def test_unreadable(self):

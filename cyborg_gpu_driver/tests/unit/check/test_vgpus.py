@@ -64,15 +64,15 @@ class WayTest(CheckCase):
 
     def test_mdev(self):
         for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
-            self.check_way(result.Code.SUCCESS, 'mdev, made on demand',
+            self.check_way(result.Code.SUCCESS, 'mdev: created on demand',
                            framework=framework)
 
     def test_functions_on_demand(self):
-        self.check_way(result.Code.SUCCESS, 'without mdev, made on demand',
+        self.check_way(result.Code.SUCCESS, 'without mdev: created on demand',
                        vfio_handles=True)
 
     def test_functions_left_to_nova(self):
-        self.check_way(result.Code.SUCCESS, 'left to Nova', FIXED)
+        self.check_way(result.Code.SUCCESS, 'assigned by Nova', FIXED)
 
     def test_functions_of_nobody(self):
         self.check_way(result.Code.FAILURE, 'nova_vfio_handles')
@@ -180,8 +180,9 @@ class StartCommandTest(CheckCase):
                    self.command(True, unknown=True))
 
     def test_our_command_without_our_handles(self):
-        self.check(result.Code.WARNING, 'left to Nova',
-                   self.command(False, 'cyborg-gpu-nova-compute'))
+        """It also attaches whole GPUs when the host boots."""
+        self.assertEqual([], list(
+            self.command(False, 'cyborg-gpu-nova-compute')))
 
 
 class ResultTest(base.BaseTestCase):

@@ -30,4 +30,4 @@ def provider(label='1g.10gb', gpu='0000:07:00.0', host='compute1',
                           else names.custom(names.VENDOR, label))
     return providers.Provider(
         names.provider_uuid(name), name, host, gpu, label, f'root-{host}',
-        resource_class, total, reserved, used, frozenset(traits))
+        frozenset(traits), resource_class, total, reserved, used)

@@ -106,11 +106,11 @@ class WatchTest(base.BaseTestCase):
 
     def test_what_is_not_known_is_said_once(self):
         for conf, status, said in (
-                (self.conf(), '200 OK', 'auth_type names no user'),
+                (self.conf(), '200 OK', 'auth_type is not a Keystone user'),
                 (self.user(auth_url='http://127.0.0.1:9/v3'), '200 OK',
                  'Unable to establish connection'),
                 (self.user(), '403 Forbidden', '403'),
-                (self.user(), '404 Not Found', 'cannot be understood')):
+                (self.user(), '404 Not Found', 'cannot be parsed')):
             self.cyborg.status = status
             watch = self.watch(conf)
             self.assertIsNone(watch.read())

@@ -17,6 +17,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.tests.unit.cloud import samples
 from cyborg_gpu_driver.tests.unit.cloud import services
 
@@ -64,8 +65,9 @@ class HostsTest(base.BaseTestCase):
             services_={'compute1': _UP, 'compute2': down}))
 
     def test_what_nova_and_cyborg_say(self):
-        found = self.build({'compute1': _UP}, {'compute1': ['a']})
-        self.assertEqual((_UP, ('a',)), (found['compute1'].service,
+        found = self.build({'compute1': _UP}, {'compute1': [
+            facts.Device('a', 'compute1', 'b')]})
+        self.assertEqual((_UP, ('a b',)), (found['compute1'].service,
                                          found['compute1'].devices))
         self.assertEqual((None, ()), (found['compute2'].service,
                                       found['compute2'].devices))
@@ -87,8 +89,8 @@ class ServersTest(base.BaseTestCase):
 
     def test_a_name(self):
         self.assertEqual('a', servers.find(self.cloud, 'one'))
-        for name, said in (('two', '2 servers are called two'),
-                           ('three', 'there is no server called three')):
+        for name, said in (('two', '2 servers are named two'),
+                           ('three', 'there is no server named three')):
             self.assertIn(said, str(self.assertRaises(
                 exception.CloudError, servers.find, self.cloud, name)))
         uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
@@ -117,5 +119,5 @@ class ServersTest(base.BaseTestCase):
         for wrong in ({}, {**_ARQ, 'attach_handle_info': {'domain': '0'},
                            'device_rp_uuid': None}):
             self.accelerator['/v2/accelerator_requests'] = {'arqs': [wrong]}
-            self.assertIn('cannot be understood', str(self.assertRaises(
+            self.assertIn('cannot be parsed', str(self.assertRaises(
                 exception.CloudError, servers.read, self.cloud, 'a')))

@@ -13,6 +13,7 @@
 """What is read of Placement, and what is taken for no answer of its."""
 
 import copy
+from urllib import parse
 
 from oslotest import base
 
@@ -67,18 +68,79 @@ class ReadTest(base.BaseTestCase):
     def test_a_provider(self):
         wanted = providers.Provider(
             'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
-            'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1, frozenset({samples.MODEL}))
+            frozenset({samples.MODEL}), 'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1)
         seen = []
         self.assertEqual((wanted,), providers.read(
             self.cloud, progress=lambda *of: seen.append(of)))
         self.assertEqual([(1, 1)], seen)
         self.assertEqual((), providers.read(self.cloud, 'compute2'))
-        self.assertEqual(wanted, providers.one(self.cloud, 'a'))
-        self.assertIsNone(providers.one(self.cloud, 'c'))
 
-    def test_one_that_is_not_ours_or_goes_meanwhile(self):
-        self.answers[_ONE] = dict(_ITEM, name='compute1_FPGA')
-        self.assertIsNone(providers.one(self.cloud, 'a'))
+    def test_profiles_of_some_providers(self):
+        wanted = {'a': providers.Profile(
+            'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
+            frozenset({samples.MODEL}))}
+        self.answers[f'{_LIST}/b'] = {
+            'uuid': 'b', 'name': 'compute1_FPGA',
+            'root_provider_uuid': 'root'}
+        self.assertEqual(wanted, providers.profiles(
+            self.cloud, {'a', 'b', 'c'}))
+        del self.answers[f'{_ONE}/traits']
+        self.assertEqual({}, providers.profiles(self.cloud, {'a'}))
+        self.summarize()
+        self.assertEqual(wanted, providers.profiles(self.cloud, {'a'}))
+
+    def summarize(self, **summary):
+        """Let Cyborg and Placement answer for all providers at once.
+
+        :param summary: of the provider, where it differs.
+        """
+        asked = []
+
+        def candidates(query):
+            asked.append(query)
+            return {'allocation_requests': [], 'provider_summaries': {
+                'a': {'traits': [samples.MODEL], 'resources': {
+                    'CUSTOM_NVIDIA_1G_10GB': {'capacity': 5, 'used': 1}},
+                    **summary}}}
+
+        self.answers['/allocation_candidates'] = candidates
+        self.cloud = self.useFixture(services.Services({
+            'placement': services.documents(self.answers),
+            'accelerator': services.documents({
+                '/v2/deployables': {'deployables': [
+                    {'rp_uuid': 'a', 'num_accelerators': 7}]},
+                '/deployables': {'deployables': [
+                    {'rp_uuid': 'a', 'num_accelerators': 7}]}})})).cloud
+        return asked
+
+    def test_a_compute_node_costs_one_request(self):
+        (wanted,) = providers.read(self.cloud)
+        asked = self.summarize()
+        for part in ('inventories', 'usages', 'traits'):
+            del self.answers[f'{_ONE}/{part}']
+        seen = []
+        self.assertEqual((wanted,), providers.read(
+            self.cloud, progress=lambda *of: seen.append(of)))
+        self.assertEqual([(1, 1)], seen)
+        query, = asked
+        self.assertEqual({'resources': ['MEMORY_MB:1'], 'in_tree': ['root'],
+                          'limit': ['1']}, parse.parse_qs(query))
+
+    def test_what_a_summary_does_not_say_is_asked(self):
+        (wanted,) = providers.read(self.cloud)
+        several = {'A': {'capacity': 1, 'used': 0},
+                   'B': {'capacity': 1, 'used': 0}}
+        for resources in ({}, several, {
+                'CUSTOM_NVIDIA_1G_10GB': {'capacity': 8, 'used': 1}}):
+            self.summarize(resources=resources)
+            self.assertEqual((wanted,), providers.read(self.cloud))
+        for summary in ({'resources': {'A': {'used': 1}}}, {'traits': None},
+                        {'resources': {'A': {'capacity': 'x', 'used': 1}}}):
+            self.summarize(**summary)
+            self.assertRaises(exception.CloudError, providers.read,
+                              self.cloud)
+
+    def test_one_that_goes_meanwhile(self):
         del self.answers[f'{_ONE}/traits']
         self.assertEqual((), providers.read(self.cloud))
 
@@ -108,8 +170,8 @@ class ReadTest(base.BaseTestCase):
                 exception.CloudError, providers.read, self.cloud)), document)
             self.answers[path] = _ANSWERS[path]
         self.answers[_ONE] = {'name': 5}
-        self.assertRaises(exception.CloudError, providers.one, self.cloud,
-                          'a')
+        self.assertRaises(exception.CloudError, providers.profiles,
+                          self.cloud, {'a'})
 
     def test_placement_that_is_not_there(self):
         del self.answers[_LIST]

@@ -147,7 +147,7 @@ class ReadTest(StateCase):
         self.assertEqual({'r': 'r', 'research': 'research0'},
                          state.projects(self.cloud, {'research', 'r'}))
         for name, said in (('nobody', 'there is no project nobody'),
-                           ('lab', '2 projects are called lab')):
+                           ('lab', '2 projects are named lab')):
             self.assertIn(said, str(self.assertRaises(
                 exception.CloudError, state.projects, self.cloud, {name})))
 
@@ -194,7 +194,7 @@ class ReadTest(StateCase):
                 (self.identity, '/v3/registered_limits', [])):
             before = there[path]
             there[path] = document
-            self.assertIn('cannot be understood', str(self.assertRaises(
+            self.assertIn('cannot be parsed', str(self.assertRaises(
                 exception.CloudError, self.read, everything=True)), path)
             there[path] = before
 

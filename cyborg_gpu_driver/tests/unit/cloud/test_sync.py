@@ -196,7 +196,7 @@ class WriterTest(base.BaseTestCase):
                                    (plan.Action.REPLACE, item)):
                 ((_, error),) = self.carry_out(plan.Change(
                     action, '', wanted, resources.Existing(item, 'old')))
-                self.assertIn('has come into use: server server', error)
+                self.assertIn('is now in use: server server', error)
         self.assertEqual([], self.asked)
 
     def test_the_first_failure_is_the_end(self):

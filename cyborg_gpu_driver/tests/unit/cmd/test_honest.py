@@ -127,10 +127,10 @@ class StateTest(ReadCase):
         (row,) = self.of(_MIG, 'gpu', 'list')
         self.assertEqual((None, 'ok'), (row['mode'], row['health']))
         (row,) = self.of(_MIG, 'offer', 'list')
-        self.assertEqual((0, 'no', 'carved up: MIG mode is on'), (
+        self.assertEqual((0, 'no', 'partitioned: MIG mode is on'), (
             row['creatable'], row['reported'], row['problem']))
         (row,) = self.of(_MIG, 'report', 'show')
-        self.assertEqual((0, 'no', 'carved up: MIG mode is on'), (
+        self.assertEqual((0, 'no', 'partitioned: MIG mode is on'), (
             row['total'], row['reported'], row['problem']))
 
     def test_a_table_needs_no_uuid(self):

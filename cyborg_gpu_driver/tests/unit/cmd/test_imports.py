@@ -62,11 +62,11 @@ class ImportsTest(base.BaseTestCase):
             modules = imported(argument)
             self.assertEqual(set(), HEAVY & modules, argument)
             self.assertNotIn('pynvml', modules)
-            self.assertNotIn('cyborg_gpu_driver.cmd.gpu', modules)
+            self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
 
     def test_gpu_list(self):
         modules = imported('gpu', 'list')
-        self.assertIn('cyborg_gpu_driver.cmd.gpu', modules)
+        self.assertIn('cyborg_gpu_driver.cmd.gpu.show', modules)
         self.assertEqual(set(), HEAVY & modules)
 
     def test_a_simulated_host(self):

@@ -236,7 +236,8 @@ class MixedTest(NumberCase):
         output, errors = self.layout('apply', _ALL, '-o', 'json')
         self.assertEqual(['changed', 'skipped', 'changed'], [
             row['status'] for row in json.loads(output)])
-        self.assertIn('GPU 1 (0000:2a:00.0) has no MIG and is left alone',
+        self.assertIn('GPU 1 (0000:2a:00.0) does not support MIG and is left '
+                      'alone',
                       errors)
         self.layout('assert', _ALL)
         output, _ = self.layout('plan', _ALL, '-o', 'json')
@@ -244,12 +245,12 @@ class MixedTest(NumberCase):
                                       for row in json.loads(output)])
         output, _ = self.run_on_host('layout', 'list', '-f', self.file,
                                      '-o', 'json')
-        self.assertEqual('not changed, it has no MIG',
+        self.assertEqual('not changed, it does not support MIG',
                          json.loads(output)[0]['gpus']['1'])
 
     def test_one_that_is_chosen_by_number_is_not(self):
         _, errors = self.layout('apply', '1', code=1)
-        self.assertIn('has no MIG', errors)
+        self.assertIn('does not support MIG', errors)
 
     def test_mig_mode_off_is_in_effect(self):
         self.layout('apply', f'{_ALL}-off')

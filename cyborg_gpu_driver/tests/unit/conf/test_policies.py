@@ -165,6 +165,19 @@ class PoliciesTest(base.BaseTestCase):
         self.assertIs(model.SchedulerPolicy.EQUAL_SHARE, one.scheduler)
         self.assertEqual(2_000_000, one.time_slice)
 
+    def test_scheduler_of_gpu_instances(self):
+        one, = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            mode = mig
+            vgpu_types = DC-1-8Q
+            vgpu_scheduler = fixed-share
+            vgpu_time_slice = 3000
+            ''').policies
+        self.assertEqual((model.SchedulerPolicy.FIXED_SHARE, 3_000_000),
+                         (one.scheduler, one.time_slice))
+
     def test_vgpu_options_left_alone(self):
         one, = self.read('''
             [gpu]
@@ -214,20 +227,19 @@ class PoliciesTest(base.BaseTestCase):
 
     def test_options_of_another_mode(self):
         for mode in ('mig', 'passthrough', 'off'):
-            for line, option in (
-                    ('mixed_sizes = true', 'mixed_sizes'),
-                    ('vgpu_scheduler = best-effort', 'vgpu_scheduler'),
-                    ('vgpu_time_slice = 5', 'vgpu_time_slice')):
-                self.refused((f'mode = {mode}', line), option,
-                             'only mode vgpu takes it')
+            self.refused((f'mode = {mode}', 'mixed_sizes = true'),
+                         'mixed_sizes', 'only supported by mode vgpu')
         for mode in ('passthrough', 'off'):
             self.refused((f'mode = {mode}', 'fixed_vgpus = A40-4Q:1'),
-                         'fixed_vgpus', 'only mode vgpu and mode mig takes it')
+                         'fixed_vgpus',
+                         'only supported by mode vgpu and mode mig')
             self.refused((f'mode = {mode}', 'profiles = 1g.10gb'),
-                         'profiles', 'only mode mig')
-            for line in ('vgpu_types = A40-4Q', 'max_instances = A40-4Q:1'):
+                         'profiles', 'only supported by mode mig')
+            for line in ('vgpu_types = A40-4Q', 'max_instances = A40-4Q:1',
+                         'vgpu_scheduler = best-effort',
+                         'vgpu_time_slice = 5', 'isolation = project'):
                 self.refused((f'mode = {mode}', line), line.split()[0],
-                             'only mode vgpu and mode mig takes it')
+                             'only supported by mode vgpu and mode mig')
 
     def test_options_that_exclude_each_other(self):
         lines = ('mode = vgpu', 'vgpu_types = A40-4Q')
@@ -236,6 +248,8 @@ class PoliciesTest(base.BaseTestCase):
                      'best-effort or equal-share')
         self.refused((*lines, 'vgpu_time_slice = 5'), 'vgpu_time_slice',
                      'needs vgpu_scheduler')
+        self.refused((*lines, 'isolation = project',
+                      'fixed_vgpus = A40-4Q:1'), 'isolation', 'fixed_vgpus')
 
     def test_values_that_are_none(self):
         lines = ('mode = vgpu', 'vgpu_types = A40-4Q')
@@ -243,6 +257,7 @@ class PoliciesTest(base.BaseTestCase):
                 ('vgpu_scheduler = fair', 'vgpu_scheduler'),
                 ('vgpu_scheduler = best-effort\nvgpu_time_slice = 0',
                  'vgpu_time_slice'),
+                ('isolation = tenant', 'isolation'),
                 ('mixed_sizes = perhaps', 'mixed_sizes')):
             self.refused((*lines, line), option)
 

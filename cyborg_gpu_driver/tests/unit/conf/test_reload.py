@@ -123,7 +123,7 @@ class WatchTest(ReloadCase):
                 self.assertIsNone(self.watch.changed())
             for expected in (self.path, *named):
                 self.assertIn(expected, self.log.output)
-            self.assertEqual(1, self.log.output.count('stays in force'))
+            self.assertEqual(1, self.log.output.count('is invalid'))
             self.log.reset_output()
         self.write(_TWO)
         self.assertIsNotNone(self.changed())
@@ -181,7 +181,8 @@ class MutableTest(base.BaseTestCase):
             'prepare': 'false', 'passthrough_driver': 'nvidia',
             'nova_vfio_handles': 'true', 'clean_whole_gpus': 'false',
             'health_events': 'false', 'health_clean_checks': '9',
-            'health_ignored_xids': '7', 'bind_timeout': '9',
+            'health_cordon_errors': '9', 'health_ignored_xids': '7',
+            'bind_timeout': '9',
             'orphan_grace': '9'}
         for option in gpu_conf.GPU_OPTS:
             value = others.get(option.name, '/9' if option.name in (

@@ -93,6 +93,7 @@ class ValidationTest(base.BaseTestCase):
                 ('orphan_grace = ten', ('whole number of at least 0',)),
                 ('orphan_grace = -5', ('-5', 'at least 0')),
                 ('health_clean_checks = 0', ('at least 1',)),
+                ('health_cordon_errors = -1', ('-1', 'at least 0')),
                 ('health_ignored_xids = abc', ('each a whole number',)),
                 ('prepare = perhaps', ('true or false',)),
                 ('state_path = relative/dir', ('an absolute path',)),

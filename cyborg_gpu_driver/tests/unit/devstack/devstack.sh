@@ -163,6 +163,7 @@ function openstack {
 function cyborg_settings {
     CYBORG_CONF=$WORK/etc/cyborg.conf
     PLACEMENT_CONF=$WORK/etc/placement.conf
+    NOVA_CONF=$WORK/etc/nova.conf
     CYBORG_STATE_PATH=$WORK/cyborg
     CYBORG_API_URL=http://192.0.2.1/accelerator
     CYBORG_ENABLED_DRIVERS=${CYBORG_ENABLED_DRIVERS:-fake_driver}

@@ -19,6 +19,7 @@ import subprocess
 from oslo_config import cfg
 
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.tests.unit.devstack import case
 
 CONF = 'etc/cyborg.conf'
@@ -126,6 +127,36 @@ class PhasesTest(case.PluginTest):
                 [call for call in record if 'placement' in call])
         self.unstack('unstack', settings=case.SIMULATED)
         self.assertNotIn('=', path.read_text(encoding='utf-8'))
+
+    def test_scheduler_gets_weigher_and_filter_if_wanted(self):
+        path = self.work / 'etc' / 'nova.conf'
+        path.parent.mkdir()
+        for policy, services, expected in (
+                ('', f'{case.SERVICES},n-sch', False),
+                ('quiet', case.SERVICES, False),
+                ('quiet', 'n-sch,cyborg-api', False),
+                ('quiet', f'{case.SERVICES},n-sch', True)):
+            path.write_text('[filter_scheduler]\nenabled_filters = A,B\n',
+                            encoding='utf-8')
+            self.stack('post-config', services=services, settings={
+                **case.SIMULATED, 'CYBORG_GPU_PLACEMENT': policy})
+            lines = path.read_text(encoding='utf-8').splitlines()
+            self.assertEqual(expected, len(lines) > 2, (policy, services))
+        conf = cfg.ConfigOpts()
+        conf.register_opts([
+            cfg.ListOpt('enabled_filters'), cfg.ListOpt('weight_classes'),
+            cfg.MultiStrOpt('available_filters')], group='filter_scheduler')
+        conf.register_opts(weigher.OPTS, group=weigher.GROUP)
+        conf(['--config-file', str(path)], default_config_dirs=[])
+        self.assertEqual(['A', 'B', 'GpuFilter'],
+                         conf.filter_scheduler.enabled_filters)
+        self.assertEqual(
+            {'nova.scheduler.filters.all_filters',
+             'cyborg_gpu_driver.nova.filter.GpuFilter'},
+            set(conf.filter_scheduler.available_filters))
+        self.assertIn('cyborg_gpu_driver.nova.weigher.GpuWeigher',
+                      conf.filter_scheduler.weight_classes)
+        self.assertEqual('quiet', conf.gpu_weigher.placement)
 
     def test_a_compute_node_makes_nothing_in_the_cloud(self):
         record = self.stack(settings=case.SIMULATED,

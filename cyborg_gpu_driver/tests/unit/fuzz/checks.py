@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import posixpath
 import re
@@ -32,12 +33,14 @@ from cyborg_gpu_driver.baremetal.first_boot import layout_sources
 from cyborg_gpu_driver.baremetal.first_boot import report as first_boot_report
 from cyborg_gpu_driver.baremetal.inventory import inventory
 from cyborg_gpu_driver.baremetal.inventory import node
-from cyborg_gpu_driver.cmd import hooks
+from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.host import problems
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import names
@@ -99,6 +102,22 @@ def hooks_file(text):
             for word in (hook.command, *hook.args, *hook.envs,
                          *hook.envs.values(), hook.workdir or ''):
                 hold(isinstance(word, str), hook)
+
+
+def slowdowns(document):
+    """Measured slowdowns of applications on one GPU."""
+    found = attempt(interference.parse, document)
+    if found is not None:
+        hold(found.slowdown('a', ['b']) > 0, document)
+
+
+def extra_specs(specs):
+    """What a flavor says about the choice of a GPU."""
+    found = attempt(placement.wish, {
+        key: str(value) for key, value in specs.items()}, 'flavor')
+    for trait, weight in found.preferences if found else ():
+        hold(re.fullmatch('[A-Z0-9_]+', trait), trait)
+        hold(math.isfinite(weight), weight)
 
 
 # Names and numbers

@@ -19,8 +19,8 @@ import hypothesis
 from hypothesis import strategies
 from oslo_config import cfg
 
-from cyborg_gpu_driver.cmd import legacy_notes
-from cyborg_gpu_driver.cmd import legacy_policies
+from cyborg_gpu_driver.cmd.config import legacy_notes
+from cyborg_gpu_driver.cmd.config import legacy_policies
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.conf import policies

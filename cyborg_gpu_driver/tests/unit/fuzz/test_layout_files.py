@@ -17,7 +17,7 @@
 import hypothesis
 import yaml
 
-from cyborg_gpu_driver.cmd import terminal
+from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import platform

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Files of hooks, nova.conf, hardware-check's documents, names of things."""
+"""Files of hooks, nova.conf, documents of other hosts, names of things."""
 
 import json
 import os
@@ -20,9 +20,10 @@ import hypothesis
 import yaml
 from hypothesis import strategies
 
-from cyborg_gpu_driver.cmd import hooks
-from cyborg_gpu_driver.hardware_check import document
+from cyborg_gpu_driver.check import peers
+from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.nova import conf_file
+from cyborg_gpu_driver.support.hardware import document
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 from cyborg_gpu_driver.tests.unit.fuzz import oddities
@@ -44,6 +45,31 @@ _VALUES = strategies.one_of(
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
 _DOCUMENT = {'kind': document.KIND, 'version': document.VERSION,
              'nvml': [], 'sysfs': {}}
+_PEER = peers.Peer('gpu2', '580.65.06', (peers.Gpu(
+    '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
+    '26B9185100000003'),))
+
+
+class PlacementTest(base.FuzzCase):
+    """What nova-scheduler reads of operators."""
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated({'slowdown': {
+        'a': {'a': 1.5, 'b': 1}, 'b': {'a': 2, 'c': None}}}))
+    def test_slowdowns(self, document):
+        checks.slowdowns(document)
+
+    @base.examples(150)
+    @hypothesis.given(strategies.dictionaries(
+        strategies.one_of(
+            strategies.sampled_from((
+                'gpu:placement', 'gpu:application',
+                'gpu:prefer:CUSTOM_X', 'gpu:prefer:x')),
+            base.TEXTS.map('gpu:prefer:{}'.format)),
+        strategies.one_of(base.TEXTS, strategies.floats(),
+                          strategies.integers())))
+    def test_extra_specs(self, specs):
+        checks.extra_specs(specs)
 
 
 class HooksTest(base.FuzzCase):
@@ -124,6 +150,24 @@ class DocumentTest(base.FuzzCase):
             with open(path, 'wb') as stream:
                 stream.write(written)
             self.attempt(document.load, path)
+
+
+class PeerTest(base.FuzzCase):
+
+    @base.examples(100)
+    @hypothesis.given(base.mutated(json.loads(_PEER.dump())), base.damaged(
+        _PEER.dump().encode()))
+    @hypothesis.example(json.loads(_PEER.dump()), b'[' * 100000)
+    def test_read(self, content, data):
+        path = os.path.join(self.state_path, 'peer.json')
+        for written in (json.dumps(content).encode(), data):
+            with open(path, 'wb') as stream:
+                stream.write(written)
+            found = self.attempt(peers.read, path)
+            if found is not None:
+                self.assertEqual(json.loads(written),
+                                 json.loads(found.dump()))
+                self.assertTrue(found.host.isprintable())
 
 
 class NamesTest(base.FuzzCase):

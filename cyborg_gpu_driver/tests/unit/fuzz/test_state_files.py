@@ -72,7 +72,8 @@ _GPU_RECORD = {
          'clean': 0, 'placement': _PLACE, 'instance_id': 7}]},
     'tenancy': {'state': 'used', 'tenants': ['one'], 'generation': 7,
                 'reason': ''},
-    'disabled': True}
+    'cordons': [{'source': 'cyborg', 'since': 1.0, 'who': 'ann',
+                 'reason': 'a fan'}]}
 _AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
             'clean': 0, 'placement': _PLACE, 'instance_id': 7}
 _HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [

@@ -104,8 +104,8 @@ class DeadlineTest(base.LogTestCase):
         error = self.block()
         self.assertEqual('NOT_ANSWERING', error.symbol)
         self.assertEqual('call', error.call)
-        self.assertEqual(f'{self.owner} does not answer: call has not '
-                         'returned within 0.1 s', str(error))
+        self.assertEqual(f'{self.owner} does not answer: call did not return '
+                         'within 0.1 s', str(error))
         for _ in range(3):
             again = self.assertRaises(exception.NvmlNotAnswering,
                                       self.run_it, max, 3, 7)
@@ -177,5 +177,5 @@ class DeadlineTest(base.LogTestCase):
             [sys.executable, '-W', 'ignore', '-c', _GREEN], check=False,
             capture_output=True, text=True, timeout=_LONG)
         self.assertEqual(
-            'it does not answer: block has not returned within 0.5 s\n'
-            'True 2\n', done.stdout, done.stderr)
+            'it does not answer: block did not return within 0.5 s\nTrue 2\n',
+            done.stdout, done.stderr)

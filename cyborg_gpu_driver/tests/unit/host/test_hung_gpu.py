@@ -68,7 +68,7 @@ class HungGpuTest(base.SimulatedTestCase):
                 (gpu.visible_to_nvml, gpu.mig, gpu.driver, len(gpu.vfs)))
             self.assertEqual(
                 (f'NVML: GPU {self.first} does not answer: '
-                 'nvmlDeviceGetMigMode has not returned within 0.5 s',),
+                 'nvmlDeviceGetMigMode did not return within 0.5 s',),
                 gpu.problems)
         self.assertEqual(1, len(self.log.about('No other call is made')))
         self.answer_again()

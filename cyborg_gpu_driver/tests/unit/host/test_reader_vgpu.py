@@ -199,6 +199,58 @@ class SchedulerTest(VgpuCase):
         self.assertEqual(4, calls['nvmlDeviceGetVgpuHeterogeneousMode'])
 
 
+class InstanceSchedulerTest(VgpuCase):
+
+    MACHINE = 'rtxpro6000x8'
+
+    def setUp(self):
+        super().setUp()
+        for profile, start in ((14, 0), (47, 3)):
+            self.number = self.nvml.create_gpu_instance(
+                self.device(), profile, model.Placement(start, 3)).instance_id
+
+    def schedulers(self):
+        gpu = self.gpu()
+        self.assertIsNone(gpu.scheduler)
+        return [instance.scheduler for instance in gpu.mig.instances]
+
+    def test_each_snapshot_says_how_it_is_now(self):
+        plain, shared = self.schedulers()
+        self.assertIsNone(plain)
+        self.assertIs(model.SchedulerPolicy.BEST_EFFORT, shared.policy)
+        self.assertEqual(tuple(model.SchedulerPolicy), shared.supported)
+        nvml_vgpu.set_instance_scheduler(
+            self.nvml, self.device(), self.number,
+            model.SchedulerPolicy.FIXED_SHARE, 2_000_000)
+        _, shared = self.schedulers()
+        self.assertEqual(
+            (model.SchedulerPolicy.FIXED_SHARE, 2_000_000),
+            (shared.policy, shared.time_slice))
+
+    def test_driver_that_says_no_capabilities_in_mig_mode(self):
+        self.machine.faults.fail(
+            'nvmlDeviceGetVgpuSchedulerCapabilities',
+            pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+        _, shared = self.schedulers()
+        self.assertEqual((model.SchedulerPolicy.BEST_EFFORT, ()),
+                         (shared.policy, shared.supported))
+
+    def test_that_cannot_be_read(self):
+        self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.assertEqual([None, None], self.schedulers())
+        self.assertIn('vGPU scheduler', self.gpu().problems[0])
+
+    def test_calls_of_a_snapshot(self):
+        self.gpu()
+        self.calls()
+        self.gpu()
+        calls = self.calls()
+        self.assertEqual(1, calls['nvmlGpuInstanceGetVgpuSchedulerState'])
+        self.assertNotIn('nvmlDeviceGetVgpuSchedulerState', calls)
+        self.assertNotIn('nvmlDeviceGetVgpuSchedulerCapabilities', calls)
+
+
 class ProcessTest(VgpuCase):
 
     def test_counted_once_each(self):

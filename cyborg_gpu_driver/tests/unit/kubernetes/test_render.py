@@ -105,7 +105,7 @@ class RenderTest(base.BaseTestCase):
 
     def test_notes(self):
         self.assertEqual((), rendered(T4, NONE).notes)
-        for method, word in ((SLICED, 'nothing separates their memory'),
+        for method, word in ((SLICED, 'their memory is not isolated'),
                              (MPS, 'equal part of memory')):
             done = rendered(T4, NONE, sharing.shared(
                 method, 2, (), T4, NONE))

@@ -102,7 +102,7 @@ class RefusalTest(StrategyCase):
                      'GPU 0 (0000:07:00.0) is not in MIG mode')
 
     def test_single_with_an_empty_gpu(self):
-        self.refused(nodes.of(SEVENS, EMPTY), SINGLE, 'GPU 1', 'empty')
+        self.refused(nodes.of(SEVENS, EMPTY), SINGLE, 'GPU 1', 'without MIG')
 
     def test_mixed_with_parts_of_gpu_instances(self):
         self.refused(nodes.of(PARTS), MIXED, '1c.3g.20gb', 'single')

@@ -20,11 +20,12 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.nova import patches
 
 
 class Nova34:
@@ -41,6 +42,23 @@ class Nova34:
 
     def _guest_add_accel_pci_devices(self, guest, accel_info):
         """Attaches every accelerator as managed."""
+
+    def _hard_reboot(
+            self, context, instance, network_info, share_info,
+            block_device_info=None, accel_info=None):
+        """Nova's."""
+
+    def spawn(self, context, instance, accel_info=None):
+        """What all virt drivers have."""
+
+    def power_on(self, context, instance, accel_info=None):
+        """What all virt drivers have."""
+
+    def reboot(self, context, instance, accel_info=None):
+        """What all virt drivers have."""
+
+    def resume_state_on_host_boot(self, context, instance):
+        """What all virt drivers have."""
 
 
 class CapabilityTest(base.BaseTestCase):
@@ -86,9 +104,16 @@ class MdevProblemTest(base.BaseTestCase):
         self.useFixture(fixtures.MonkeyPatch('sys.path', directories))
         return capability.mdev_problem()
 
+    def test_quotas_count_gpus(self):
+        self.assertEqual('', self.problem('34.0.0'))
+        self.assertEqual('', capability.quota_problem())
+        self.problem('33.0.2')
+        self.assertIn('Nova 33.0.2 does not count',
+                      capability.quota_problem())
+
     def test_nova_that_leaves_them_out(self):
         for version in ('31.0.0', '33.0.0', '33.1.0.dev212', '9.0.0'):
-            self.assertIn(f'Nova {version} leaves accelerators',
+            self.assertIn(f'Nova {version} ignores accelerators',
                           self.problem(version))
 
     def test_nova_that_attaches_them(self):
@@ -97,7 +122,7 @@ class MdevProblemTest(base.BaseTestCase):
 
     def test_nova_of_no_known_version_is_not_trusted(self):
         for version in ('unknown', 'v34', '\u0663\u0664.0.0', '0.0.0'):
-            self.assertIn('leaves accelerators', self.problem(version))
+            self.assertIn('ignores accelerators', self.problem(version))
 
     def test_nova_that_is_not_installed_here(self):
         self.assertEqual('', self.problem())
@@ -109,21 +134,32 @@ class MdevProblemTest(base.BaseTestCase):
 class ExtendTest(base.BaseTestCase):
 
     def extend(self, driver_class, version):
-        return compute.extend(
-            driver_class, version, handles.HandleReader(sysfs.Sysfs()),
-            ValueError)
+        return compute.extend(driver_class, version, patches.Patches(
+            handles.HandleReader(sysfs.Sysfs()),
+            bound.Requests(lambda context, server: []), ValueError))
 
-    def test_unknown_nova_is_left_alone(self):
+    def test_unknown_nova_is_guarded(self):
         class Other(Nova34):
             pass
-        self.assertRaises(exception.NovaMismatch, self.extend, Other,
-                          '35.0.0')
+        self.assertIn('35.0.0', self.extend(Other, '35.0.0'))
         self.assertIs(Nova34._get_guest_config, Other._get_guest_config)
+        self.assertIsNot(Nova34.spawn, Other.spawn)
+        self.assertIsNot(Nova34.resume_state_on_host_boot,
+                         Other.resume_state_on_host_boot)
+
+    def test_unknown_nova_that_resumes_with_accelerators(self):
+        class Other(Nova34):
+            def resume_state_on_host_boot(self, context, instance,
+                                          accel_info=None):
+                """Upstream's, mended."""
+        before = Other.resume_state_on_host_boot
+        self.extend(Other, '35.0.0')
+        self.assertIs(before, Other.resume_state_on_host_boot)
 
     def test_extended_once(self):
         class Nova(Nova34):
             pass
-        self.extend(Nova, '34.0.0')
+        self.assertEqual('', self.extend(Nova, '34.0.0'))
         first = Nova._get_guest_config
         self.assertIsNot(Nova34._get_guest_config, first)
         self.extend(Nova, '34.0.0')

@@ -57,6 +57,17 @@ class ConfigNovaTest(base.CommandCase):
         self.assertNotIn('OWNER_CYBORG', output)
         self.assertEqual('', errors)
 
+    def test_live_migratable(self):
+        self.assertEqual(9, self.config()[0].count(
+            '"live_migratable": "yes"'))
+        state = f'{self.directory}/machine'
+        machine = simulator.Machine.load('l40sx4', state)
+        for gpu in machine.gpus:
+            machine.set_migration(gpu.address, False)
+        output, _ = self.config(more=f'simulate_state = {state}\n')
+        self.assertEqual(8, output.count('\ndevice_spec = '))
+        self.assertNotIn('live_migratable', output)
+
     def test_for_programs(self):
         found = json.loads(self.config('-f', 'json')[0])
         self.assertEqual(
@@ -100,7 +111,7 @@ class ConfigNovaTest(base.CommandCase):
         output, errors = self.config(
             fixed='L40S-12Q:1,L40S-12A:1', code=1)
         self.assertEqual('', output)
-        self.assertIn('one resource class a GPU', errors)
+        self.assertIn('one resource class per GPU', errors)
 
     def test_gpus_that_cyborg_hands_out(self):
         output, errors = self.config(

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from oslotest import base
@@ -66,6 +67,20 @@ class BuildTest(base.BaseTestCase):
         self.assertEqual(
             ({'name': 'L40S-12Q', 'device_type': 'type-VF',
               'vendor_id': '10de', 'product_id': '26b9'},), found.alias)
+
+    def test_live_migratable_where_it_is_supported(self):
+        items = [assigned('0000:16:00.4'), assigned('0000:16:00.5')]
+        yes = [dataclasses.replace(item, live_migratable=True)
+               for item in items]
+        for given, specs, alias in (
+                (items, [None, None], None), (yes, ['yes', 'yes'], 'yes'),
+                ([items[0], yes[1]], [None, 'yes'], None)):
+            for in_placement in (True, False):
+                found = pci_config.build(given, in_placement)
+                self.assertEqual(specs, [spec.get('live_migratable')
+                                         for spec in found.device_spec])
+                self.assertEqual(alias,
+                                 found.alias[0].get('live_migratable'))
 
     def test_two_types_on_one_gpu_are_refused(self):
         error = self.assertRaises(

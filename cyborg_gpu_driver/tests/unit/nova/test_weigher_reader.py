@@ -25,7 +25,7 @@ from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.report.content import names
 
-CLASS = 'CUSTOM_NVIDIA_3G_40GB'
+CLASS = 'CUSTOM_X'
 LABELS = {'1g.10gb': 7, '3g.40gb': 2, '1g.10gb.me': 1}
 
 
@@ -41,158 +41,191 @@ class Answer:
 
 
 class Placement:
-    """Answers as Placement does, about hosts with one GPU each."""
+    """Answers as Placement does, about hosts with one GPU each.
 
-    def __init__(self, *hosts):
-        self.hosts = list(hosts)
+    :ivar used: what is used of each profile, by host.
+    :ivar full: hosts that have no candidate.
+    """
+
+    def __init__(self):
         self.status_code = 200
-        self.urls = []
-        self.used = 0
+        self.asked = []
+        self.used = {}
+        self.full = set()
         self.before = bool
 
     def get(self, url, version):
-        self.urls.append(url)
         self.before()
+        path, _question, query = url.partition('?')
+        parameters = dict(item.split('=') for item in query.split('&'))
+        host = parameters['in_tree']
+        self.asked.append((path, host))
         if self.status_code != 200:
             return Answer(self.status_code, None)
-        if url.startswith('/allocation_candidates'):
-            return Answer(200, {
-                'allocation_requests': [{}] * len(self.hosts),
-                'provider_summaries': self.summaries()})
+        if path == '/allocation_candidates':
+            return Answer(200, {'provider_summaries': (
+                {} if host in self.full else self.summaries(host))})
         return Answer(200, {'resource_providers': [
-            {'uuid': names.provider_uuid(name), 'name': name,
-             'root_provider_uuid': host}
-            for host in self.hosts for name in self.names(host)]})
+            {'uuid': names.provider_uuid(name), 'name': name}
+            for name in self.names(host)]})
 
     def names(self, host):
         return [f'{host}_gpu_0000:18:00.0_{label}' for label in LABELS]
 
-    def summaries(self):
+    def summaries(self, host):
         found = {host: {'root_provider_uuid': host, 'traits': [],
-                        'resources': {'VCPU': {'capacity': 8, 'used': 0}}}
-                 for host in self.hosts}
-        for host in self.hosts:
-            for name, total in zip(self.names(host), LABELS.values()):
-                found[names.provider_uuid(name)] = {
-                    'root_provider_uuid': host,
-                    'traits': [published.TRAIT],
-                    'resources': {'CUSTOM_X': {
-                        'capacity': total, 'used': self.used}}}
+                        'resources': {'VCPU': {'capacity': 8, 'used': 0}}}}
+        for name, total in zip(self.names(host), LABELS.values()):
+            found[names.provider_uuid(name)] = {
+                'root_provider_uuid': host, 'traits': [published.TRAIT],
+                'resources': {CLASS: {
+                    'capacity': total, 'used': self.used.get(host, 0)}}}
         return found
 
     def candidate(self, host):
         return {names.provider_uuid(self.names(host)[1]): {
-            'resources': {'CUSTOM_X': 1}}}
+            'resources': {CLASS: 1}}}
 
-
-class Clock(fixtures.Fixture):
-
-    now = 100.0
-
-    def _setUp(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weigher_reader.time.monotonic',
-            lambda: self.now))
+    def read(self):
+        """The hosts that were read since the last call."""
+        found = [host for path, host in self.asked
+                 if path == '/allocation_candidates']
+        self.asked.clear()
+        return found
 
 
 class ReaderTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.clock = self.useFixture(Clock())
-        self.placement = Placement('a', 'b')
+        self.now = 100.0
+        self.placement = Placement()
         self.logged = self.useFixture(fixtures.FakeLogger())
 
-    def reader(self, keep=5.0):
-        return weigher_reader.Reader(self.placement.get, keep, 77)
+    def reader(self, keep=5.0, most=1000):
+        return weigher_reader.Reader(self.placement.get, keep, most,
+                                     lambda: self.now)
 
-    def test_two_requests_tell_all(self):
-        fleet = self.reader().fleet([CLASS])
+    def fleet(self, reader, hosts='ab', mark=0):
+        return reader.fleet([CLASS], dict.fromkeys(hosts, mark))
+
+    def test_two_requests_tell_all_of_a_new_host(self):
+        fleet = self.fleet(self.reader())
         self.assertEqual(
-            [f'/allocation_candidates?limit=77&resources_GPU={CLASS}:1'
-             '&required_GPU=OWNER_CYBORG',
-             '/resource_providers?required=OWNER_CYBORG'],
-            self.placement.urls)
+            [(path, host) for host in 'ab'
+             for path in ('/allocation_candidates', '/resource_providers')],
+            self.placement.asked)
         for host in 'ab':
             self.assertIsNotNone(fleet.cost(self.placement.candidate(host)))
+        self.assertIsNone(fleet.cost(self.placement.candidate('c')))
 
-    def test_names_are_asked_for_when_one_is_new(self):
+    def test_only_what_may_have_changed_is_read(self):
+        reader = self.reader()
+        first = self.fleet(reader)
+        self.placement.asked.clear()
+        self.now += 4.9
+        self.assertIs(first, self.fleet(reader))
+        self.assertEqual([], self.placement.asked)
+        self.placement.used['b'] = 1
+        fleet = reader.fleet([CLASS], {'a': 0, 'b': 'changed'})
+        self.assertEqual([('/allocation_candidates', 'b')],
+                         self.placement.asked)
+        self.assertLess(fleet.cost(self.placement.candidate('b')).gpu,
+                        fleet.cost(self.placement.candidate('a')).gpu)
+
+    def test_a_host_that_stays_the_same_is_read_ever_more_rarely(self):
+        reader = self.reader()
+        self.fleet(reader, 'a')
+        read = []
+        for second in range(1500):
+            self.now += 1
+            self.placement.asked.clear()
+            self.fleet(reader, 'a')
+            if self.placement.asked:
+                read.append(second + 1)
+        self.assertEqual([5, 15, 35, 75, 155, 315, 615, 915, 1215], read)
+        self.placement.used['a'] = 1
+        for pause in (300, 5, 10):
+            self.now += pause - 0.1
+            self.assertEqual([], self.placement.read())
+            self.now += 0.1
+            self.fleet(reader, 'a')
+            self.assertEqual(['a'], self.placement.read())
+
+    def test_a_request_reads_no_more_than_its_share(self):
         reader = self.reader(keep=0.0)
-        reader.fleet([CLASS])
-        reader.fleet([CLASS])
-        self.assertEqual(3, len(self.placement.urls))
-        self.placement.hosts = ['b', 'c']
-        fleet = reader.fleet([CLASS])
-        self.assertEqual(5, len(self.placement.urls))
-        self.assertIsNotNone(fleet.cost(self.placement.candidate('c')))
-        # A host that is no more has no say in what is scarce.
-        self.assertIsNone(fleet.cost(self.placement.candidate('a')))
+        hosts = [f'h{number:02}' for number in range(80)]
+        found = []
+        for _ in range(4):
+            self.fleet(reader, hosts)
+            found.append(self.placement.read())
+        self.assertEqual([32, 32, 32, 32], list(map(len, found)))
+        # Those that are due again do not keep new ones waiting.
+        self.assertEqual(hosts, sorted({
+            host for part in found for host in part}))
+        # What changed comes before what is only old.
+        marks = dict.fromkeys(hosts, 0)
+        marks['h79'] = 1
+        reader.fleet([CLASS], marks)
+        self.assertEqual('h79', self.placement.read()[0])
 
-    def test_a_host_that_is_not_in_the_answer_has_none_left(self):
-        for limit, expected in ((77, math.inf), (1, None)):
-            self.placement.hosts = ['a', 'b']
-            reader = weigher_reader.Reader(self.placement.get, 0.0, limit)
-            reader.fleet(['CUSTOM_X'])
-            self.placement.hosts = ['b']
-            fleet = reader.fleet(['CUSTOM_X'])
-            loss = fleet.cost(self.placement.candidate('a')).loss
-            if expected is None:
-                # Placement may have more than it was asked to tell.
-                self.assertLess(loss, 9)
-            else:
-                self.assertEqual(expected, loss)
+    def test_a_slow_placement_is_not_asked_long(self):
+        def dawdle():
+            self.now += 0.3
 
-    def test_an_answer_holds_for_a_while(self):
+        self.placement.before = dawdle
+        self.assertIsNotNone(self.fleet(self.reader(), 'abcdef'))
+        self.assertEqual(['a', 'b'], self.placement.read())
+
+    def test_hosts_are_forgotten(self):
+        reader = self.reader(most=2)
+        self.fleet(reader, 'ab')
+        fleet = self.fleet(reader, 'bc')
+        # Or a host that is no more would have a say in what is scarce.
+        self.assertEqual(['b', 'c'], [
+            host for host in 'abc'
+            if fleet.cost(self.placement.candidate(host)) is not None])
+        fleet = self.fleet(reader, 'abc')
+        for host in 'abc':
+            self.assertIsNotNone(fleet.cost(self.placement.candidate(host)))
+        self.now += 601
+        fleet = self.fleet(reader, 'a')
+        self.assertIsNone(fleet.cost(self.placement.candidate('b')))
+
+    def test_a_host_without_a_candidate_has_none_left(self):
         reader = self.reader()
-        first = reader.fleet([CLASS])
-        self.clock.now += 4.9
-        self.assertIs(first, reader.fleet([CLASS]))
-        self.assertEqual(2, len(self.placement.urls))
-        self.clock.now += 0.1
-        self.assertIsNot(first, reader.fleet([CLASS]))
-        self.assertEqual(3, len(self.placement.urls))
-
-    def test_read_anew(self):
-        reader = self.reader()
-        first = reader.fleet([CLASS])
-        self.assertIsNot(first, reader.fleet([CLASS], anew=True))
-        self.placement.status_code = 503
-        for _ in range(2):
-            self.assertIsNone(reader.fleet([CLASS], anew=True))
-        self.assertEqual(4, len(self.placement.urls))
-
-    def test_each_class_is_asked_for(self):
-        reader = self.reader()
-        reader.fleet([CLASS, 'PGPU'])
-        reader.fleet(['PGPU'])
-        self.assertEqual(1, sum(
-            'PGPU:1' in url for url in self.placement.urls))
+        self.fleet(reader)
+        self.placement.full = {'a'}
+        fleet = self.fleet(reader, mark='claimed')
+        self.assertEqual(
+            math.inf, fleet.cost(self.placement.candidate('a')).loss)
+        self.assertLess(fleet.cost(self.placement.candidate('b')).loss, 9)
 
     def test_a_failure_is_said_once_and_not_tried_at_once(self):
         reader = self.reader(keep=0.0)
         self.placement.status_code = 503
         for _ in range(3):
-            self.assertIsNone(reader.fleet([CLASS]))
-        self.assertEqual(1, len(self.placement.urls))
+            self.assertIsNone(self.fleet(reader))
+        self.assertEqual(1, len(self.placement.asked))
         self.assertIn('HTTP 503 answer 503', self.logged.output)
-        self.clock.now += 10
-        self.assertIsNone(reader.fleet([CLASS]))
-        self.assertEqual(2, len(self.placement.urls))
+        self.now += 10
+        self.assertIsNone(self.fleet(reader))
+        self.assertEqual(2, len(self.placement.asked))
         self.assertEqual(1, self.logged.output.count('not weighed'))
         self.placement.status_code = 200
-        self.clock.now += 10
-        self.assertIsNotNone(reader.fleet([CLASS]))
+        self.now += 10
+        self.assertIsNotNone(self.fleet(reader))
         self.assertEqual(1, self.logged.output.count('again'))
 
     def test_an_answer_without_sense_is_a_failure(self):
-        self.placement.summaries = lambda: {'x': {}}
-        self.assertIsNone(self.reader().fleet([CLASS]))
+        self.placement.summaries = lambda host: {'x': {}}
+        self.assertIsNone(self.fleet(self.reader()))
         self.assertIn('not weighed', self.logged.output)
 
     def test_nobody_waits_for_another_ones_reading(self):
         reader = self.reader()
-        first = reader.fleet([CLASS])
-        self.clock.now += 9
+        first = self.fleet(reader)
+        self.placement.used = {'a': 1, 'b': 1}
         entered, leave = threading.Event(), threading.Event()
 
         def dawdle():
@@ -200,24 +233,25 @@ class ReaderTest(base.BaseTestCase):
             leave.wait(30)
 
         self.placement.before = dawdle
-        other = threading.Thread(target=reader.fleet, args=([CLASS],))
+        other = threading.Thread(target=self.fleet, args=(reader, 'ab', 1))
         other.start()
         self.assertTrue(entered.wait(30))
-        self.assertIs(first, reader.fleet([CLASS]))
+        self.assertIs(first, self.fleet(reader, mark=1))
         leave.set()
         other.join(30)
-        self.assertIsNot(first, reader.fleet([CLASS]))
-        self.assertEqual(3, len(self.placement.urls))
+        self.placement.asked.clear()
+        self.assertIsNot(first, self.fleet(reader, mark=1))
+        self.assertEqual([], self.placement.asked)
 
 
 class PublishedTest(base.BaseTestCase):
 
     def test_a_gpu_is_what_its_providers_say(self):
-        placement = Placement('a')
-        placement.used = 1
+        placement = Placement()
+        placement.used = {'a': 1}
         known = {names.provider_uuid(name): name
                  for name in placement.names('a')}
-        gpu, = published.gpus(placement.summaries(), known)
+        gpu, = published.gpus(placement.summaries('a'), known)
         self.assertEqual(('a', '0000:18:00.0'), (gpu.host, gpu.address))
         self.assertEqual(
             [('1g.10gb', 1, 6), ('1g.10gb+me', 1, 0), ('3g.40gb', 1, 1)],
@@ -225,16 +259,16 @@ class PublishedTest(base.BaseTestCase):
              for offer in gpu.offers])
 
     def test_more_used_than_there_is(self):
-        placement = Placement('a')
-        placement.used = 3
+        placement = Placement()
+        placement.used = {'a': 3}
         known = {names.provider_uuid(name): name
                  for name in placement.names('a')}
-        gpu, = published.gpus(placement.summaries(), known)
+        gpu, = published.gpus(placement.summaries('a'), known)
         self.assertEqual([4, 0, 0], [offer.free for offer in gpu.offers])
 
     def test_what_is_not_ours_is_left_out(self):
-        placement = Placement('a')
-        summaries = placement.summaries()
+        placement = Placement()
+        summaries = placement.summaries('a')
         self.assertEqual((), published.gpus(summaries, {}))
         self.assertEqual((), published.gpus(
             summaries, dict.fromkeys(summaries, 'a_0000:18:00.0')))

@@ -138,7 +138,7 @@ class CreateTest(base.BaseTestCase):
         for self.highest in ('1.80', '1.9'):
             self.assertIn(
                 f'(service type baremetal) has microversions up to '
-                f'{self.highest}, and 1.81 is needed', self.refusal('slice'))
+                f'{self.highest}, but 1.81 is required', self.refusal('slice'))
 
     def test_no_ironic(self):
         openstack = running.Openstack(self.useFixture(services.Services(
@@ -150,10 +150,10 @@ class CreateTest(base.BaseTestCase):
 
     def test_what_is_not_ironic(self):
         self.answers['/v1/nodes'] = {'servers': []}
-        self.assertIn('the list of nodes in Ironic cannot be understood',
+        self.assertIn('the list of nodes in Ironic cannot be parsed',
                       self.refusal('slice'))
         self.answers['/v1/'] = {}
-        self.assertIn('its version in Ironic cannot be understood',
+        self.assertIn('its version in Ironic cannot be parsed',
                       self.refusal('slice'))
 
     def test_arguments(self):
@@ -161,12 +161,12 @@ class CreateTest(base.BaseTestCase):
         for error, text, arguments in (
                 (exception.DocumentError, 'there are slice, vgpu', []),
                 (exception.DocumentError, "no profile 'x'", ['x']),
-                (exception.DocumentError, 'vGPU is for servers', ['vgpu']),
-                (exception.LayoutError, 'devices.1.: 1 is there twice',
+                (exception.DocumentError, 'cannot have vGPUs', ['vgpu']),
+                (exception.LayoutError, 'devices.1.: 1 appears twice',
                  ['slice', '--devices', '1,1']),
                 (exception.LayoutError, "found 'A100'; expected PCI device id",
                  ['slice', '--board', 'A100']),
-                (exception.InvalidValue, 'only together with --flavor',
+                (exception.InvalidValue, 'requires --flavor',
                  ['slice', *sizes]),
                 (exception.InvalidValue, 'give --resource-class',
                  ['slice', '--flavor', 'x', *sizes]),
@@ -180,5 +180,5 @@ class CreateTest(base.BaseTestCase):
         with fixtures.MonkeyPatch('sys.stderr', said):
             self.assertRaises(SystemExit, self.create, 'slice', '--devices',
                               '0,x')
-        self.assertIn("'0,x' is no list of positions such as 0,1",
+        self.assertIn("'0,x' is not a list of positions such as 0,1",
                       said.getvalue())

@@ -64,6 +64,7 @@ class World:
     def compute(self):
         server = {
             'id': _SERVER, 'name': 'trainer', 'status': 'ERROR',
+            'metadata': {}, 'OS-EXT-STS:task_state': None,
             'tenant_id': _PROJECT, 'fault': self.fault,
             'OS-EXT-SRV-ATTR:hypervisor_hostname': None,
             'OS-EXT-AZ:availability_zone': '', 'flavor': {
@@ -76,6 +77,7 @@ class World:
             '/v2.1/flavors/f1/os-flavor-access': {'flavor_access': [
                 {'tenant_id': owner} for owner in self.access]},
             '/v2.1/servers': {'servers': [server]},
+            '/v2.1/servers/detail': {'servers': [server]},
             f'/v2.1/servers/{_SERVER}': {'server': server},
             '/v2.1/os-services': {'services': [{
                 'host': 'gpu1.example.org', 'zone': 'nova', 'state': 'up',
@@ -90,8 +92,10 @@ class World:
     def identity(self):
         return {
             '/v3/projects': lambda query: {'projects': [
-                {'id': _PROJECT}] if query == 'name=physics' else []},
+                {'id': _PROJECT, 'name': 'physics'}]
+                if query in ('', 'name=physics') else []},
             '/v3/services': {'services': [{'id': 'nova'}]},
+            '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
             '/v3/registered_limits': {'registered_limits': self.registered},
             '/v3/limits': {'limits': self.limits}}
 
@@ -117,9 +121,8 @@ class World:
             '/usages': {'usages': self.usages},
             '/allocation_candidates': {
                 'allocation_requests': [{'allocations': {
-                    _ROOT: {}, _CHILD: {}}}], 'provider_summaries': {
-                        uuid: {'root_provider_uuid': _ROOT}
-                        for uuid in (_ROOT, _CHILD)}}}
+                    _ROOT: {}, _CHILD: {}}}],
+                'provider_summaries': self.summaries()}}
         for uuid, inventories, traits in (
                 (_ROOT, {name: dict(_USUAL, total=9999, max_unit=9999)
                          for name in ('VCPU', 'MEMORY_MB', 'DISK_GB')},
@@ -138,6 +141,19 @@ class World:
                 f'/resource_providers/{uuid}/aggregates': {
                     'aggregates': []}})
         return answers
+
+    def summaries(self):
+        """What Placement's candidates say of both providers."""
+        free = self.inventory.get('total', 0) - self.inventory.get(
+            'reserved', 0)
+        return {
+            _ROOT: {'root_provider_uuid': _ROOT, 'resources': {
+                name: {'capacity': 9999, 'used': 0}
+                for name in ('VCPU', 'MEMORY_MB', 'DISK_GB')},
+                'traits': ['COMPUTE_ACCELERATORS']},
+            _CHILD: {'root_provider_uuid': _ROOT, 'traits': self.traits,
+                     'resources': {clouds.SLICE: {
+                         'capacity': free, 'used': 0}}}}
 
     def cyborg(self):
         return {
@@ -181,7 +197,7 @@ class ExplainTest(base.BaseTestCase):
     def test_quotas(self):
         self.world.quotas['cores'].update(limit=4, reserved=2)
         found = self.codes('--flavor', 'small', '--project', 'physics')
-        self.assertIn('is 4: 3 used, 2 more wanted', found['QUOTA'])
+        self.assertIn('is 4: 3 used, 2 more requested', found['QUOTA'])
         self.world.quotas['cores'].update(limit=5)
         self.world.quotas['instances'].update(limit=1)
         self.assertIn('limit instances', self.codes(
@@ -196,6 +212,19 @@ class ExplainTest(base.BaseTestCase):
         self.world.limits = [{'resource_name': name, 'resource_limit': 2}]
         self.assertEqual({}, self.codes(*arguments, code=0))
 
+    def test_a_unified_limit_that_is_not_set(self):
+        """Nova shows it as a quota of 0."""
+        for quota in self.world.quotas.values():
+            quota.update(limit=0)
+        arguments = ('--flavor', 'small', '--project', 'physics')
+        self.assertEqual({'QUOTA'}, set(self.codes(*arguments)))
+        self.world.registered = [{'resource_name': 'class:PGPU',
+                                  'default_limit': 9}]
+        self.assertEqual({}, self.codes(*arguments, code=0))
+        self.world.registered = [{'resource_name': 'servers',
+                                  'default_limit': 0}]
+        self.assertIn('limit instances', self.codes(*arguments)['QUOTA'])
+
     def test_a_server_and_its_failure(self):
         for name in ('trainer', _SERVER):
             self.assertEqual({'NO_VALID_HOST'}, set(self.codes(
@@ -209,7 +238,7 @@ class ExplainTest(base.BaseTestCase):
             '--profile', 'gpus', '--project', 'physics', code=0)))
 
     def test_an_answer_that_is_none(self):
-        self.world.inventory = {'total': 4}
+        self.world.traits = None
         self.assertIn('Placement', str(self.assertRaises(
             exception.CloudError, self.openstack().run,
             explain.ExplainRequest, '--profile', 'gpus')))

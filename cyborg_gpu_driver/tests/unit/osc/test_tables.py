@@ -23,8 +23,9 @@ import pathlib
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.cmd import table
+from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.metrics import exporters
 from cyborg_gpu_driver.tests.unit.osc import running
 from cyborg_gpu_driver.tests.unit.osc import test_baremetal
 from cyborg_gpu_driver.tests.unit.osc import test_explain
@@ -44,8 +45,8 @@ _NODE = {'uuid': 'node', 'name': 'rack-1-node-2', 'resource_class': 'gpu',
          'traits': [], 'maintenance': False, 'retired': False,
          'provision_state': 'available'}
 _MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
-               'NUMA Node'}
-_ACTS_ALONE = 'orphan clean'
+               'NUMA Node', 'Project ID', 'Server ID'}
+_ACT_ALONE = {'cordon', 'drain', 'orphan clean', 'uncordon'}
 """Has no answer but its exit code."""
 
 
@@ -83,15 +84,28 @@ class AnswerCase(base.BaseTestCase):
             'OWNER_CYBORG', 'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_NUMA_1',
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MEMORY_10GB',
             'CUSTOM_GPU_SICK_ECC']
+        self.world.registered = [
+            {'id': 'limit', 'region_id': 'one', 'default_limit': 4,
+             'resource_name': 'class:CUSTOM_NVIDIA_1G_10GB',
+             'description': None}]
+        self.world.usages = {'CUSTOM_NVIDIA_1G_10GB': 3, 'VCPU': 8}
         self.commands = dict(_commands())
+        exporter = self.useFixture(exporters.Exporter())
+        exporter.uses(_GONE, 1793491200.0)
         self.arguments = {
             'baremetal profile create': (self.path, '--dry-run'),
-            'capacity': (), 'explain': ('--flavor', 'small'),
+            'capacity': (), 'defragment': ('--plan',),
+            'explain': ('--flavor', 'small'),
             'host list': (), 'host show': ('compute1',), 'orphan list': (),
             'profile create': ('big', '--gpu', '1g.10gb'),
             'profile list': (), 'profile sync': (self.path, '--dry-run'),
-            'server show': (_SERVER,)}
-        self.codes = {'explain': 0, 'orphan list': 1}
+            'quota list': (), 'quota show': ('physics',),
+            'quota set': ('--project', 'physics', 'passthrough=1'),
+            'server show': (_SERVER,), 'usage': (
+                '--host', exporter.host, '--exporter-url',
+                f'http://{{host}}:{exporter.port}')}
+        self.codes = {'explain': 0, 'defragment': 3, 'orphan list': 1,
+                      'quota set': 1}
 
     def openstack(self):
         return running.Openstack(self.useFixture(services.Services(
@@ -110,7 +124,7 @@ class AnswerCase(base.BaseTestCase):
 class TableTest(AnswerCase):
 
     def test_every_command_is_tried(self):
-        self.assertEqual({*self.commands}, {*self.arguments, _ACTS_ALONE})
+        self.assertEqual({*self.commands}, {*self.arguments, *_ACT_ALONE})
 
     def test_a_table_fits_a_terminal(self):
         for name, output in self.run_all().items():
@@ -187,6 +201,10 @@ class FlatTest(AnswerCase):
         (row,) = found['server show']
         self.assertEqual((1, '0000:07:00.4'),
                          (row['NUMA Node'], row['Function']))
+        self.assertEqual(
+            [(None, 4, None, None), ('physics', 4, 3, 1)],
+            [(row['Project'], row['Limit'], row['Used'], row['Free'])
+             for row in found['quota list']])
         (row,) = found['profile list']
         self.assertEqual((1, ['gpus']), (row['GPUs'],
                                          row['Device Profiles']))

@@ -110,7 +110,8 @@ class DoubtTest(base.BaseTestCase):
         for known, seen, words in (
                 (_known(_STATE.FREE), _seen('b', generation=7),
                  'more than once'),
-                (_known(_STATE.USED, 'a'), _seen('b'), 'other servers had it'),
+                (_known(_STATE.USED, 'a'), _seen('b'), 'other servers used '
+                 'it'),
                 (_known(_STATE.DIRTY, 'a'), _seen('b'), 'before it was'),
                 (_known(_STATE.CLEANING), _seen('b'), 'before it was'),
                 (_known(_STATE.STUCK), _seen('b'), 'before it was')):
@@ -133,7 +134,7 @@ class RemainsTest(base.BaseTestCase):
     def test_each_thing_that_is_left(self):
         for fact, value, words in (
                 ('driver', None, 'its driver was nvidia'),
-                ('uuid', 'GPU-2', 'GPU-1 was'),
+                ('uuid', 'GPU-2', 'instead of GPU-1'),
                 ('processes', 1, '1 process'),
                 ('memory_used_mib', 1281, '1281 MiB'),
                 ('ecc_uncorrected', 3, 'memory errors')):

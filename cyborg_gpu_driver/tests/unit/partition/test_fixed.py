@@ -156,17 +156,19 @@ class TestOneSize(FixedCase):
         for gpu, governing, said in (
                 (l40s(), rules(L40S_12Q=1, L40S_24Q=1),
                  '(12288 MiB, 24576 MiB) need mixed_sizes'),
-                (l40s(), rules(L40S_12Q=5), '5 of L40S-12Q, and at most 4'),
+                (l40s(), rules(L40S_12Q=5), '5 of L40S-12Q, but at most 4'),
                 (l40s(), rules(L40S_12Q=3, L40S_12A=2),
-                 '5 vGPUs, and at most 4 fit'),
+                 '5 vGPUs, but at most 4 fit'),
                 (l40s(), rules(L40S_7Q=1),
                  'no vGPU type L40S-7Q; it has L40S-48Q (nvidia-1)'),
                 (l40s(vfs=2), rules(L40S_12Q=3), "2 of the GPU's 2 are"),
                 (l40s(vfs=0), rules(L40S_12Q=1), "0 of the GPU's 0 are"),
                 (l40s(2), rules(L40S_12Q=1),
-                 'not wanted and there: nvidia-2 on 0000:07:00.4'),
+                 'existing vGPUs that are not in fixed_vgpus: nvidia-2 on '
+                 '0000:07:00.4'),
                 (l40s(4), rules(L40S_12Q=4),
-                 'at most 4 fit on one GPU; not wanted and there: nvidia-4'
+                 'at most 4 fit on one GPU; existing vGPUs that are not in '
+                 'fixed_vgpus: nvidia-4'
                  )):
             message = self.refused(gpu, governing)
             self.assertIn(said, message)
@@ -208,12 +210,13 @@ class TestMixedSizes(FixedCase):
     def test_what_is_not_wanted_is_in_the_way(self):
         gpu = a100((5, {'placement_id': 5}))
         self.assertIn(
-            'no placement left for X-40Q on 0000:07:00.5 beside the others; '
-            'not wanted and there: nvidia-5 on 0000:07:00.4',
+            'no placement left for X-40Q on 0000:07:00.5 next to the others; '
+            'existing vGPUs that are not in fixed_vgpus: nvidia-5 on '
+            '0000:07:00.4',
             self.refused(gpu, rules(mixed_sizes=True, X_40Q=1)))
 
     def test_a_gpu_that_cannot(self):
-        self.assertIn('cannot mix sizes', self.refused(
+        self.assertIn('does not support mixed sizes', self.refused(
             l40s(), rules(mixed_sizes=True, L40S_12Q=1)))
 
     def test_every_combination_that_fits_is_placed(self):
@@ -306,7 +309,7 @@ class TestInstances(FixedCase):
         self.assertIn('no vGPU type L40S-12Q', self.refused(
             pro_6000(), rules('mig', L40S_12Q=1)))
         without = dataclasses.replace(pro_6000(), mig=None)
-        self.assertIn('no MIG', self.refused(
+        self.assertIn('not support MIG', self.refused(
             without, rules('mig', DC_1_8Q=1)))
 
     @hypothesis.given(st.lists(st.sampled_from(

@@ -108,7 +108,7 @@ class TestBoxes(base.BaseTestCase):
     def test_gpus_without_partitions(self):
         gpu = boards.gpu((), mig=None)
         for mode, state, text in (
-                (policy.Mode.PASSTHROUGH, 'whole', 'whole GPU'),
+                (policy.Mode.PASSTHROUGH, 'passthrough', 'passthrough'),
                 (policy.Mode.OFF, 'off', 'not offered'),
                 (None, 'off', 'not offered'),
                 (policy.Mode.VGPU, 'free', 'no vGPU'),

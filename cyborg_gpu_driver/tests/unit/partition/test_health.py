@@ -35,10 +35,11 @@ def _facts(**changes):
     return dataclasses.replace(_CLEAN, **changes)
 
 
-def _after_checks(ailments, facts, number, needed=3, live=None):
+def _after_checks(conditions, facts, number, needed=3, live=None):
     for turn in range(number):
-        ailments = health.checked(ailments, facts, needed, _NOW + turn, live)
-    return ailments
+        conditions = health.checked(conditions, facts, needed, _NOW + turn,
+                                    live)
+    return conditions
 
 
 def _after(facts):
@@ -76,10 +77,10 @@ class CountingTest(base.BaseTestCase):
             (item.count, item.first, item.last) for item in again])
 
     def test_one_that_comes_again_heals_from_the_start(self):
-        ailments = _after_checks(health.noted((), 94, _NOW), _CLEAN, 2)
-        ailments = health.noted(ailments, 94, _NOW + 5)
-        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
-        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+        conditions = _after_checks(health.noted((), 94, _NOW), _CLEAN, 2)
+        conditions = health.noted(conditions, 94, _NOW + 5)
+        self.assertTrue(_after_checks(conditions, _CLEAN, 2))
+        self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
 
 class JudgingTest(base.BaseTestCase):
@@ -123,8 +124,8 @@ class JudgingTest(base.BaseTestCase):
             (verdict.state, verdict.trait, len(verdict.reasons)))
 
     def test_the_first_of_many_names_the_trait(self):
-        ailments = health.noted(health.noted((), 79, _NOW), 48, _NOW + 1)
-        verdict = health.judge(ailments)
+        conditions = health.noted(health.noted((), 79, _NOW), 48, _NOW + 1)
+        verdict = health.judge(conditions)
         self.assertEqual('CUSTOM_GPU_SICK_XID_79', verdict.trait)
         self.assertEqual(_NOW, verdict.since)
         self.assertEqual(('XID 79 (fell off the bus)',
@@ -136,83 +137,83 @@ class JudgingTest(base.BaseTestCase):
         self.assertEqual(('XID 999',), verdict.reasons)
 
     def test_an_instance_is_sick_alone(self):
-        ailments = health.noted((), 94, _NOW, _PLACE, 3)
-        self.assertEqual(health.WELL, health.judge(ailments))
+        conditions = health.noted((), 94, _NOW, _PLACE, 3)
+        self.assertEqual(health.WELL, health.judge(conditions))
         self.assertEqual('CUSTOM_GPU_SICK_XID_94',
-                         health.judge(ailments, _PLACE).trait)
-        self.assertEqual({_PLACE}, health.unhealthy_placements(ailments))
-        self.assertEqual(2, len(health.noted(ailments, 94, _NOW)))
+                         health.judge(conditions, _PLACE).trait)
+        self.assertEqual({_PLACE}, health.unhealthy_placements(conditions))
+        self.assertEqual(2, len(health.noted(conditions, 94, _NOW)))
 
 
 class HealingTest(base.BaseTestCase):
 
     def test_an_error_of_the_moment_heals_with_clean_checks(self):
-        ailments = health.noted((), 94, _NOW)
-        self.assertTrue(_after_checks(ailments, _OLD_DRIVER, 2))
-        self.assertFalse(_after_checks(ailments, _OLD_DRIVER, 3))
+        conditions = health.noted((), 94, _NOW)
+        self.assertTrue(_after_checks(conditions, _OLD_DRIVER, 2))
+        self.assertFalse(_after_checks(conditions, _OLD_DRIVER, 3))
 
     def test_one_that_needs_a_reset_waits_for_it(self):
-        ailments = _after_checks(health.noted((), 79, _NOW), _OLD_DRIVER, 99)
-        self.assertTrue(health.judge(ailments).sick)
-        self.assertEqual((), health.after_reset(ailments))
+        conditions = _after_checks(health.noted((), 79, _NOW), _OLD_DRIVER, 99)
+        self.assertTrue(health.judge(conditions).sick)
+        self.assertEqual((), health.after_reset(conditions))
 
     def test_unless_the_driver_says_that_it_needs_none(self):
-        ailments = health.noted((), 95, _NOW)
-        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
-        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+        conditions = health.noted((), 95, _NOW)
+        self.assertTrue(_after_checks(conditions, _CLEAN, 2))
+        self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
     def test_no_answer_is_no_clean_check(self):
-        ailments = health.noted((), 94, _NOW)
-        self.assertEqual(ailments, _after_checks(
-            ailments, health_facts.Facts(), 99))
+        conditions = health.noted((), 94, _NOW)
+        self.assertEqual(conditions, _after_checks(
+            conditions, health_facts.Facts(), 99))
 
     def test_nor_is_one_that_finds_something_else(self):
-        ailments = health.noted((), 94, _NOW)
-        found = _after_checks(ailments, _facts(thermal_slowdown=True), 99)
+        conditions = health.noted((), 94, _NOW)
+        found = _after_checks(conditions, _facts(thermal_slowdown=True), 99)
         self.assertEqual(['XID_94', 'THERMAL'],
                          [item.code for item in found])
 
     def test_an_answer_that_gets_well_heals_with_clean_checks(self):
-        ailments = _after_checks((), _facts(temperature=95), 1)
-        ailments = _after_checks(ailments, _CLEAN, 2)
-        self.assertTrue(ailments)
-        ailments = _after_checks(ailments, _facts(temperature=95), 1)
-        self.assertTrue(_after_checks(ailments, _CLEAN, 2))
-        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+        conditions = _after_checks((), _facts(temperature=95), 1)
+        conditions = _after_checks(conditions, _CLEAN, 2)
+        self.assertTrue(conditions)
+        conditions = _after_checks(conditions, _facts(temperature=95), 1)
+        self.assertTrue(_after_checks(conditions, _CLEAN, 2))
+        self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
     def test_what_stays_wrong_changes_nothing(self):
-        ailments = _after_checks((), _facts(remap_pending=True), 1)
-        self.assertEqual(ailments, _after_checks(
-            ailments, _facts(remap_pending=True), 5))
+        conditions = _after_checks((), _facts(remap_pending=True), 1)
+        self.assertEqual(conditions, _after_checks(
+            conditions, _facts(remap_pending=True), 5))
 
     def test_what_cannot_be_read_is_not_over(self):
         """As remapped rows while a GPU in MIG mode has instances."""
-        ailments = _after_checks((), _facts(remap_pending=True), 1)
-        self.assertEqual(ailments, _after_checks(
-            ailments, _facts(remap_pending=None), 99))
-        self.assertFalse(_after_checks(ailments, _CLEAN, 3))
+        conditions = _after_checks((), _facts(remap_pending=True), 1)
+        self.assertEqual(conditions, _after_checks(
+            conditions, _facts(remap_pending=None), 99))
+        self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
     def test_a_gpu_that_answers_again_is_well_after_clean_checks(self):
         silent = health_facts.Facts(answered=True, not_answering=True)
-        ailments = _after_checks((), silent, 9)
+        conditions = _after_checks((), silent, 9)
         self.assertEqual('CUSTOM_GPU_SICK_NOT_ANSWERING',
-                         health.judge(ailments).trait)
-        self.assertTrue(_after_checks(ailments, _OLD_DRIVER, 2))
-        self.assertFalse(_after_checks(ailments, _OLD_DRIVER, 3))
+                         health.judge(conditions).trait)
+        self.assertTrue(_after_checks(conditions, _OLD_DRIVER, 2))
+        self.assertFalse(_after_checks(conditions, _OLD_DRIVER, 3))
 
     def test_what_is_for_good_survives_all(self):
-        ailments = _after_checks((), _facts(remap_failed=True), 1)
-        self.assertTrue(_after_checks(ailments, _CLEAN, 99))
-        self.assertEqual(ailments, health.after_reset(ailments))
+        conditions = _after_checks((), _facts(remap_failed=True), 1)
+        self.assertTrue(_after_checks(conditions, _CLEAN, 99))
+        self.assertEqual(conditions, health.after_reset(conditions))
 
     def test_an_instance_takes_what_it_had_with_it(self):
-        ailments = health.noted((), 95, _NOW, _PLACE, 3)
-        ailments = health.noted(ailments, 79, _NOW)
+        conditions = health.noted((), 95, _NOW, _PLACE, 3)
+        conditions = health.noted(conditions, 79, _NOW)
         for live, left in (({(3, _PLACE)}, 2), (None, 2),
                            ({(4, _PLACE)}, 1), (set(), 1)):
-            found = health.checked(ailments, _OLD_DRIVER, 3, _NOW, live)
+            found = health.checked(conditions, _OLD_DRIVER, 3, _NOW, live)
             self.assertEqual(left, len(found), live)
-        self.assertEqual(1, len(health.without_instance(ailments, _PLACE)))
+        self.assertEqual(1, len(health.without_instance(conditions, _PLACE)))
 
 
 class PciTest(base.BaseTestCase):
@@ -223,14 +224,14 @@ class PciTest(base.BaseTestCase):
 
     def test_each_is_an_ailment_while_the_bus_says_so(self):
         for code in health_facts.PCI:
-            ailments = _after_checks((), self.pci(code), 1)
-            verdict = health.judge(ailments)
+            conditions = _after_checks((), self.pci(code), 1)
+            verdict = health.judge(conditions)
             self.assertEqual(health.State.TRANSIENT, verdict.state)
             self.assertEqual(health.TRAIT + code, verdict.trait)
             self.assertNotEqual((code,), verdict.reasons)
-            self.assertEqual((), _after_checks(ailments, self.pci(), 1))
-            self.assertEqual((), _after_checks(ailments, _CLEAN, 1))
+            self.assertEqual((), _after_checks(conditions, self.pci(), 1))
+            self.assertEqual((), _after_checks(conditions, _CLEAN, 1))
 
     def test_the_bus_heals_nothing_else(self):
-        ailments = health.noted((), 94, _NOW)
-        self.assertEqual(ailments, _after_checks(ailments, self.pci(), 9))
+        conditions = health.noted((), 94, _NOW)
+        self.assertEqual(conditions, _after_checks(conditions, self.pci(), 9))

@@ -93,7 +93,7 @@ class TestProfileName(base.BaseTestCase):
         error = self.assertRaises(
             exception.InvalidValue, names.ProfileName, None, 1, 10,
             frozenset({'+gfx', '-me'}))
-        self.assertIn('never both', str(error))
+        self.assertIn('not both', str(error))
 
 
 class TestComputed(base.BaseTestCase):

@@ -103,7 +103,7 @@ class TestLines(base.BaseTestCase):
         self.assertEqual(('  MIG mode is off',), picture.lines(gpu))
 
     def test_no_profiles(self):
-        self.assertEqual(('  MIG mode is on, NVML lists no profiles',),
+        self.assertEqual(('  MIG mode is on, but NVML lists no profiles',),
                          picture.lines(boards.gpu(())))
 
     def test_time_sliced(self):

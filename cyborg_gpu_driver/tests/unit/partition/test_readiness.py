@@ -181,6 +181,40 @@ class TestSteps(base.BaseTestCase):
         self.assertEqual((Step.SCHEDULER,), readiness.actions(
             t4(), readiness.Wants(scheduler=(BEST, None))))
 
+    def test_scheduler_of_gpu_instances(self):
+        board = boards.gpu(
+            boards.RTX_PRO_6000, enabled=True,
+            vgpu_types=(model.VgpuType(1, 'DC-1-8Q', 'Quadro', 8192, 12,
+                                       47, 3),
+                        model.VgpuType(2, 'DC-2-48Q', 'Quadro', 49152, 2,
+                                       35, 1)))
+        instances = [
+            model.GpuInstance(model.Placement(start, size), profile, number,
+                              scheduler=scheduler)
+            for number, (start, size, profile, scheduler) in enumerate((
+                (0, 3, 47, model.Scheduler(BEST)),
+                (3, 3, 47, model.Scheduler(FIXED, 2)), (6, 6, 35, None)))]
+        gpu = dataclasses.replace(board, mig=dataclasses.replace(
+            board.mig, instances=tuple(instances)))
+        for wanted, places in (((FIXED, None), [0]), ((FIXED, 2), [0]),
+                               ((FIXED, 3), [0, 3]), ((BEST, None), [3]),
+                               (None, [])):
+            wants = readiness.Wants(mig=True, scheduler=wanted)
+            found = readiness.steps(gpu, wants)
+            self.assertEqual(places, [step.placement.start
+                                      for step in found], wanted)
+            self.assertEqual({Step.SCHEDULER} if places else set(),
+                             {step.action for step in found})
+        wants = readiness.wants(gpu, rules('mig', scheduler=FIXED))
+        self.assertEqual((FIXED, None), readiness.instance_scheduler(
+            gpu, wants, 47))
+        self.assertIsNone(readiness.instance_scheduler(gpu, wants, 35))
+        # The instances go with MIG mode, and the GPU has one of its own.
+        off = readiness.steps(gpu, readiness.Wants(
+            mig=False, scheduler=(FIXED, None)))
+        self.assertEqual([(Step.DISABLE_MIG, None), (Step.SCHEDULER, None)],
+                         [(step.action, step.placement) for step in off])
+
     def test_the_end_is_reached_from_anywhere(self):
         starts = [a100(enabled, vfs) for enabled in (False, True)
                   for vfs in (0, 16)]

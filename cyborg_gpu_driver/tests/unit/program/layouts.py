@@ -27,7 +27,7 @@ from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.program import machines
 from cyborg_gpu_driver.tests.unit.program import wiring
 
 MUTATING = ('nvmlDeviceSetMigMode', 'nvmlDeviceCreateGpuInstance',
@@ -51,9 +51,9 @@ class LayoutCase(base.BaseTestCase):
         self.addCleanup(self.end_process)
         self.use(self.MACHINE)
 
-    def use(self, name, state=None):
+    def use(self, name, state=None, gpus=2):
         """Work on another machine, or on one that processes share."""
-        self.machine = simulator.Machine.load(name, state)
+        self.machine = machines.load(name, state, gpus=gpus)
         with self.machine.operation(write=True):
             for gpu in self.machine.gpus:
                 gpu.state.vfs = 0
@@ -68,14 +68,17 @@ class LayoutCase(base.BaseTestCase):
             machine.uninstall()
             self._process = None
 
-    def restart(self):
-        """As a new process would begin, on the same machine and files."""
+    def restart(self, host=None):
+        """As a new process would begin, on the same machine and files.
+
+        :param host: what the process would read of the host, if known.
+        """
         self.end_process()
         machine = platform.open_platform(self.machine)
         self._process = (self.machine, machine.nvml)
         privileged.run_here(machine)
         self.platform = machine
-        self.host = reader.HostReader(machine).snapshot()
+        self.host = host or reader.HostReader(machine).snapshot()
         self.gpu = self.host.gpu(self.address)
         self.transactions = transaction.Transactions(machine,
                                                      self.state_path)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The audit record: whole lines, five files, and no harm to anybody."""
+"""The audit record: whole lines, bounded files, and no harm to anybody."""
 
 import datetime
 import json
@@ -92,11 +92,16 @@ class AuditTest(base.BaseTestCase):
         self.assertEqual(14, reading.bad)
         self.assertEqual(['one', 'two'], self.whats())
 
-    def test_five_files_are_kept(self):
+    def test_a_number_of_files_is_kept(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.audit._FILES', 5))
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.audit._FILE_SIZE', 400))
+        self.record('first')
+        self.assertTrue(audit.read(self.state_path).whole)
         for number in range(100):
             self.record(str(number))
+        self.assertFalse(audit.read(self.state_path).whole)
         names = sorted(name for name in os.listdir(self.state_path))
         self.assertEqual(['audit.jsonl.1', 'audit.jsonl.2', 'audit.jsonl.3',
                           'audit.jsonl.4'], [

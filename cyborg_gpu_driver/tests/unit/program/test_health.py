@@ -24,7 +24,9 @@ import fixtures
 
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health as keeper
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
@@ -72,8 +74,65 @@ class KeeperCase(base.SimulatedTestCase):
         return verdict and verdict.trait[len(health.TRAIT):]
 
     def said(self, text=''):
-        return self.log.about(text or 'sick') + (
+        return self.log.about(text or 'is unhealthy') + (
             [] if text else self.log.about('healthy again'))
+
+
+class CordonTest(KeeperCase):
+    """Too many errors cordon a GPU."""
+
+    def record(self, address=None):
+        return store.of(self.state_path).read(address or self.first)
+
+    def errors(self, *xids):
+        for xid in xids:
+            self.now += 60
+            self.event(xid)
+
+    def test_it_is_off_by_default(self):
+        self.errors(*[79] * 9)
+        self.assertEqual(((), 0), (self.record().cordons,
+                                   self.record().errors))
+
+    def test_errors_count_when_the_gpu_is_healthy_in_between(self):
+        self.keeper = self.start(cordon_errors=3)
+        self.errors(8)
+        self.check(_NEEDED)
+        self.assertIsNone(self.trait())
+        # Another process.
+        self.keeper = self.start(cordon_errors=3)
+        self.errors(8)
+        self.assertEqual((), self.record().cordons)
+        del self.changed[:]
+        self.errors(8)
+        self.assertEqual((cordon.Cordon(
+            cordon.Source.HEALTH, self.now,
+            reason='3 errors, the last was XID 8'),), self.record().cordons)
+        self.assertEqual([self.first], self.changed)
+        self.check(_NEEDED)
+        self.assertIsNone(self.trait())
+        self.errors(79)
+        self.assertEqual(1, len(self.record().cordons))
+        self.assertEqual((), self.record(self.second).cordons)
+
+    def test_what_a_check_finds_is_one_error_while_it_lasts(self):
+        self.keeper = self.start(cordon_errors=2)
+        self.machine.set_health(self.name, uncorrected=1)
+        self.check(5)
+        self.assertEqual(1, self.record().errors)
+        self.errors(8)
+        self.assertIn('2 errors', self.record().cordons[0].reason)
+
+    def test_an_operator_lets_them_count_from_0(self):
+        self.keeper = self.start(cordon_errors=2)
+        self.errors(8)
+        self.keeper.replaced(self.first)
+        self.errors(8)
+        self.assertEqual((), self.record().cordons)
+        self.errors(8)
+        cordons.CordonKeeper(self.state_path).lift(self.first)
+        self.errors(8)
+        self.assertEqual((), self.record().cordons)
 
 
 class EventsTest(KeeperCase):
@@ -304,5 +363,6 @@ class FileTest(KeeperCase):
             document = json.load(stream)
         self.assertEqual((store.KIND, store.VERSION),
                          (document['kind'], document['version']))
+        # The group may read it: the exporter is of that group.
         self.assertEqual(0, stat.S_IMODE(os.stat(self.path).st_mode)
-                         & 0o077)
+                         & 0o037)

@@ -47,7 +47,7 @@ class JournalTest(base.BaseTestCase):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.path = store.of(self.state_path).path(_GPU)
-        self.journal = journal.Journal(self.state_path)
+        self.journal = journal.Journal(self.state_path, lambda: 1000.0)
 
     def test_entries_outlive_the_process(self):
         entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
@@ -78,14 +78,16 @@ class JournalTest(base.BaseTestCase):
                        for number in (1, 2))
         self.journal.put(stays, goes)
         self.journal.give_back(goes.handle)
-        unbinding = dataclasses.replace(goes, phase=journal.Phase.UNBINDING)
+        unbinding = dataclasses.replace(
+            goes, phase=journal.Phase.UNBINDING, until=1000.0)
         self.assertEqual((stays, unbinding),
                          journal.Journal(self.state_path).entries())
 
     def test_what_was_given_back_stays_so_until_it_is_removed(self):
         # A change of its entry that was read before must not revive it.
         bound = _entry(phase=journal.Phase.BOUND)
-        unbinding = dataclasses.replace(bound, phase=journal.Phase.UNBINDING)
+        unbinding = dataclasses.replace(
+            bound, phase=journal.Phase.UNBINDING, until=1000.0)
         self.journal.put(bound)
         self.journal.give_back(bound.handle)
         self.journal.put(bound)
@@ -94,7 +96,8 @@ class JournalTest(base.BaseTestCase):
 
     def test_what_cannot_be_written_was_given_back_all_the_same(self):
         bound = _entry(phase=journal.Phase.BOUND)
-        unbinding = dataclasses.replace(bound, phase=journal.Phase.UNBINDING)
+        unbinding = dataclasses.replace(
+            bound, phase=journal.Phase.UNBINDING, until=1000.0)
         self.journal.put(bound)
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
@@ -157,6 +160,16 @@ class JournalTest(base.BaseTestCase):
             self.assertRaises(exception.JournalError, self.journal.get,
                               _entry(1).handle, gpu)
 
+    def test_handle_given_away_after_another_process_has_removed_it(self):
+        """What was given back before says nothing of the next server."""
+        bound = _entry(phase=journal.Phase.BOUND)
+        self.journal.put(bound)
+        self.journal.give_back(bound.handle)
+        journal.Journal(self.state_path).remove(bound.handle)
+        self.journal.given_away(bound.handle)
+        self.journal.put(bound)
+        self.assertEqual((bound,), self.journal.entries())
+
     def test_lost_entries_are_found_again(self):
         self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
         with open(self.path, 'w', encoding='utf-8') as stream:
@@ -167,7 +180,8 @@ class JournalTest(base.BaseTestCase):
         again = journal.Journal(self.state_path)
         self.assertTrue(again.check())
         self.assertEqual([True, False],
-                         [again.is_lost(gpu) for gpu in (_GPU, _OTHER)])
+                         [store.of(self.state_path).is_lost(gpu)
+                          for gpu in (_GPU, _OTHER)])
         again.found(_GPU, (_entry(1),))
         self.assertFalse(again.check())
         self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.entries())

@@ -79,7 +79,7 @@ class LockTest(base.BaseTestCase):
         with self.gpu(purpose='bind of handle 1'):
             self.assertEqual(
                 'GPU 0000:07:00.0 is locked: bind of handle 1 (in this '
-                'process) has not released it within 0.1 s',
+                'process) did not release it within 0.1 s',
                 self.refused(0.1))
             with locks.gpu(self.state_path, _OTHER, 0.0):
                 pass

@@ -24,6 +24,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import codec
@@ -38,6 +39,7 @@ _LEAVES = {
     gpu_record.Handle: st.uuids().map(str),
     health.Code: st.from_regex('[A-Z][A-Z0-9_]{0,9}', fullmatch=True).filter(
         lambda code: not code.startswith('XID_')),
+    cordon.Text: st.text(max_size=9).filter(str.isprintable),
     gpu_record.VgpuType: st.integers(1, 999999999).map('nvidia-{}'.format),
     model.PciAddress: _ADDRESSES, int: _NUMBERS, float: _TIMES,
     str: st.text(max_size=9), bool: st.booleans(), type(None): st.none()}

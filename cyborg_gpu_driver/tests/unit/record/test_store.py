@@ -27,6 +27,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -39,6 +40,7 @@ FIXED = gpu_record.FixedVgpus(
     frozenset({spec.MigInstanceSpec(model.Placement(0, 4), 9)}))
 LAYOUT = gpu_record.SavedLayout(ADDRESS, '20b0', True, spec.MigLayout(
     True, True, (spec.MigInstanceSpec(model.Placement(4, 4), 9, ((0, 3),)),)))
+_DISABLED = cordon.Cordon(cordon.Source.CYBORG)
 CHANGE = gpu_record.Change(ADDRESS, spec.MigLayout(False, False))
 
 
@@ -245,9 +247,20 @@ class UnwritableTest(StoreCase):
     def test_what_is_wrong_for_all_gpus_is_said_once(self):
         records = store.Store('/proc/self/nowhere')
         for address in (ADDRESS, OTHER):
-            records.observe(address, disabled=True)
-            self.assertTrue(records.read(address).disabled)
+            records.observe(address, errors=1)
+            self.assertEqual(1, records.read(address).errors)
         self.assertEqual(1, self.log.output.count('kept in memory'))
+
+    def test_a_record_of_a_release_without_cordons(self):
+        for disabled, cordons in ((True, (_DISABLED,)), (False, ())):
+            durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
+                          {'disabled': disabled, 'errors': 2})
+            self.assertEqual(
+                gpu_record.GpuRecord(cordons=cordons, errors=2),
+                self.again().read(OTHER))
+        durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
+                      {'disabled': 1})
+        self.assertRaises(exception.JournalError, self.again().read, OTHER)
 
     def test_what_has_to_be_written_ahead_is_refused(self):
         with locks.record(self.state_path, ADDRESS):
@@ -339,7 +352,8 @@ class EarlierReleaseTest(StoreCase):
                     '20b0', 'mig', gpu_record.ReportedFacts(uuid='GPU-1'),
                     {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
             OTHER: gpu_record.GpuRecord(
-                fixed=FIXED, disabled=True, sickness=gpu_record.HealthRecord(
+                fixed=FIXED, cordons=(_DISABLED,),
+                sickness=gpu_record.HealthRecord(
                     'one', None, (health.Condition('XID_79', 1.0, 2.0),)))}
 
     def left(self):

@@ -125,7 +125,7 @@ def whole(**fields):
 def whole_offer(**fields):
     return offers.Offer(**{
         'gpu': WHOLE, 'policy': 'automatic',
-        'mode': policy.Mode.PASSTHROUGH, 'profile': 'whole', 'total': 1,
+        'mode': policy.Mode.PASSTHROUGH, 'profile': 'passthrough', 'total': 1,
         'in_use': 0, 'creatable': 1, 'gi_profile_id': None,
         'vgpu_type_id': None, 'parents': (WHOLE,), 'problem': '', **fields})
 

@@ -21,6 +21,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.tests.unit.report import placements
 
 _GPU = model.PciAddress(0, 7, 0, 0)
 _OTHER = model.PciAddress(0, 8, 0, 0)
@@ -28,6 +29,62 @@ _OTHER = model.PciAddress(0, 8, 0, 0)
 
 def _no_placement():
     raise ConnectionError('no Placement here')
+
+
+class _Placement:
+    """Has two providers of a GPU, one of another, and their allocations.
+
+    :ivar servers: project and units of each server, by provider.
+    """
+
+    def __init__(self, **servers):
+        self.servers = servers
+
+    def get(self, url, version):
+        parts = url.split('/')
+        if url.startswith('/resource_providers?name='):
+            body = {'resource_providers': [{'uuid': 'root'}]}
+        elif url.startswith('/resource_providers?in_tree='):
+            body = {'resource_providers': [
+                {'uuid': 'small', 'name': f'host1_gpu_{_GPU}_1g.10gb'},
+                {'uuid': 'large', 'name': f'host1_gpu_{_GPU}_3g.40gb'},
+                {'uuid': 'other', 'name': f'host1_gpu_{_OTHER}_1g.10gb'}]}
+        elif parts[-1] == 'allocations':
+            body = {'allocations': {
+                server: {'resources': {'CUSTOM_X': units}} for server,
+                (_project, units) in self.servers.get(parts[2], {}).items()}}
+        else:
+            projects = {server: project for found in self.servers.values()
+                        for server, (project, _units) in found.items()}
+            body = {'allocations': {}, 'project_id': projects[parts[-1]]}
+        return placements.Answer(200, body)
+
+
+class MixedTest(base.BaseTestCase):
+
+    def mixed(self, bound, **servers):
+        return claims.mixed(provider_tree.ProviderTree(
+            lambda: _Placement(**servers)), 'host1', _GPU, bound)
+
+    def test_one_project(self):
+        self.assertEqual('', self.mixed(
+            4, small={'one': ('a', 1), 'two': ('a', 2)},
+            large={'three': ('a', 1)}, other={'four': ('b', 1)}))
+
+    def test_two_projects_on_different_profiles(self):
+        self.assertIn('projects a and b', self.mixed(
+            2, small={'one': ('b', 1)}, large={'three': ('a', 1)}))
+
+    def test_more_bound_than_allocated(self):
+        self.assertIn('not known', self.mixed(3, small={'one': ('a', 2)}))
+
+    def test_an_allocation_without_a_project(self):
+        self.assertIn('not known', self.mixed(
+            2, small={'one': ('a', 1), 'two': (None, 1)}))
+
+    def test_placement_is_away(self):
+        self.assertIn('no Placement here', claims.mixed(
+            provider_tree.ProviderTree(_no_placement), 'host1', _GPU, 1))
 
 
 class ClaimsTest(base.BaseTestCase):

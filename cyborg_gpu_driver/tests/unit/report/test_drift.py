@@ -100,6 +100,16 @@ class DriftTest(base.BaseTestCase):
         return {item.profile: (item.used, item.reserved, item.wanted)
                 for item in self.read()[_GPU]}
 
+    def test_the_generations_that_it_read_are_taken_once(self):
+        self.read()
+        self.assertEqual(dict.fromkeys(_UUIDS.values(), 1),
+                         self.drift.take_generations())
+        self.assertEqual({}, self.drift.take_generations())
+        self.read()
+        self.placement.status = 503
+        self.read()
+        self.assertEqual({}, self.drift.take_generations())
+
     def test_what_is_used(self):
         self.assertEqual({'1g.5gb': (1, 0, 0), '3g.20gb': (1, 0, 0)},
                          self.usages())
@@ -149,10 +159,10 @@ class DriftTest(base.BaseTestCase):
         self.assertEqual({}, self.usages())
 
     def test_a_whole_gpu_is_left_out(self):
-        self.offers.append(_offer('whole', policy.Mode.PASSTHROUGH))
+        self.offers.append(_offer('passthrough', policy.Mode.PASSTHROUGH))
         self.placement.known[names.provider_uuid(names.provider_name(
             'here', self.offers[-1]))] = [1, 1, 0]
-        self.assertNotIn('whole', self.usages())
+        self.assertNotIn('passthrough', self.usages())
 
     def test_the_objects_of_an_error_do_not_make_it_another_one(self):
         def fail(url, version):

@@ -271,7 +271,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def whole(self, busy=''):
         return lambda gpu: build.device(gpu, [offers.Offer(
-            gpu.address, 'p', policy.Mode.PASSTHROUGH, 'whole', 1,
+            gpu.address, 'p', policy.Mode.PASSTHROUGH, 'passthrough', 1,
             creatable=0 if busy else 1, parents=(gpu.address,),
             busy=busy)], 'host')
 

@@ -219,7 +219,7 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
     def test_the_place_of_what_is_not_right(self):
         for line, said in (
                 ('vfs: many', "vfs: found 'many'; expected all, or a whole "
-                              'number from 0 up'),
+                              'number from 0'),
                 ('mig: 1', 'mig: found 1; expected true or false'),
                 ('serial: 12', 'serial: found 12; expected text of at least '
                                'one character, in quotes'),

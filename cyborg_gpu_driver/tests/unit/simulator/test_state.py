@@ -166,6 +166,42 @@ class TestStateFile(base.MachineTestCase):
                                   fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def test_a_lock_file_that_was_replaced_is_not_the_lock(self):
+        machine = self.load()
+        with machine.operation():
+            os.unlink(self.path + '.lock')
+        with machine.operation(), open(self.path + '.lock', 'rb') as file:
+            self.assertRaises(BlockingIOError, fcntl.flock, file,
+                              fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_a_forked_process_holds_the_lock_by_itself(self):
+        machine = self.load()
+        with machine.operation():
+            pass
+        inside, entered = os.pipe()
+        done, leave = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with machine.operation():
+                    os.write(entered, b'.')
+                    os.close(leave)
+                    os.read(done, 1)
+            finally:
+                os._exit(0)
+        os.close(entered)
+        try:
+            self.assertEqual(b'.', os.read(inside, 1))
+            self.assertRaises(
+                BlockingIOError, fcntl.flock,
+                machine._store._held.descriptor,
+                fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(leave)
+            os.waitpid(child, 0)
+            os.close(inside)
+            os.close(done)
+
     def test_threads_take_turns(self):
         order = []
 
@@ -267,6 +303,23 @@ class TestStateFile(base.MachineTestCase):
             exception.SimulationError, machine_module.Machine.load,
             'mixed', os.path.join(self.path, 'below', 'state.json'))
         self.assertIn(self.path, str(error))
+
+
+class TestDescriptors(base.MachineTestCase):
+    def test_many_machines_keep_few_files_open(self):
+        """A test process has hundreds, and select() ends at 1024."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        before = len(os.listdir('/proc/self/fd'))
+        machines = [machine_module.Machine.load(
+            'dgx-a100-40', os.path.join(directory, str(number)))
+            for number in range(30)]
+        for number, machine in enumerate(machines):
+            with machine.operation(write=True):
+                machine.gpu(GPU).state.resets = number
+        self.assertLess(len(os.listdir('/proc/self/fd')) - before, 20)
+        for number, machine in enumerate(machines):
+            with machine.operation():
+                self.assertEqual(number, machine.gpu(GPU).state.resets)
 
 
 class TestFork(base.MachineTestCase):

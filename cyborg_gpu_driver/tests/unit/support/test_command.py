@@ -174,7 +174,7 @@ class BundleTest(base.CommandCase):
         index = json.loads(files['index.json'])
         self.assertFalse(index['parts']['hardware']['failed'])
         self.assertIn('no answer', files['report.json'])
-        self.assertIn('has not', files['hardware.json'])
+        self.assertIn('did not return', files['hardware.json'])
 
     def test_wrong_policies(self):
         self.config('', gpu='policies = lost')

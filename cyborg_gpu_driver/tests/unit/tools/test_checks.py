@@ -126,6 +126,19 @@ class HouseTest(ScriptTest):
         self.assertEqual(1, code)
         self.assertIn('b.py:1: does not start with the licence', printed)
 
+    def test_a_package_is_not_too_full(self):
+        for number in range(13):
+            self.write(f'cyborg_gpu_driver/host/a{number}.py', LICENCE)
+            self.write(f'cyborg_gpu_driver/tests/a{number}.py', LICENCE)
+        self.write('cyborg_gpu_driver/host/__init__.py', '')
+        self.write('cyborg_gpu_driver/host/nvml/a.py', LICENCE)
+        self.write('cyborg_gpu_driver/tests/a.py', LICENCE)
+        self.assertEqual(0, self.run_script('check-house')[0])
+        self.write('cyborg_gpu_driver/host/a.py', LICENCE)
+        code, printed = self.run_script('check-house')
+        self.assertEqual(1, code)
+        self.assertIn('cyborg_gpu_driver/host: 14 modules', printed)
+
     def test_an_empty_tree_is_no_success(self):
         code, printed = self.run_script('check-house')
         self.assertEqual(1, code, printed)

@@ -27,8 +27,8 @@ import fixtures
 from oslo_config import cfg
 from oslotest import base
 
-from cyborg_gpu_driver.cmd import hooks
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
@@ -36,6 +36,7 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine
+from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
 
@@ -117,7 +118,7 @@ class LayoutFilesTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         simulated = machine.Machine.load('dgx-a100-80')
-        with simulated:
+        with patch.kept():
             self.gpus = reader.HostReader(
                 platform.open_platform(simulated)).snapshot().gpus
 

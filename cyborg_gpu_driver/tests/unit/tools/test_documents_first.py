@@ -118,7 +118,7 @@ class FirstServerTest(base.CommandCase):
         self.start('passthrough', model='h100-80', address='0000:81:00.0',
                    driver='vfio-pci')
         self.play()
-        self.assertEqual({'whole': 1}, self.offered())
+        self.assertEqual({'passthrough': 1}, self.offered())
         self.assertEqual({'resources:PGPU': '1',
                           'trait:CUSTOM_NVIDIA_2330': 'required'},
                          self.asked())

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine
+from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.tools import documents
 from cyborg_gpu_driver.tests.unit.tools import test_checks
@@ -109,6 +110,46 @@ class DrawTest(base.BaseTestCase):
         self.assertNotEqual(before, draw.boxes(source))
 
 
+class DashboardTest(base.BaseTestCase):
+
+    dashboard = {
+        'title': 'D', 'templating': {'list': [
+            {'name': 'host', 'label': 'Host'}]},
+        'panels': [{
+            'id': 1, 'type': 'stat', 'title': 'a < b',
+            'gridPos': {'x': 0, 'y': 0, 'w': 4, 'h': 4},
+            'targets': [{'refId': 'A', 'expr': 'up'}],
+            'fieldConfig': {'defaults': {
+                'unit': 's', 'thresholds': {'steps': [
+                    {'color': 'green', 'value': None},
+                    {'color': 'red', 'value': 60}]}}}}]}
+
+    def draw(self, value, query='up'):
+        series = [] if value is None else [{'labels': {}, 'values': [value]}]
+        return draw.grafana_picture.draw(draw.Svg(), self.dashboard, {
+            'variables': {'host': 'h&1'},
+            'panels': {'1A': {'expr': query, 'series': series}}})
+
+    def test_values_have_units_and_the_colours_of_thresholds(self):
+        colors = draw.grafana_picture.NAMED
+        for value, text, color in ((0.25, '250 ms', 'green'),
+                                   (90, '1.5 min', 'red'),
+                                   (None, 'No data', 'green')):
+            drawn = self.draw(value)
+            self.assertIn(f'>{text}<', drawn)
+            self.assertIn(f'fill:{colors[color]}', drawn)
+
+    def test_text_is_escaped(self):
+        words = [item.text for item
+                 in ElementTree.fromstring(self.draw(1)).iter()]
+        self.assertIn('a < b', words)
+        self.assertIn('D   |   Host: h&1', words)
+
+    def test_answers_of_another_query_are_stale(self):
+        self.assertRaisesRegex(ValueError, 'run tools/draw --query',
+                               self.draw, 1, 'down')
+
+
 class ReadmeTest(base.BaseTestCase):
     """The end of tools/demo, as the README shows it."""
 
@@ -117,7 +158,7 @@ class ReadmeTest(base.BaseTestCase):
         self.text = (documents.ROOT / 'README.rst').read_text(
             encoding='utf-8')
         simulated = machine.Machine.load('mixed')
-        with simulated:
+        with patch.kept():
             gpus = reader.HostReader(
                 platform.open_platform(simulated)).snapshot().gpus
         self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)

@@ -163,8 +163,8 @@ class PackageTest(base.BaseTestCase):
         (fault,) = self.faults()
         self.assertIn('tests/__init__.py is for a clone', fault)
 
-    def test_the_support_bundle_finds_the_hardware_check(self):
-        name = 'cyborg_gpu_driver/hardware_check/document.py'
+    def test_the_support_bundle_finds_the_hardware_document(self):
+        name = 'cyborg_gpu_driver/support/hardware/document.py'
         self.assertIn(name, self.wheel)
         self.wheel.remove(name)
         self.assertEqual([f'wheel: {name} is missing'], self.faults())

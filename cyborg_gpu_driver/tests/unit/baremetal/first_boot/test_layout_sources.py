@@ -126,13 +126,13 @@ class DocumentsTest(SourcesCase):
         for value, words in (
                 ('', 'found nothing; expected the name of a layout'),
                 ('no such name', "found 'no such name'; expected the name"),
-                ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 times'),
+                ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 levels'),
                 (True, 'found true'), (7.5, 'found 7.5'),
                 ([bad], "unknown key 'mig-devises'"),
                 ({'a': [_ITEM], 'b': [_ITEM]}, 'both a and b; leave one'),
                 (dict(_FILE, version='v2'),
                  "version: found 'v2'; expected v1"),
-                ('{a: [{devices: all, devices: all}]}', 'is there twice'),
+                ('{a: [{devices: all, devices: all}]}', 'appears twice'),
                 ('x' * 70000, 'longer than 65536 characters'),
                 ([_ITEM] * 2000, 'longer than 65536 characters')):
             error = self.assertRaises(exception.LayoutError, self.property,
@@ -149,7 +149,7 @@ class DocumentsTest(SourcesCase):
         error = self.assertRaises(
             exception.LayoutError, self.property,
             f'[{{devices: all, mig-enabled: [{lists}]}}]')
-        self.assertIn('found a YAML alias; write out', str(error))
+        self.assertIn('found a YAML alias; repeat', str(error))
 
 
 class EntryTest(SourcesCase):
@@ -157,9 +157,9 @@ class EntryTest(SourcesCase):
     def setUp(self):
         super().setUp()
         simulated = machine.Machine.load('hgx-h100')
-        self.addCleanup(simulated.install().uninstall)
         self.gpus = reader.HostReader(
             platform.open_platform(simulated)).snapshot().gpus
+        self.addCleanup(simulated.uninstall)
 
     def test_a_generated_layout(self):
         entry = self.property('all-1g.10gb').entry(self.gpus)
@@ -216,7 +216,8 @@ class FileTest(SourcesCase):
         for content, words in (
                 (b'', 'found nothing; expected a mapping with keys version'),
                 (b'all-1g.10gb', "found 'all-1g.10gb'; expected a mapping"),
-                (json.dumps(two).encode(), 'an entry must be chosen'),
+                (json.dumps(two).encode(), 'the file has several entries; '
+                 'choose one'),
                 (b'a: &a [1]\nb: *a', 'found a YAML alias')):
             error = self.assertRaises(exception.LayoutError, self.found,
                                       content)
@@ -235,9 +236,9 @@ class FileTest(SourcesCase):
         os.mkfifo(self.path)
         error = self.assertRaises(exception.LayoutSourceError, self.found,
                                   None)
-        self.assertIn('is no file', str(error))
+        self.assertIn('is not a file', str(error))
         os.unlink(self.path)
         os.mkdir(self.path)
         error = self.assertRaises(exception.LayoutSourceError, self.found,
                                   None)
-        self.assertIn('is no file', str(error))
+        self.assertIn('is not a file', str(error))

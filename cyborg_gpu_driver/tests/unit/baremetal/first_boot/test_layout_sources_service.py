@@ -75,17 +75,17 @@ class ServiceTest(base.BaseTestCase):
 
     def test_a_service_that_never_gets_ready(self):
         self.server.documents[_META] = 503
-        self.assertIn('answered HTTP 503', self.refused())
+        self.assertIn('returned HTTP 503', self.refused())
         self.assertEqual(10, len(self.server.asked))
 
     def test_a_refusal_is_not_asked_again(self):
         self.server.documents[_META] = 403
-        self.assertIn('answered HTTP 403', self.refused())
+        self.assertIn('returned HTTP 403', self.refused())
         self.assertEqual([], self.slept)
 
     def test_a_redirection_is_not_followed(self):
         self.server.documents[_META] = 302
-        self.assertIn('answered HTTP 302', self.refused())
+        self.assertIn('returned HTTP 302', self.refused())
         self.assertEqual(1, len(self.server.asked))
 
     def test_no_service(self):
@@ -145,7 +145,7 @@ class ServiceTest(base.BaseTestCase):
             self.server.url, 4, clock=clock, sleep=self.sleep)
         error = self.assertRaises(exception.LayoutSourceError, service.read,
                                   _META)
-        self.assertIn('takes too long', str(error))
+        self.assertIn('did not answer in time', str(error))
 
     def test_proxies_are_not_for_it(self):
         for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy'):

@@ -120,8 +120,8 @@ class SourcesTest(first_boot_case.BootCase):
         self.server.documents['meta_data.json'] = b'{"meta": {}}'
         before = self.gpus()
         output, _ = self.boot('--config-drive', self.drive, *self.asking)
-        self.assertEqual('No layout was found; the GPUs are left as they '
-                         'are.\n', output)
+        self.assertEqual('No layout was found. The GPUs were not changed.\n',
+                         output)
         self.assertEqual([], self.server.asked)
         self.assertEqual('no-layout', self.booted(*self.asking)['result'])
         self.server.close()
@@ -206,7 +206,7 @@ class WrongTest(first_boot_case.BootCase):
                 (self.layout(mig_devices={'3g.40gb': 3}), 'do not fit'),
                 (self.layout(devices=[0, 2]), 'there is no GPU 2'),
                 (self.layout(device_filter='0x20B010DE'),
-                 'speaks of no GPU of this server; it has NVIDIA H100')):
+                 'matches no GPU of this server, which has NVIDIA H100')):
             self.refused(text, words)
 
     def test_an_unknown_name(self):
@@ -255,7 +255,8 @@ class ServerTest(first_boot_case.BootCase):
     def test_no_gpu(self):
         self.write_host()
         output, _ = self.boot(*self.args)
-        self.assertEqual('There is no NVIDIA GPU; nothing to do.\n', output)
+        self.assertEqual('There is no NVIDIA GPU, so there is nothing to '
+                         'do.\n', output)
         self.assertEqual('no-gpu', self.kept()['result'])
 
     def test_no_driver(self):
@@ -263,8 +264,8 @@ class ServerTest(first_boot_case.BootCase):
         self.machine().unload_library()
         report = self.booted(*self.args, code=1)
         self.assertEqual('failed', report['result'])
-        self.assertIn('after 0 seconds the NVIDIA driver is not ready: '
-                      'there is no NVML library', report['error'])
+        self.assertIn('the NVIDIA driver is not ready after 0 seconds: there '
+                      'is no NVML library', report['error'])
         self.assertEqual(before, self.gpus())
 
     def test_what_is_in_use_is_not_touched(self):
@@ -278,7 +279,7 @@ class ServerTest(first_boot_case.BootCase):
         self.assertEqual(['failed', 'changed'],
                          [gpu['status'] for gpu in report['gpus']])
         self.assertIn('4711', report['gpus'][0]['error'])
-        self.assertIn(f'says: {_FIRST}', report['error'])
+        self.assertIn(f'layout.yaml: {_FIRST}', report['error'])
         self.assertEqual([_SEVEN, (True, [(0, 0, 1)])], self.gpus())
 
     def test_a_lost_gpu_costs_no_other(self):
@@ -289,7 +290,7 @@ class ServerTest(first_boot_case.BootCase):
         self.assertEqual((_FIRST, 'failed'),
                          (lost['address'], lost['status']))
         self.assertIn('cannot be reached: lost', lost['error'])
-        self.assertIn(f'says: {_FIRST}', report['error'])
+        self.assertIn(f'layout.yaml: {_FIRST}', report['error'])
         self.assertEqual(_SEVEN, self.gpus()[1])
 
     def test_a_lost_gpu_keeps_its_number(self):

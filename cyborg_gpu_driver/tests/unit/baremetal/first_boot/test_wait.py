@@ -99,7 +99,7 @@ class WaitTest(base.BaseTestCase):
         # The GPUs that a session knows are those of when it was opened.
         # So each look at the GPUs before it came opened a new one.
         self.assertEqual([2], opened)
-        self.assertIn(f'NVML does not see {_FIRST}, which is bound to no '
+        self.assertIn(f'NVML does not list {_FIRST}, which is bound to no '
                       'driver', self.said[0])
 
     def test_the_time_is_up(self):
@@ -107,9 +107,9 @@ class WaitTest(base.BaseTestCase):
         outcome = self.boot.cut(self.found, 2.5)
         self.assertEqual(2.5, self.now)
         self.assertEqual(
-            (reports.Result.FAILED, 'after 2.5 seconds the NVIDIA driver is '
-             'not ready: there is no NVML library (libnvidia-ml.so.1) on '
-             'this machine', ()),
+            (reports.Result.FAILED, 'the NVIDIA driver is not ready after 2.5 '
+             'seconds: there is no NVML library (libnvidia-ml.so.1) on this '
+             'machine', ()),
             (outcome.result, outcome.error, outcome.gpus))
 
     def test_another_driver_is_named(self):
@@ -132,6 +132,10 @@ class WaitTest(base.BaseTestCase):
     def test_mig_that_cannot_be_read_is_no_wrong_layout(self):
         call = 'nvmlDeviceGetGpuInstanceProfileInfo'
         self.hardware.faults.fail(f'{call}*', pynvml.NVML_ERROR_UNKNOWN,
+                                  times=None, address=_FIRST)
+        # Else it would be taken to be like the other boards.
+        self.hardware.faults.fail('nvmlDeviceGetVbiosVersion',
+                                  pynvml.NVML_ERROR_NOT_SUPPORTED,
                                   times=None, address=_FIRST)
         outcome = self.boot.cut(self.found, 0)
         self.assertEqual(

@@ -177,5 +177,5 @@ class EntryOfTest(base.BaseTestCase):
                 ([{**ITEMS[0], 'mig-devices': {'2g': 1}}],
                  "inline[0].mig-devices: found key '2g'; expected SLICESg"),
                 ([ITEMS[0], ITEMS[0]],
-                 'inline[1]: chooses GPUs that item 0 chooses too')):
+                 'inline[1]: selects GPUs that item 0 also selects')):
             self.refused(value, 'layout:', *words)

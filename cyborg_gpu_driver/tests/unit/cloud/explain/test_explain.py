@@ -21,6 +21,7 @@ from cyborg_gpu_driver.cloud.explain import explain
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 _GUIDE = os.path.join(os.path.dirname(__file__), *['..'] * 5, 'doc',
@@ -67,7 +68,7 @@ _REFUSED = {
     'GROUP_EMPTY': (clouds.profile({'trait:CUSTOM_A': 'required'}),
                     clouds.known(), 'group 0'),
     'CLASS_IGNORED': (clouds.profile({'resources:GPU': '1'}),
-                      clouds.known(), 'leaves GPU out'),
+                      clouds.known(), 'ignores GPU'),
     'GROUP_POLICY': (clouds.flavor(extra_specs={
         'resources1:PGPU': '1', 'resources2:PGPU': '1'}), clouds.known(),
         'group_policy'),
@@ -75,7 +76,7 @@ _REFUSED = {
                       clouds.known(), f'mean {clouds.SLICE}?'),
     'TRAIT_UNKNOWN': (clouds.profile(clouds.wish(required=['CUSTOM_X'])),
                       clouds.known(unknown_traits=frozenset({'CUSTOM_X'})),
-                      'never heard of trait CUSTOM_X'),
+                      'does not know trait CUSTOM_X'),
     'TRAIT_NOWHERE': (clouds.profile(clouds.wish(required=[clouds.H100])),
                       clouds.known(), f'mean {clouds.A100}?'),
     'FLAVOR_DISABLED': (clouds.flavor(disabled=True), clouds.known(),
@@ -91,17 +92,17 @@ _REFUSED = {
     'SERVICE_DOWN': (_PLAIN, clouds.known(services=_service(up=False)),
                      'compute1 is down'),
     'NO_COMPUTE': (_PLAIN, clouds.known(services={}),
-                   'no compute node of provider compute1'),
+                   'no compute node for provider compute1'),
     'NO_ACCELERATORS_TRAIT': (_PLAIN, clouds.known(clouds.tree(
         clouds.node(), traits=())), 'virt driver'),
     'ROOT_TRAIT': (dataclasses.replace(
         _PLAIN, root_required=frozenset({'HW_X'})), clouds.known(),
         'no trait HW_X'),
     'HOST_RESOURCES': (clouds.flavor(vcpus=9), clouds.known(),
-                       'VCPU: 9 wanted, 8 free'),
+                       'VCPU: 9 requested, 8 free'),
     'HOST_TRAIT': (clouds.flavor(extra_specs={
         f'trait:{clouds.A100}': 'required'}), clouds.known(),
-        f'does not have the traits {clouds.A100}'),
+        f'lacks the traits {clouds.A100}'),
     'ZONE': (_PLAIN, clouds.known(server=_server(zone='west')), 'west'),
     'CLASS_ELSEWHERE': (clouds.profile(clouds.wish('PGPU')), clouds.known(
         clouds.tree(clouds.node()), clouds.tree(
@@ -125,25 +126,30 @@ _REFUSED = {
     'TRAIT_FORBIDDEN': (clouds.profile(clouds.wish(
         forbidden=[clouds.A100])), clouds.known(), clouds.A100),
     'TOO_MANY': (clouds.profile(clouds.wish(count=5)), clouds.known(),
-                 'has 4 at most'),
+                 'has at most 4'),
     'UNIT': (clouds.profile(clouds.wish(count=3)), clouds.known(clouds.tree(
         clouds.node(has=clouds.inventory(4, step_size=2)))), 'steps of 2'),
     'USED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=clouds.inventory(2, used=2), holders=('s1', 's2')))),
         'by desktop, trainer'),
     'RESERVED_SIBLING': (_PLAIN, clouds.known(clouds.tree(*_BOTH)),
-                         'trainer (has 3g.40gb)'),
+                         'trainer (using 3g.40gb)'),
     'RESERVED_FRAGMENTED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=clouds.inventory(4, used=1, reserved=3), holders=_HOLD))),
-        'beside trainer'),
-    'RESERVED_SICK': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        'next to trainer'),
+    'RESERVED_UNHEALTHY': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=_NONE_FREE, traits=['CUSTOM_GPU_SICK_XID_79']))), 'XID_79'),
+    'RESERVED_CORDONED': (_PLAIN, clouds.known(
+        clouds.tree(clouds.node(has=_NONE_FREE)), devices=(facts.Device(
+            'd', 'compute1', gpu=clouds.node().place.gpu, told=(
+                cordon.Cordon(cordon.Source.OPERATOR, 5.0, 'root',
+                              'a fan'),)),)), 'root since 1970'),
     'RESERVED_UNUSED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
-        has=_NONE_FREE))), 'no server has anything'),
+        has=_NONE_FREE))), 'no server uses the GPU'),
     'STALE_PROVIDER': (_PLAIN, clouds.known(deployables={}),
                        'no deployable'),
     'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
-        facts.Device('d', 'compute1.example.org'),)), 'no device of a host'),
+        facts.Device('d', 'compute1.example.org'),)), 'no device on host'),
     'HANDLES_TAKEN': (_PLAIN, clouds.known(
         deployables={clouds.node().uuid: 1}, arqs=(facts.Arq(
             'a1', 'Bound', 'gone', clouds.node().uuid),)), 'a1 (Bound)'),
@@ -152,6 +158,10 @@ _REFUSED = {
 _HINTS = {
     'PROJECT_ISOLATED': (_PLAIN, clouds.known(
         project='p1', aggregates=_aggregate(filter_tenant_id='p2')), 'p2'),
+    'GPU_ISOLATED': (_PLAIN, clouds.known(clouds.tree(
+        clouds.node(traits=['CUSTOM_GPU_ISOLATION_PROJECT']),
+        clouds.node(clouds.THIRD, clouds.inventory(2, used=1),
+                    holders=_HOLD))), 'only, and has trainer'),
     'AGGREGATE_SPECS': (clouds.flavor(extra_specs={
         'aggregate_instance_extra_specs:gpu': 'yes'}),
         clouds.known(aggregates=_aggregate(gpu='no')), 'gpu=yes'),
@@ -168,7 +178,7 @@ _HINTS = {
         'x', host='compute1.example.org')), 'knows compute1 only'),
     'NO_NETWORK': (_PLAIN, clouds.known(server=_server(
         'Build of instance aborted: Failure getting accelerator requests.')),
-        'no network at all'),
+        'without any network'),
     'NO_VALID_HOST': (_PLAIN, clouds.known(server=_server(
         'No valid host was found. ')), 'trainer'),
     'SERVER_FAULT': (_PLAIN, clouds.known(server=_server('disk on fire')),
@@ -291,7 +301,8 @@ class VerdictTest(base.BaseTestCase):
             clouds.profile(), bad, good,
             deployables={good.below[0].uuid: 7})
         self.assertEqual('Schedulable: 1 of 2 hosts can take it now; 1 more '
-                         'would be chosen and fail.', verdict.sentence)
+                         'would be selected, but the server would fail '
+                         'there.', verdict.sentence)
 
     def test_a_host_that_is_disabled_in_placement_already(self):
         verdict = self.verdict(clouds.flavor(), clouds.tree(
@@ -314,7 +325,7 @@ class VerdictTest(base.BaseTestCase):
         name, (finding,) = request.profile_of(flavor, ['gpus'])
         self.assertIsNone(name)
         self.assertEqual('NO_PROFILE', finding.reason.name)
-        self.assertIn('asks Placement itself', finding.text)
+        self.assertIn('requests resources of Placement directly', finding.text)
 
     def test_one_host_alone_says_nothing_of_the_cloud(self):
         verdict = self.verdict(

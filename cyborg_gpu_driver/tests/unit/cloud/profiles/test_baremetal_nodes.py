@@ -93,18 +93,18 @@ class JudgeTest(base.BaseTestCase):
     def test_the_board_has_no_such_profile(self):
         for machine, text in (
                 ('hgx-h200', "'1g.10gb'.*H200.* has 1g.18gb"),
-                ('t4x4', 'none of its GPUs .* has MIG: Tesla T4'),
-                ('mixed', 'what its GPUs can be cut into is not known')):
+                ('t4x4', 'none of the GPUs .* supports MIG: Tesla T4'),
+                ('mixed', 'the MIG profiles of its GPUs are not known')):
             self.assertRegex(self.verdict(self.node(machine)),
                              f'^cannot take it: .*{text}.*; it has the '
-                             f'trait {_TRAIT} all the same')
+                             f'trait {_TRAIT} nevertheless')
 
     def test_they_do_not_fit(self):
         profile = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb', 'count': 9})
         self.assertRegex(self.verdict(self.node(traits=()), profile),
                          '^cannot take it: 9 x 1g.10gb do not fit on one '
-                         'NVIDIA H100.*: at most .*of them would$')
+                         'NVIDIA H100.*: at most .*of them do$')
 
     def test_gpus_that_are_not_there(self):
         profile = test_baremetal_profile.node_profile(
@@ -115,7 +115,7 @@ class JudgeTest(base.BaseTestCase):
         profile = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
         self.assertEqual(
-            'cannot take it: it has no GPU of such a board',
+            'cannot take it: it has no GPU of that board',
             self.verdict(self.node(traits=()), profile))
         for profile in (self.slices, self.whole):
             node = dataclasses.replace(self.node(traits=()),
@@ -126,7 +126,7 @@ class JudgeTest(base.BaseTestCase):
     def test_a_sick_gpu(self):
         node = self.node(traits=(), sick={3: ['XID_79']})
         self.assertRegex(self.verdict(node),
-                         '^cannot take it: GPU 0000:.* is sick: .*79')
+                         '^cannot take it: GPU 0000:.* is unhealthy: .*79')
 
     def test_health_that_is_not_known(self):
         node = self.node()
@@ -161,15 +161,15 @@ class JudgeTest(base.BaseTestCase):
     def test_a_ramdisk_without_driver(self):
         node = dataclasses.replace(
             self.node(traits=()), found=inventory.from_pci([_PCI]))
-        self.assertRegex(self.verdict(node), '^cannot take it: what its GPUs '
-                         r'can be cut into is not known \(.*--board BOARD')
+        self.assertRegex(self.verdict(node), '^cannot take it: the MIG '
+                         'profiles of its GPUs are not known .*--board BOARD')
         named = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb'}, boards=('0x233010DE',))
         for profile in (self.whole, named):
             self.assertIn('can take it;', self.verdict(node, profile))
         other = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
-        self.assertEqual('cannot take it: it has no GPU of such a board',
+        self.assertEqual('cannot take it: it has no GPU of that board',
                          self.verdict(node, other))
 
 

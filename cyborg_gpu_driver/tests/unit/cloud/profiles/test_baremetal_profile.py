@@ -114,7 +114,7 @@ class MakeTest(base.BaseTestCase):
     def test_what_cannot_be(self):
         for groups, text in (
                 ([{'gpu': 'T4-2B'}],
-                 'CUSTOM_NVIDIA_T4_2B is neither.*hypervisor'),
+                 'CUSTOM_NVIDIA_T4_2B is neither.*bare-metal servers'),
                 ([{'gpu': 'A100-1-5C'}], 'neither a whole GPU'),
                 ([{'resources': 'VGPU'}], 'VGPU is neither'),
                 ([{'resources': 'CUSTOM_FPGA_1G_10GB'}], 'FPGA.*neither'),
@@ -124,9 +124,9 @@ class MakeTest(base.BaseTestCase):
                  'whole GPUs and slices; .*--devices'),
                 ([{'gpu': '1g.10gb', 'required': [_HOPPER]},
                   {'gpu': '1g.10gb', 'forbidden': [_HOPPER]}],
-                 f'one group requires {_HOPPER} and another forbids it'),
+                 f'one group requires {_HOPPER}, but another forbids it'),
                 ([{'gpu': '1g.10gb', 'forbidden': ['CUSTOM_GPU_HEALTHY']}],
-                 'CUSTOM_GPU_HEALTHY is forbidden; .*leave it out')):
+                 'CUSTOM_GPU_HEALTHY is forbidden; .*remove it')):
             error = self.assertRaises(exception.DocumentError,
                                       node_profile, *groups)
             self.assertRegex(str(error), '^gpus.yaml: profile slice-10gb: ')
@@ -136,8 +136,8 @@ class MakeTest(base.BaseTestCase):
         error = self.assertRaises(
             exception.DocumentError, node_profile,
             {'gpu': 'passthrough', 'count': 3}, devices=(0, 1))
-        self.assertIn('3 whole GPUs; on bare metal --devices must name as '
-                      'many; it names 2', str(error))
+        self.assertIn('3 whole GPUs; on bare metal --devices must name at '
+                      'least as many; it names 2', str(error))
 
 
 class TemplateTest(base.BaseTestCase):
@@ -194,7 +194,7 @@ class TemplateTest(base.BaseTestCase):
         groups = [{'gpu': '2g.20gb'}]
         change = self.change('slice_10gb', groups)
         self.assertIs(plan.Action.REFUSE, change.action)
-        self.assertIn('of the layout slice-10gb, and not slice_10gb',
+        self.assertIn('for the layout slice-10gb, not slice_10gb',
                       change.text)
         self.assertIs(plan.Action.UPDATE,
                       self.change('slice_10gb', groups, True).action)
@@ -209,7 +209,7 @@ class TemplateTest(base.BaseTestCase):
             there, 'x')})
         change = baremetal_profile.checked(change, False)
         self.assertIs(plan.Action.REFUSE, change.action)
-        self.assertIn('of the layout None', change.text)
+        self.assertIn('for the layout None', change.text)
 
 
 class FlavorTest(base.BaseTestCase):
@@ -257,7 +257,7 @@ class ArgumentsTest(base.BaseTestCase):
         self.assertEqual(one, choose([one], None))
         self.assertEqual(two, choose([one, two], 'two'))
         for profiles, name, text in (
-                ([one, two], None, 'one of several must be chosen; there '
+                ([one, two], None, 'the file has several; choose one; there '
                                    'are one, two'),
                 ([one], 'x', "no profile 'x'; there are one"),
                 ([], None, 'expected a device profile')):

@@ -100,7 +100,7 @@ class DefinitionTest(base.BaseTestCase):
         self.assertEqual({'research', 'lab'}, found.projects)
         resolved = found.resolved({'research': 'r', 'lab': 'l'})
         self.assertEqual({'r', 'l'}, resolved.projects)
-        self.assertIn('leave one', str(self.assertRaises(
+        self.assertIn('remove one', str(self.assertRaises(
             exception.InvalidValue, found.resolved,
             {'research': 'r', 'lab': 'r'})))
 
@@ -141,7 +141,7 @@ class DefinitionTest(base.BaseTestCase):
                  'profiles[0].name: found 5',
                  'expected up to 255 letters, digits, - and _, such as'),
                 (('profiles', 2, 'name'), 'slice',
-                 'profiles[2]: device profile slice is there twice',
+                 'profiles[2]: device profile slice appears twice',
                  'leave one'),
                 (('profiles', 0, 'groups'), [],
                  'profiles[0].groups: found an empty list',
@@ -167,15 +167,15 @@ class DefinitionTest(base.BaseTestCase):
                  'VGPU,'),
                 ((*group, 'required'), 'CUSTOM_X',
                  "profiles[1].groups[1].required: found 'CUSTOM_X'",
-                 'expected a list, each a trait that Cyborg takes: CUSTOM_'),
+                 'expected a list, each a trait that Cyborg accepts: CUSTOM_'),
                 ((*group, 'required', 0), 'HW_GPU_X',
                  "profiles[1].groups[1].required[0]: found 'HW_GPU_X'",
-                 'expected a trait that Cyborg takes: CUSTOM_ with '
-                 'capitals,'),
+                 'expected a trait that Cyborg accepts: CUSTOM_ followed by '
+                 'upper-case letters,'),
                 ((*group, 'forbidden', 0), 'CUSTOM_GPU_ARCH_HOPPER',
                  'profiles[1].groups[1].forbidden: CUSTOM_GPU_ARCH_HOPPER '
-                 'is required as well',
-                 'leave it in one of them'),
+                 'is also required',
+                 'keep it in one of them only'),
                 ((*group, 'count'), 0,
                  'profiles[1].groups[1].count: found 0',
                  'expected a whole number from 1 to 2147483647'),
@@ -186,7 +186,7 @@ class DefinitionTest(base.BaseTestCase):
                  'profiles[1].groups[1].together: found 1',
                  'expected true or false'),
                 ((*group, 'resources'), 'PGPU',
-                 'profiles[1].groups[1].together: 2 whole GPUs are not on '
+                 'profiles[1].groups[1].together: 2 whole GPUs cannot be on '
                  'one GPU',
                  'leave it out'),
                 (('profiles', 0, 'groups', 0, 'gpu'), '1g10gb',
@@ -197,7 +197,7 @@ class DefinitionTest(base.BaseTestCase):
                  "expected a GPU's profile, such as 1g.10gb, in quotes"),
                 (('profiles', 1, 'description'), 'x [openstack gpu]',
                  'profiles[1].description: ends in [openstack gpu]',
-                 'leave that out; it is added to what is made'),
+                 'remove it; the command adds it'),
                 (flavor, {'name': 'x'},
                  "flavors[0]: key 'profile' is missing",
                  "expected a device profile's name, such as slice-10gb"),
@@ -205,7 +205,7 @@ class DefinitionTest(base.BaseTestCase):
                  "flavors[0].name: found ' x'",
                  'expected text of up to 255 printable characters without'),
                 ((*flavor, 'name'), 'gpu.four',
-                 'flavors[1]: flavor gpu.four is there twice',
+                 'flavors[1]: flavor gpu.four appears twice',
                  'leave one'),
                 ((*flavor, 'vcpus'), 0,
                  'flavors[0].vcpus: found 0',
@@ -220,8 +220,9 @@ class DefinitionTest(base.BaseTestCase):
                  'flavors[0].ram: found 2147483648 (0x80000000)',
                  'expected a whole number from 1 to 2147483647'),
                 ((*flavor, 'public'), True,
-                 'flavors[0].projects: a public flavor is for all projects',
-                 'leave out one of public and projects'),
+                 'flavors[0].projects: a public flavor is available to all '
+                 'projects',
+                 'remove public or projects'),
                 ((*flavor, 'projects', 1), '',
                  "flavors[0].projects[1]: found ''",
                  'expected the name or UUID of a project'),
@@ -233,10 +234,10 @@ class DefinitionTest(base.BaseTestCase):
                  'expected text of at most 255 characters, in quotes'),
                 ((*flavor, 'extra_specs', 'a/b'), 'x',
                  "flavors[0].extra_specs: found key 'a/b'",
-                 'expected letters, digits, blanks, - _ : and .'),
+                 'expected letters, digits, spaces, - _ : and .'),
                 ((*flavor, 'extra_specs', 'accel:device_profile'), 'x',
                  'flavors[0].extra_specs: the key accel:device_profile is '
-                 'that of the device profile',
+                 'set from the device profile',
                  'give profile: NAME instead'),
                 (('limits', 0, 'default'), -2,
                  'limits[0].default: found -2',
@@ -249,7 +250,7 @@ class DefinitionTest(base.BaseTestCase):
                  'expected a mapping'),
                 (('limits', 1, 'resources'), 'CUSTOM_NVIDIA_1G_10GB',
                  'limits[1]: registered limit class:CUSTOM_NVIDIA_1G_10GB '
-                 'is there twice',
+                 'appears twice',
                  'leave one')):
             self.assertIn(f'gpus.yaml: {said}; {right}',
                           self.refusal(place, value))

@@ -235,7 +235,7 @@ class OfferTest(base.BaseTestCase):
                                       forbidden=model),
                       resources.group('CUSTOM_NVIDIA_1G_10GB', 8)):
             (text,) = said(group)
-            self.assertIn('is as asked for', text)
+            self.assertIn('meets the request', text)
         self.assertEqual((), said(resources.group(
             'CUSTOM_NVIDIA_1G_10GB', 7, required=model)))
 

@@ -173,9 +173,17 @@ class WatcherTest(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
+        self.first_delay = events._FIRST_DELAY
+        # Each is a second for a real GPU, and tests wait for them.
+        self.use_constant('_WAIT_MS', 20)
+        self.use_constant('_FIRST_DELAY', 0.02)
         self.events = queue.Queue()
         self.watcher = events.Watcher(self.nvml, self.events.put)
         self.addCleanup(self.watcher.stop)
+
+    def use_constant(self, name, value):
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{events.__name__}.{name}', value))
 
     def watch(self):
         """Watch all, and come back when that is so."""
@@ -234,6 +242,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.assertEqual(health_facts.Event(self.first, 62), self.raised())
 
     def test_while_nvml_is_away_it_rests(self):
+        self.use_constant('_FIRST_DELAY', self.first_delay)
         tries = queue.Queue()
         self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.machine.faults.delay('nvmlInitWithFlags', 0, tries.put)

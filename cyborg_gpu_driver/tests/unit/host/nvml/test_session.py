@@ -13,18 +13,21 @@
 import ctypes
 import os
 import threading
+import time
 
 import fixtures
 import pynvml
 from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _2G, _3G, _7G = 19, 14, 9, 0
+_A_MINUTE = 60
 
 
 class SessionTest(base.SimulatedTestCase):
@@ -105,6 +108,44 @@ class SessionTest(base.SimulatedTestCase):
     def test_reset_without_a_session_does_nothing(self):
         self.nvml.reset()
         self.assertEqual({}, self.calls())
+
+    def test_garbage_collection_waits_for_no_lock(self):
+        """Python collects a session in a thread that is within pynvml."""
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+
+        def collect():
+            with pynvml.libLoadLock:
+                sessions.clear()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(_A_MINUTE)
+        self.assertFalse(thread.is_alive())
+        self.wait_until_closed(opened)
+        self.assertEqual((False, 1), (opened.is_open,
+                                      self.calls().get('nvmlShutdown')))
+
+    def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
+        gate.close_soon(os.getpid(), self.fail, 'this machine is no more')
+        self.assertTrue(self.nvml.driver_version())
+
+    def test_a_replaced_library_is_not_called_any_more(self):
+        """It may hang, and calls of another library would have to wait."""
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        with machine_module.Machine.load('t4x4'):
+            sessions.clear()
+            self.wait_until_closed(opened)
+        self.assertEqual((False, None), (opened.is_open,
+                                         self.calls().get('nvmlShutdown')))
+
+    def wait_until_closed(self, opened):
+        end = time.monotonic() + _A_MINUTE
+        while opened.is_open and time.monotonic() < end:
+            time.sleep(0.01)
 
     def test_dead_session_fails_once_and_is_opened_again(self):
         device = self.device()

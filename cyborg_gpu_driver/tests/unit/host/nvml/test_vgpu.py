@@ -226,3 +226,61 @@ class SchedulerTest(VgpuCase):
                        'nvmlDeviceGetVgpuSchedulerState'):
             self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
             self.assertEqual('UNKNOWN', self.refusal(self._now))
+
+
+class InstanceSchedulerTest(base.SimulatedTestCase):
+    """Of the vGPUs that share a GPU instance."""
+
+    MACHINE = 'rtxpro6000x8'
+
+    def setUp(self):
+        super().setUp()
+        self.number = self.nvml.create_gpu_instance(
+            self.device(), 47, model.Placement(0, 3)).instance_id
+        self.capabilities = nvml_vgpu.scheduler_capabilities(self.nvml,
+                                                             self.device())
+
+    def _now(self, number=None):
+        return nvml_vgpu.instance_scheduler_state(
+            self.nvml, self.device(),
+            self.number if number is None else number, self.capabilities)
+
+    def _set(self, policy, time_slice=None):
+        nvml_vgpu.set_instance_scheduler(self.nvml, self.device(),
+                                         self.number, policy, time_slice)
+
+    def test_as_the_driver_starts(self):
+        self.assertEqual(
+            model.Scheduler(model.SchedulerPolicy.BEST_EFFORT, None,
+                            _POLICIES, _MS, 30 * _MS), self._now())
+
+    def test_each_policy(self):
+        for policy in _POLICIES:
+            self._set(policy)
+            self.assertIs(policy, self._now().policy)
+
+    def test_a_time_slice_is_the_one_that_is_set(self):
+        for time_slice in (_MS, 5 * _MS, 30 * _MS):
+            self._set(model.SchedulerPolicy.EQUAL_SHARE, time_slice)
+            now = self._now()
+            self.assertEqual((time_slice, False),
+                             (now.time_slice, now.adaptive))
+
+    def test_none_where_the_driver_has_none(self):
+        plain = self.nvml.create_gpu_instance(
+            self.device(), 14, model.Placement(3, 3)).instance_id
+        self.assertIsNone(self._now(plain))
+        self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
+                                 pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self.assertIsNone(self._now())
+
+    def test_refusals(self):
+        for time_slice in (_MS - 1, 30 * _MS + 1):
+            error = self.assertRaises(
+                exception.NvmlError, self._set,
+                model.SchedulerPolicy.FIXED_SHARE, time_slice)
+            self.assertEqual('INVALID_ARGUMENT', error.symbol)
+        self.nvml.destroy_gpu_instance(self.device(), self.number)
+        error = self.assertRaises(exception.NvmlError, self._set,
+                                  model.SchedulerPolicy.FIXED_SHARE)
+        self.assertEqual('NOT_FOUND', error.symbol)

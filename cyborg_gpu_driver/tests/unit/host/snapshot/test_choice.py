@@ -176,6 +176,10 @@ class StateTest(ReadCase):
         self.machine.faults.fail(
             'nvmlDeviceGetGpuInstanceProfileInfo*',
             pynvml.NVML_ERROR_UNKNOWN, times=None, address=_FIRST)
+        # Else it would be taken to be like the other boards.
+        self.machine.faults.fail('nvmlDeviceGetVbiosVersion',
+                                 pynvml.NVML_ERROR_NOT_SUPPORTED,
+                                 times=None, address=_FIRST)
         self.assertEqual(condition.UNREADABLE, self.state())
         self.machine.faults.clear()
         self.machine.faults.fail_read(f'*/{_FIRST}/sriov_numvfs', errno.EIO,

@@ -146,7 +146,7 @@ class CompletionTest(RecordTestCase):
 
 
 class ReleasedTest(RecordTestCase):
-    """GPUs that are offered whole while they are bound to nvidia."""
+    """GPUs in passthrough mode while they are bound to nvidia."""
 
     def opened(self):
         """Addresses of GPUs of which a handle was asked for."""

@@ -316,7 +316,7 @@ class StepsTestCase(base.BaseTestCase):
                  'start': 4, 'size': 4, 'compute_slices': 3}],
         }, planned.to_dict())
         text = '\n'.join(planned.lines())
-        self.assertIn('to be 3g.20gb, 1g.5gb', text)
+        self.assertIn('will be 3g.20gb, 1g.5gb', text)
         self.assertIn('2. destroy instance 1g.5gb at 6:1', text)
         self.assertLess(text.index(' before'), text.index(' after'))
         self.assertIn('new', text)
@@ -325,7 +325,7 @@ class StepsTestCase(base.BaseTestCase):
     def test_a_plan_without_steps_says_so(self):
         planned = self.plan(boards.gpu(boards.A100_40), {})
         self.assertEqual(
-            ('0000:07:00.0: as wanted (MIG mode on, no instances)',),
+            ('0000:07:00.0: unchanged (MIG mode on, no instances)',),
             planned.lines())
 
 

@@ -126,7 +126,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                       str(error))
         error = self.assertRaises(
             exception.LayoutError, self.parse(TEXT).entry)
-        self.assertIn('must be chosen', str(error))
+        self.assertIn('choose one', str(error))
         only = self.parse(one('{devices: all, mig-enabled: false}'))
         self.assertEqual('mine', only.entry().name)
 
@@ -153,7 +153,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                 ('version: v1\nmig-config: {}',
                  "unknown key 'mig-config' (did you mean mig-configs?)"),
                 ('version: v1\nversion: v1\nmig-configs: {}',
-                 "key 'version' is there twice"),
+                 "key 'version' appears twice"),
                 ('version: v1\nmig-configs: {1: []}', 'key 1 is not text'),
                 ('a: [', 'not YAML'),
                 ('!!python/object:os.system {}', 'not YAML')):
@@ -164,7 +164,7 @@ class LayoutFileTestCase(base.BaseTestCase):
         choice = 'expected all, or a list of indices of GPUs, such as [0, 1]'
         filter_ = ('expected one or a list of "0xDDDDVVVV", PCI device id '
                    'and vendor id in quotes, such as "0x233010DE"')
-        count = 'expected a whole number from 0 up'
+        count = 'expected a whole number from 0'
         for item, words in (
                 ('all', ": found 'all'; expected a mapping with keys devices, "
                  'mig-enabled, device-filter, mig-devices'),
@@ -192,7 +192,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                 ('{devices: [0, true], mig-enabled: false}',
                  '.devices[1]: found true; expected the index of a GPU'),
                 ('{devices: [0, 1, 1], mig-enabled: false}',
-                 '.devices[2]: 1 is there twice; leave one'),
+                 '.devices[2]: 1 appears twice; leave one'),
                 ('{devices: all, device-filter: 0x20B010DE, '
                  'mig-enabled: false}',
                  f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
@@ -202,7 +202,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                  '"0x233010DE"'),
                 ('{devices: all, device-filter: ["0x20B010DE", '
                  '"0x20b010de"], mig-enabled: false}',
-                 '.device-filter: a board is there twice; leave one'),
+                 '.device-filter: a board appears twice; leave one'),
                 ('{devices: all, device-filter: {}, mig-enabled: false}',
                  f'.device-filter: found an empty mapping; {filter_}'),
                 (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
@@ -218,11 +218,11 @@ class LayoutFileTestCase(base.BaseTestCase):
                  'give {} for none at all'),
                 (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
                  "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb"),
-                (f'{{{on}{{3c.3g.20gb: 1}}}}', ".mig-devices: found key "
-                 "'3c.3g.20gb'; a compute instance is named apart only if")):
+                (f'{{{on}{{3c.3g.20gb: 1}}}}', '.mig-devices: found key '
+                 "'3c.3g.20gb'; a compute instance has its own name only if")):
             self.assertIn(f'some.yaml: mig-configs.mine[0]{words}',
                           self.refused(one(item)), item)
-        self.assertIn("key '1g.5gb' is there twice", self.refused(
+        self.assertIn("key '1g.5gb' appears twice", self.refused(
             one(f'{{{on}{{1g.5gb: 1, 1g.5gb: 2}}}}')))
 
     def test_two_items_for_the_same_gpus_are_refused(self):
@@ -239,8 +239,8 @@ class LayoutFileTestCase(base.BaseTestCase):
                        f'{{{second}, mig-enabled: false}}')
             if both:
                 message = self.refused(text)
-                self.assertIn('mig-configs.mine[1]: chooses GPUs that item '
-                              '0 chooses too; choose each GPU in one item',
+                self.assertIn('mig-configs.mine[1]: selects GPUs that item 0 '
+                              'also selects; select each GPU in only one item',
                               message)
             else:
                 self.parse(text)
@@ -282,7 +282,7 @@ class ForGpuTestCase(base.BaseTestCase):
         self.assertIn('has 0 to 0', str(error))
         error = self.assertRaises(
             exception.LayoutError, self.entry('by-hand').for_host, [])
-        self.assertIn('no GPU at all', str(error))
+        self.assertIn('this host has no GPU', str(error))
 
     def test_a_profile_that_the_gpu_lacks(self):
         error = self.assertRaises(
@@ -315,12 +315,12 @@ class ForGpuTestCase(base.BaseTestCase):
             self.entry('everything-off').for_gpu(0, gpu).enabled)
         wanted = self.entry('everything-empty').for_gpu(0, gpu)
         self.assertEqual((False, True), (wanted.enabled, wanted.without_mig))
-        self.assertEqual('not changed, it has no MIG', str(wanted))
+        self.assertEqual('not changed, it does not support MIG', str(wanted))
         error = self.assertRaises(
             exception.LayoutError, self.entry(text=one(
                 '{devices: [0], mig-enabled: true, mig-devices: {}}')
             ).for_gpu, 0, gpu)
-        self.assertIn('Tesla T4 has no MIG', str(error))
+        self.assertIn('Tesla T4 does not support MIG', str(error))
         hidden = boards.gpu((), mig=None, driver='vfio-pci',
                             visible_to_nvml=False)
         error = self.assertRaises(
@@ -333,7 +333,7 @@ class ForGpuTestCase(base.BaseTestCase):
         entry = self.entry('everything-empty')
         error = self.assertRaises(
             exception.LayoutError, entry.for_host, [gpu, gpu])
-        self.assertIn('no GPU that it speaks of has MIG', str(error))
+        self.assertIn('none of the selected GPUs supports MIG', str(error))
         found = entry.for_host([gpu, boards.gpu(boards.A100_80)])
         self.assertEqual([True, False],
                          [wanted.without_mig for wanted in found.values()])
@@ -349,6 +349,6 @@ class ForGpuTestCase(base.BaseTestCase):
         error = self.assertRaises(
             exception.LayoutError, entry.for_gpu, 0,
             boards.gpu(boards.A100_80))
-        self.assertIn('spoken of twice', str(error))
+        self.assertIn('matched twice', str(error))
         self.assertIn('devices [0] and devices all of 0x20B210DE',
                       str(error))

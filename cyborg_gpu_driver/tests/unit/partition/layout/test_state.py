@@ -41,21 +41,21 @@ class DifferencesTestCase(base.BaseTestCase):
 
     def test_too_many_too_few_and_others(self):
         self.assertEqual(
-            ('3g.20gb: 0 there, 1 wanted', '1g.5gb: 1 there, 2 wanted',
-             '2g.10gb: 1 there, 0 wanted'),
+            ('3g.20gb: 0 instead of 1', '1g.5gb: 1 instead of 2',
+             '2g.10gb: 1 instead of 0'),
             self.differences(gpu(('1g.5gb', 0), ('2g.10gb', 4)),
                              {'1g.5gb': 2, '3g.20gb': 1}))
 
     def test_parts(self):
         there = gpu(('3g.20gb', 0), layouts={0: (1, 1)})
         self.assertEqual((), self.differences(there, {'1c.3g.20gb': 2}))
-        self.assertEqual(('1c.3g.20gb: 2 there, 3 wanted',),
+        self.assertEqual(('1c.3g.20gb: 2 instead of 3',),
                          self.differences(there, {'1c.3g.20gb': 3}))
 
     def test_an_instance_without_parts(self):
         empty = boards.gpu(boards.A100_40, [('3g.20gb', 0)])
         self.assertEqual(
-            ('3g.20gb: 0 there, 1 wanted',
+            ('3g.20gb: 0 instead of 1',
              '3g.20gb at 0:4 has no compute instance'),
             self.differences(empty, {'3g.20gb': 1}))
         self.assertEqual(
@@ -67,7 +67,7 @@ class DifferencesTestCase(base.BaseTestCase):
     def test_what_cannot_be_reached_differs_too(self):
         there = gpu(('1g.5gb', 2))
         self.assertEqual(
-            ('4g.20gb: 0 there, 1 wanted', '1g.5gb: 1 there, 0 wanted'),
+            ('4g.20gb: 0 instead of 1', '1g.5gb: 1 instead of 0'),
             self.differences(there, {'4g.20gb': 1},
                              {model.Placement(2, 1): 'somebody'}))
 
@@ -78,13 +78,13 @@ class DifferencesTestCase(base.BaseTestCase):
             on.mig, pending=False))
         for there, wanted, expected in (
                 (on, True, ()), (off, False, ()), (none, False, ()),
-                (off, True, ('MIG mode is off, on is wanted',)),
-                (on, False, ('MIG mode is on, off is wanted',)),
-                (none, True, ('MIG mode is off, on is wanted',)),
+                (off, True, ('MIG mode is off instead of on',)),
+                (on, False, ('MIG mode is on instead of off',)),
+                (none, True, ('MIG mode is off instead of on',)),
                 (leaving, True, (
-                    'MIG mode is on as wanted, but off is pending',)),
+                    'MIG mode is on, but off is pending',)),
                 (leaving, False, (
-                    'MIG mode is on, off is wanted, and pending',))):
+                    'MIG mode is on instead of off, but off is pending',))):
             wanted = target.Wanted(wanted)
             self.assertEqual(
                 expected, layout_state.mode_differences(there, wanted))

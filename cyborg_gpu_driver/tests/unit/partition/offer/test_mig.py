@@ -273,7 +273,7 @@ class TestVendorVfio(base.BaseTestCase):
 
     def test_left_to_nova(self):
         offer, = offers.offers(self.gpu(), rules('DC-1-8Q'))
-        self.assertIn('left to Nova', offer.problem)
+        self.assertIn("Nova's own PCI code assigns", offer.problem)
         self.assertIn('fixed_vgpus', offer.problem)
         self.assertIn('cyborg-gpu nova config', offer.problem)
         self.assertIn('nova_vfio_handles', offer.problem)

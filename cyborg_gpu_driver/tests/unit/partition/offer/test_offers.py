@@ -78,7 +78,7 @@ class TestPassthrough(base.BaseTestCase):
     def test_whole(self):
         gpu = boards.gpu((), mig=None)
         self.assertEqual((offers.Offer(
-            PF, 'whole', policy.Mode.PASSTHROUGH, 'whole', total=1,
+            PF, 'whole', policy.Mode.PASSTHROUGH, 'passthrough', total=1,
             in_use=0, creatable=1, parents=(PF,)),),
             offers.offers(gpu, WHOLE))
 
@@ -116,7 +116,7 @@ class TestPassthrough(base.BaseTestCase):
         offer, = offers.offers(
             dataclasses.replace(gpu, vfs=boards.vfs(1)), WHOLE)
         self.assertEqual((0, ''), (offer.creatable, offer.busy))
-        self.assertIn('carved up', offer.problem)
+        self.assertIn('partitioned', offer.problem)
 
     def test_libvirt_must_be_able_to_take_it(self):
         for driver, fields, said in (
@@ -126,7 +126,7 @@ class TestPassthrough(base.BaseTestCase):
                 ('vfio-pci', {'driver': 'vfio-pci'}, ''),
                 ('vfio-pci', {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
                 ('vfio-pci', {'released': True}, 'bound to nvidia; '),
-                ('nvidia', {}, 'NVML was not asked about it and closed'),
+                ('nvidia', {}, 'NVML has not been queried about it'),
                 ('nvidia', {'released': True}, ''),
                 ('nvidia', {'driver': 'vfio-pci'}, ''),
                 ('nvidia', {'driver': None}, ''),
@@ -205,7 +205,7 @@ class TestMig(base.BaseTestCase):
     def test_problems(self):
         for gpu, said in (
                 (a100(vfs=0), 'sriov-manage -e 0000:07:00.0'),
-                (a100(framework=model.Framework.NONE), 'makes no vGPUs'),
+                (a100(framework=model.Framework.NONE), 'not support vGPUs'),
                 (a100(enabled=False), 'MIG mode is off'),
                 (dataclasses.replace(a100(), mig=model.Mig(
                     False, True, boards.A100_40)), 'until the GPU is')):
@@ -225,7 +225,7 @@ class TestMig(base.BaseTestCase):
 
     def test_no_mig(self):
         offer, = offers.offers(t4(), MIG)
-        self.assertEqual(('mig', 0, 'this GPU has no MIG'),
+        self.assertEqual(('mig', 0, 'this GPU does not support MIG'),
                          (offer.profile, offer.total, offer.problem))
         unseen = boards.gpu((), mig=None, visible_to_nvml=False,
                             driver='vfio-pci')
@@ -341,7 +341,7 @@ class TestVgpuOnGpu(base.BaseTestCase):
 
     def test_no_types_named(self):
         offer, = offers.offers(t4(), vgpu())
-        self.assertEqual((0, 'policy desktops names no vgpu_types'),
+        self.assertEqual((0, 'policy desktops has no vgpu_types'),
                          (offer.total, offer.problem))
 
     def test_unknown_type(self):
@@ -354,7 +354,7 @@ class TestVgpuOnGpu(base.BaseTestCase):
 
     def test_no_vgpus_here(self):
         for fields, said in (
-                ({}, 'makes no vGPUs'),
+                ({}, 'does not support vGPUs'),
                 ({'sriov_totalvfs': 16}, 'sriov-manage')):
             gpu = t4(framework=model.Framework.NONE, mdev_types=(),
                      vgpu_types=backed((231, 'T4-2B', 2048, 8, None)),
@@ -437,7 +437,7 @@ class TestPossibleOffers(base.BaseTestCase):
     def test_every_mode(self):
         found = offers.possible_offers(a100(enabled=False, vfs=0))
         self.assertEqual(
-            [('passthrough', 'whole'), ('vgpu', 'A100-4C'),
+            [('passthrough', 'passthrough'), ('vgpu', 'A100-4C'),
              ('vgpu', 'A100-40C'), *(
                  ('mig', name) for name in (
                      '1g.5gb', '1g.5gb+me', '2g.10gb', '3g.20gb', '4g.20gb',
@@ -451,14 +451,14 @@ class TestPossibleOffers(base.BaseTestCase):
             dataclasses.replace(*backed((13, 'DC-1-8Q', 8192, 12, 47)),
                                 per_instance=3)))
         self.assertEqual(
-            ['whole', '1g.24gb+gfx', 'DC-1-8Q'],
+            ['passthrough', '1g.24gb+gfx', 'DC-1-8Q'],
             [offer.profile for offer in offers.possible_offers(board)])
 
     def test_of_what_the_gpu_can(self):
         self.assertEqual(
-            ['whole', 'T4-1B', 'T4-2B'],
+            ['passthrough', 'T4-1B', 'T4-2B'],
             [offer.profile for offer in offers.possible_offers(t4())])
-        self.assertEqual(['whole'], [
+        self.assertEqual(['passthrough'], [
             offer.profile for offer in
             offers.possible_offers(boards.gpu((), mig=None))])
 

@@ -12,6 +12,8 @@
 
 """What each simulated board offers, read as from real hardware."""
 
+import dataclasses
+
 from oslotest import base
 
 from cyborg_gpu_driver.host import reader
@@ -76,6 +78,35 @@ class TestOffers(SimulatedCase):
         self.assertEqual({'DC-1-2Q': 48}, self.totals(
             gpu, policy.Mode.MIG, 'DC-1-2Q'))
 
+    def test_scheduler_where_no_instance_is_shared(self):
+        rules = policy.Policy('x', policy.Mode.MIG,
+                              scheduler=model.SchedulerPolicy.EQUAL_SHARE)
+        self.assertEqual([], offers.check_policy(
+            self.gpus('rtxpro6000x8')[0], rules))
+        (said,) = offers.check_policy(self.gpus('a100x4-vfio')[0], rules)
+        self.assertIn('vgpu_scheduler: has no effect', said)
+
+    def test_fewer_functions_than_handles(self):
+        """No handle shares a function with one that may be bound beside it.
+
+        As on an A100 of 40 GB with a vGPU type for 1g.10gb: of 18 handles
+        that may be bound beside each other 16 have a function.
+        """
+        rules = policy.Policy('x', policy.Mode.MIG)
+        gpu = self.gpus('a100x4-vfio')[0]
+        self.assertEqual([], offers.check_policy(gpu, rules))
+        few = dataclasses.replace(gpu, vfs=gpu.vfs[:16])
+        (said,) = offers.check_policy(few, rules)
+        self.assertIn(f'policy x, GPU {gpu.address}: profiles: 1g.10gb has 5 '
+                      'of 7 attach handles', said)
+        parents = [
+            parent for item in offers.offers(few, rules, vfio_handles=True)
+            if item.profile != '7g.80gb' for parent in item.parents]
+        self.assertEqual(16, len(parents))
+        self.assertEqual(16, len(set(parents)))
+        self.assertEqual([], offers.check_policy(few, dataclasses.replace(
+            rules, profiles=('1g.10gb', '2g.20gb'))))
+
     def test_each_offer_has_a_name_of_its_own(self):
         gpu = self.gpus('rtxpro6000x8')[0]
         types = vgpu_types.of_mode(gpu, policy.Mode.MIG)
@@ -104,7 +135,7 @@ class TestOffers(SimulatedCase):
         gpu = self.gpus('l40sx4')[0]
         offer, = offers.offers(gpu, policy.Policy(
             'p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',)))
-        self.assertIn('left to Nova', offer.problem)
+        self.assertIn("Nova's own PCI code assigns", offer.problem)
 
     def test_what_is_carved_up_is_never_whole(self):
         for host in ('dgx-a100-40', 'a100x4-vfio', 'l40sx4', 'hgx-h200',
@@ -112,4 +143,4 @@ class TestOffers(SimulatedCase):
             for gpu in self.gpus(host):
                 offer, = offers.offers(gpu, policy.Policy(
                     'p', policy.Mode.PASSTHROUGH))
-                self.assertIn('carved up', offer.problem)
+                self.assertIn('partitioned', offer.problem)

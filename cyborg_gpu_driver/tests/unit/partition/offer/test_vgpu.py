@@ -84,7 +84,7 @@ class TestOneSize(base.BaseTestCase):
             one, other = offers.offers(mdev(vfs=vfs), rules(*TWELVE))
             self.assertEqual((4, rest), (one.total, other.total))
             self.assertFalse({*one.parents} & {*other.parents})
-            self.assertEqual(not rest, 'every virtual function belongs'
+            self.assertEqual(not rest, 'every virtual function is reserved'
                              in other.problem)
 
     def test_sizes_that_never_meet_share_functions(self):
@@ -125,7 +125,7 @@ class TestOneSize(base.BaseTestCase):
         board = mdev('nvidia-4', vgpu_types=unknown)
         offer, = offers.offers(board, rules('L40S-12Q'))
         self.assertEqual(0, offer.total)
-        self.assertIn('how many L40S-12Q fit: name it in max_instances of '
+        self.assertIn('how many L40S-12Q fit: add it to max_instances of '
                       'policy p', offer.problem)
         offer, = offers.offers(board, rules(
             'L40S-12Q', max_instances=(('L40S-12Q', 4),)))
@@ -145,7 +145,7 @@ class TestVendorVfio(base.BaseTestCase):
 
     def test_left_to_nova(self):
         offer, = offers.offers(test_fixed.l40s(), rules('L40S-12Q'))
-        self.assertIn('left to Nova', offer.problem)
+        self.assertIn("Nova's own PCI code assigns", offer.problem)
         self.assertEqual(4, offer.total)
 
     def test_bound_by_cyborg(self):
@@ -168,10 +168,10 @@ class TestVendorVfio(base.BaseTestCase):
         governing = rules(fixed_vgpus=(('L40S-12Q', 2),))
         offer, = offers.offers(test_fixed.l40s(), governing)
         self.assertEqual('L40S-12Q', offer.profile)
-        self.assertIn('left to Nova', offer.problem)
+        self.assertIn("Nova's own PCI code assigns", offer.problem)
         for board, handles in ((test_fixed.l40s(), True), (mdev(), False)):
             offer, = offers.offers(board, governing, vfio_handles=handles)
-            self.assertEqual('policy p names no vgpu_types', offer.problem)
+            self.assertEqual('policy p has no vgpu_types', offer.problem)
 
 
 class TestMixedSizes(base.BaseTestCase):
@@ -205,7 +205,7 @@ class TestMixedSizes(base.BaseTestCase):
         few = self.numbers(self.gpu(vfs=5))
         self.assertEqual(
             {'X-20Q': (2, 0, 2), 'X-8Q': (3, 0, 3), 'X-4Q': (0, 0, 0)}, few)
-        self.assertIn('every virtual function belongs',
+        self.assertIn('every virtual function is reserved',
                       self.offers(self.gpu(vfs=5))['X-4Q'].problem)
         self.assertEqual((2, 0, 2), self.numbers(
             self.gpu(), max_instances=(('X-4Q', 2),))['X-4Q'])
@@ -239,12 +239,12 @@ class TestMixedSizes(base.BaseTestCase):
 
     def test_problems(self):
         for board, mixed, said in (
-                (self.gpu(mixed=None), True, 'cannot mix sizes'),
+                (self.gpu(mixed=None), True, 'does not support mixed sizes'),
                 (self.gpu(mixed=False), True,
-                 'mixed-size mode is off; it is turned on when the GPU is '
-                 'idle'),
+                 'mixed-size mode is off; it will be turned on when the GPU '
+                 'is idle'),
                 (self.gpu(mixed=True), False,
-                 'mixed-size mode is on; it is turned off when'),
+                 'mixed-size mode is on; it will be turned off when'),
                 (self.gpu(mixed=False), False, ''),
                 (self.gpu(mixed=None), False, '')):
             for offer in self.offers(board, mixed).values():
@@ -255,7 +255,7 @@ class TestMixedSizes(base.BaseTestCase):
         board = dataclasses.replace(self.gpu(), vgpu_types=tuple(
             dataclasses.replace(kind, placements=(), free_placements=())
             for kind in self.gpu().vgpu_types))
-        self.assertIn('X-8Q cannot be beside other sizes',
+        self.assertIn('X-8Q does not support other sizes on the same GPU',
                       self.offers(board)['X-8Q'].problem)
 
     def test_totals_do_not_follow_the_mode(self):

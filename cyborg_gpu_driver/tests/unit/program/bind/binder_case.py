@@ -35,7 +35,7 @@ from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.simulator import platform as simulated
-from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.program import machines
 
 
 class BinderCase(base.BaseTestCase):
@@ -57,7 +57,7 @@ class BinderCase(base.BaseTestCase):
                 json.dump({'driver_version': '580.65.05',
                            'cuda_version': 13000, 'gpus': [
                                dict(self.only, address=self.gpu)]}, stream)
-        self.machine = simulator.Machine.load(self.machine)
+        self.machine = machines.load(self.machine, gpu=self.gpu)
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.address = model.PciAddress.parse(self.gpu)
         self.published = []

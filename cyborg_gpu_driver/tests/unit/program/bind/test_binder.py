@@ -27,6 +27,7 @@ from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -295,6 +296,9 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_bind_during_a_snapshot_is_not_forgotten(self):
+        # Enough GPUs for the first to have been read before the last.
+        self.machine = simulator.Machine.load('dgx-a100-40')
+        self.restart()
         handle = self.handle('3g.20gb')
         bound = []
 

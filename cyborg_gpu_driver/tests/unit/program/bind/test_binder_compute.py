@@ -215,3 +215,21 @@ class LeftoverTest(ComputeCase):
                 thread.join(60)
         self.assertEqual((), self.machine.defined_mdevs)
         self.assertIsNone(self.journal.get(handle))
+
+
+class GivenAgainTest(binder_case.BinderCase):
+
+    def test_bind_of_what_another_process_has_removed(self):
+        """As doctor --repair, which the agent does not hear of."""
+        asked = self.handle('1g.5gb')
+        self.binder.bind(*asked)
+        self.machine.start_guest(asked[2])
+        self.assertRaises(exception.SysfsError, self.binder.unbind, *asked)
+        self.machine.stop_guest(asked[2])
+        agent = self.binder
+        self.restart()
+        self.binder.recover()
+        self.assertEqual((), self.journal.entries())
+        agent.bind(*asked)
+        (entry,) = self.journal.entries()
+        self.assertIs(journal.Phase.BOUND, entry.phase)

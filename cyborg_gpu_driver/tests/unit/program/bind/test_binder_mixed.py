@@ -19,6 +19,8 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _TYPES = ('A100D-10C', 'A100D-20C', 'A100D-40C')
@@ -90,6 +92,18 @@ class MixedTests:
         self.binder.bind(*large)
         for handle in (first, second, third, large):
             self.machine.start_guest(self.guest(handle))
+
+    def test_what_an_outsider_has_made_since_the_last_report(self):
+        """The driver alone knows where it lies."""
+        function, type_id, uuid_ = self.handle('A100D-40C', 1)
+        if self.name == 2:
+            privileged_vgpu.create_mdev(function, type_id, uuid_)
+        else:
+            privileged_vgpu.set_vgpu_type(
+                function, vgpu_name.type_number(type_id))
+        handle = self.handle('A100D-40C', 0)
+        self.binder.bind(*handle)
+        self.machine.start_guest(self.guest(handle))
 
     def test_a_placement_that_cannot_be_written_is_undone(self):
         handle = self.handle('A100D-20C')

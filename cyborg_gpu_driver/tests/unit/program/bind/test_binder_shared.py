@@ -14,14 +14,21 @@
 
 import errno
 import itertools
+import logging
 import math
 import random
 
+import fixtures
+import pynvml
+
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
+_SET = 'nvmlGpuInstanceSetVgpuSchedulerState'
+_FIXED = pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE
 _ROOM = {'DC-1-8Q': 3, 'DC-1-12Q': 2}
 
 
@@ -165,6 +172,57 @@ class MdevTest(SharingTests, SharedCase):
                 self.assertEqual(before, self.truth())
 
         self.walk([*self.small, *self.large], bind)
+
+
+class SchedulerTest(SharedCase):
+    """What the policy says of the vGPUs that share an instance."""
+
+    machine = 'rtxpro6000x8'
+    policy = policy.Policy(
+        'p', policy.Mode.MIG, vgpu_types=tuple(_ROOM),
+        scheduler=model.SchedulerPolicy.FIXED_SHARE, time_slice=5_000_000)
+
+    def schedulers(self):
+        with self.machine.operation():
+            return [(item.scheduler.policy, item.scheduler.time_slice)
+                    for item in self.machine.gpu(
+                        self.gpu).state.instances.values()]
+
+    def test_once_for_each_instance(self):
+        for number, handle in enumerate(self.small):
+            calls = self.calls(self.binder.bind, *handle)
+            self.assertLessEqual(sum(calls.values()), 8, calls)
+            self.assertEqual(number % 3 == 0, calls[_SET], number)
+        self.assertEqual([(_FIXED, 5_000_000)] * 2, self.schedulers())
+        for handle in self.small:
+            self.binder.unbind(*handle)
+        self.assertEqual(([], []), self.truth())
+
+    def test_before_the_first_vgpu(self):
+        # The vGPU cannot be made, and neither is asked for in that order.
+        self.machine.faults.fail_write('*/current_vgpu_type', errno.EPERM)
+        self.machine.reset_calls()
+        self.assertRaises(exception.SysfsError, self.binder.bind,
+                          *self.small[0])
+        self.assertEqual(1, self.machine.calls[_SET])
+        self.assertEqual(([], []), self.truth())
+
+    def test_without_it_rather_than_no_vgpu(self):
+        self.machine.faults.fail(_SET, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.binder.bind(*self.small[0])
+        self.assertEqual(1, self.instances())
+        self.assertIn('cannot set the vGPU scheduler of 1g.24gb+gfx at 9:3: '
+                      'nvmlGpuInstanceSetVgpuSchedulerState failed',
+                      log.output)
+        self.assert_quiet()
+
+    def test_not_without_a_policy_for_it(self):
+        self.policy = policy.Policy('p', policy.Mode.MIG,
+                                    vgpu_types=tuple(_ROOM))
+        self.restart()
+        calls = self.calls(self.binder.bind, *self.small[0])
+        self.assertNotIn(_SET, calls)
 
 
 class VfioTest(SharingTests, SharedCase):

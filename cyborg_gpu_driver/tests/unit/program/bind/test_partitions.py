@@ -18,6 +18,7 @@ import uuid
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -118,11 +119,13 @@ class SharedInstancesTest(binder_case.BinderCase):
     def entry(self, number, start):
         """One with an instance of its own."""
         gpu = self.live.gpu(self.address)
-        return self.parts.create_instance(gpu, journal.Entry(
+        entry = journal.Entry(
             handle=str(uuid.UUID(int=number)), gpu=self.address,
             function=gpu.vfs[number].address, mdev_type='nvidia-1555',
             profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
-            placement=model.Placement(start, 3), vfio=True))
+            placement=model.Placement(start, 3), vfio=True)
+        made = self.parts.create_instance(gpu, entry, readiness.Wants())
+        return self.parts.numbered(entry, made.instance_id)
 
     def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
         entry = self.entry(1, 0)

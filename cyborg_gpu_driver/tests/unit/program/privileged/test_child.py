@@ -27,7 +27,7 @@ class ChildTest(base.BaseTestCase):
         child.run(60, 'sh', '-c', 'exit 0')
         error = self.assertRaises(child.Failed, child.run, 60, 'sh', '-c',
                                   'echo one; echo two >&2; exit 3')
-        self.assertEqual('one\ntwo', child.words(error))
+        self.assertEqual('one\ntwo', str(error))
 
     def test_one_that_does_not_end_is_killed_with_its_children(self):
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'fifo')
@@ -35,7 +35,7 @@ class ChildTest(base.BaseTestCase):
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
         error = self.assertRaises(
-            TimeoutError, child.run, 1, 'sh', '-c',
+            child.Failed, child.run, 1, 'sh', '-c',
             f'exec > {path}; sleep 3600 & wait')
         self.assertIn('1 s', str(error))
         # Both have the other end open as long as they live.

@@ -194,7 +194,7 @@ class DriverTest(base.BaseTestCase):
             gpu_holders=lambda address: (), driver_timeout=0.01))
         error = self.assertRaises(exception.DriverStuck,
                                   privileged_driver.reset, _GPU)
-        self.assertIn('driver nvidia has not let go of it', str(error))
+        self.assertIn('driver nvidia did not release it', str(error))
         self.assertIn('cannot be interrupted', str(error))
         self.assertEqual([('drivers/nvidia/unbind', _GPU)],
                          self.kernel.written)

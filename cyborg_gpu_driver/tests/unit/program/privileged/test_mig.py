@@ -203,10 +203,17 @@ class DaemonTest(base.BaseTestCase):
                 # The name of the command, in parentheses, may have spaces.
                 before, _, after = stream.read().rpartition(')')
                 state, parent, *_ = after.split()
-                if int(parent) == os.getpid() and state != 'Z':
-                    children.append(int(before.split()[0]))
+                number = int(before.split()[0])
+                if (int(parent) == os.getpid() and state != 'Z'
+                        and not self.is_tracker(number)):
+                    children.append(number)
         (found,) = children
         return found
+
+    def is_tracker(self, number):
+        """Whether it is the process that Python's multiprocessing keeps."""
+        with open(f'/proc/{number}/cmdline') as stream:
+            return 'multiprocessing.resource_tracker' in stream.read()
 
     def test_the_daemon_checks_for_itself(self):
         for call, arguments in (

@@ -32,7 +32,7 @@ from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.program import machines
 
 
 class ReadyCase(base.BaseTestCase):
@@ -51,7 +51,7 @@ class ReadyCase(base.BaseTestCase):
         self.use(self.host)
 
     def use(self, name):
-        self.machine = simulator.Machine.load(name)
+        self.machine = machines.load(name)
         with self.machine.operation(write=True):
             for gpu in self.machine.gpus:
                 gpu.state.vfs = 0

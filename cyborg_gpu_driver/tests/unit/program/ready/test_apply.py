@@ -91,6 +91,7 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual(7, len(self.truth()[2]))
 
     def test_gpus_succeed_and_fail_each_by_itself(self):
+        self.use(self.MACHINE, gpus=3)
         other = self.host.gpus[1]
         self.machine.faults.fail(
             'nvmlDeviceCreateGpuInstanceWithPlacement', 999, times=None,
@@ -108,6 +109,7 @@ class ApplyTest(layouts.LayoutCase):
 
     def test_gpus_that_switch_do_not_wait_for_each_other(self):
         """Each has NVML alone for a while; together that takes too long."""
+        self.use(self.MACHINE, gpus=5)
         self.platform.nvml.gate.access.timeout = 1.0
         self.machine.faults.delay('nvmlDeviceSetMigMode', 0.5)
         outcomes = self.applier.apply_all([

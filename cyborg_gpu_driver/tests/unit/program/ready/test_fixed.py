@@ -196,7 +196,7 @@ class SlicedTest(FixedCase):
                                                       0, 3)
         self.machine.add_process(str(self.address), 4711, number)
         made = self.fixed.make(self.gpu())
-        self.assertIn('the driver creates no DC-1-24Q', made.reason)
+        self.assertIn('the driver cannot create DC-1-24Q', made.reason)
         self.assertEqual({}, self.vgpus())
 
     def test_wrong_orders_are_refused_by_the_driver(self):
@@ -256,7 +256,8 @@ class InUseTest(FixedCase):
         privileged.run_here(self.platform)
         self.ready(fixed_vgpus=(('L40S-24Q', 1),))
         self.assertIn('4711', self.released.reason)
-        self.assertIn('not wanted and there', self.made.reason)
+        self.assertIn('existing vGPUs that are not in '
+                      'fixed_vgpus', self.made.reason)
         self.assertEqual({0: _12Q}, self.vgpus())
 
     def test_who_holds_it_is_not_known(self):

@@ -71,6 +71,26 @@ class StepsTest(ready_case.ReadyCase):
         self.assertEqual(['MIXED_OFF'], self.steps())
         self.assertIs(False, self.gpu().mixed_sizes)
 
+    def test_scheduler_of_instances_that_vgpus_share(self):
+        self.use('rtxpro6000x8')
+        self.govern('mig')
+        self.steps()
+        for profile, start in ((47, 0), (14, 3), (47, 6)):
+            self.platform.nvml.create_gpu_instance(
+                self.platform.nvml.device(self.address), profile,
+                model.Placement(start, 3))
+        self.govern('mig', scheduler=_EQUAL, time_slice=2000000)
+        outcome = self.prepare()
+        self.assertEqual(
+            ('set the vGPU scheduler of 1g.24gb+gfx at 0:3',
+             'set the vGPU scheduler of 1g.24gb+gfx at 6:3'), outcome.done)
+        self.assertEqual(
+            [(_EQUAL, 2000000), None, (_EQUAL, 2000000)],
+            [item.scheduler and (item.scheduler.policy,
+                                 item.scheduler.time_slice)
+             for item in self.gpu().mig.instances])
+        self.assertEqual([], self.steps())
+
     def test_what_a_reboot_takes_is_set_again(self):
         self.use('hgx-h100')
         self.govern('mig')
@@ -339,6 +359,20 @@ class FailureTest(ready_case.ReadyCase):
         self.govern('vgpu', scheduler=_EQUAL, time_slice=1 << 31)
         self.fails('SCHEDULER', 'is not within 1000 to 30000')
 
+    def test_scheduler_of_an_instance(self):
+        self.use('rtxpro6000x8')
+        self.govern('mig')
+        self.steps()
+        self.platform.nvml.create_gpu_instance(
+            self.platform.nvml.device(self.address), 47,
+            model.Placement(0, 3))
+        self.govern('mig', scheduler=_EQUAL)
+        self.machine.faults.fail('nvmlGpuInstanceSetVgpuSchedulerState',
+                                 _BUSY)
+        self.fails('SCHEDULER', 'IN_USE')
+        self.govern('mig', scheduler=_EQUAL, time_slice=1 << 31)
+        self.fails('SCHEDULER', 'is not within 1000 to 30000')
+
     def test_scheduler_that_the_gpu_does_not_have(self):
         self.govern('vgpu', scheduler=_EQUAL)
         self.steps()
@@ -374,10 +408,10 @@ class PrivilegedTest(ready_case.ReadyCase):
         self.govern('mig')
         self.steps()
         privileged.create_gpu_instance(str(self.address), 14, 2, 2)
-        for change in (privileged_gpu.enable_virtual_functions,
-                       privileged_gpu.disable_virtual_functions):
-            error = self.assertRaises(exception.SriovError, change,
-                                      str(self.address))
+        for enable in (True, False):
+            error = self.assertRaises(
+                exception.SriovError, privileged_gpu.set_virtual_functions,
+                str(self.address), enable)
             self.assertIn('would destroy', str(error))
         self.assertEqual((True, 20), self.is_now())
         with self.machine.operation():
@@ -386,8 +420,9 @@ class PrivilegedTest(ready_case.ReadyCase):
     def test_arguments_are_checked_again(self):
         address = str(self.address)
         for call, arguments in (
-                (privileged_gpu.enable_virtual_functions, ('../x',)),
-                (privileged_gpu.disable_virtual_functions, ('',)),
+                (privileged_gpu.set_virtual_functions, ('../x', True)),
+                (privileged_gpu.set_virtual_functions, ('', False)),
+                (privileged_gpu.set_virtual_functions, (address, 1)),
                 (privileged_gpu.set_mixed_sizes, (address, 1)),
                 (privileged_gpu.set_mixed_sizes, ('x', True)),
                 (privileged_gpu.set_scheduler, (address, 'fair', None)),

@@ -20,10 +20,12 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import wiring
@@ -262,12 +264,35 @@ class SharedTest(RestoreCase):
     machine = 'rtxpro6000x8'
     gpu = '0000:16:00.0'
     policy = policy.Policy('p', policy.Mode.MIG,
-                           vgpu_types=('DC-1-8Q', 'DC-1-24Q'))
+                           vgpu_types=('DC-1-8Q', 'DC-1-24Q'),
+                           scheduler=_EQUAL, time_slice=3_000_000)
+
+    def assert_scheduled(self, number=2):
+        """Each instance shares its time as the policy says."""
+        instances = self.live.refresh().gpu(self.address).mig.instances
+        self.assertEqual(
+            [(_EQUAL, 3_000_000)] * number,
+            [(item.scheduler.policy, item.scheduler.time_slice)
+             for item in instances])
 
     def test_reboot(self):
         self.bind(*['DC-1-8Q'] * 5)
         self.assertEqual(2, len(self.on_gpu()[2]))
+        self.assert_scheduled()
         self.assert_back_after_a_reboot()
+        self.assert_scheduled()
+
+    def test_a_scheduler_that_fails_keeps_no_guest_from_its_vgpu(self):
+        self.bind('DC-1-8Q')
+        before = self.on_gpu()
+        self.reboot()
+        self.machine.faults.fail('nvmlGpuInstanceSetVgpuSchedulerState',
+                                 999)
+        self.restore()
+        self.assertEqual(before, self.on_gpu())
+        # The agent sees to it while no guest runs.
+        self.make_ready()
+        self.assert_scheduled(1)
 
 
 class FixedTest(RestoreCase):
@@ -276,12 +301,15 @@ class FixedTest(RestoreCase):
     gpu = '0000:16:00.0'
     vfio_handles = False
     policy = policy.Policy('p', policy.Mode.MIG, fixed_vgpus=(
-        ('DC-1-8Q', 4), ('DC-1-24Q', 1)))
+        ('DC-1-8Q', 4), ('DC-1-24Q', 1)), scheduler=_EQUAL)
 
     def test_reboot(self):
         done = self.restore()
         self.assertIn('create vGPU DC-1-24Q on 0000:16:00.6', done)
         self.assert_back_after_a_reboot()
+        instances = self.live.gpu(self.address).mig.instances
+        self.assertEqual({_EQUAL}, {item.scheduler.policy
+                                    for item in instances})
 
     def test_failure_is_told(self):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO)
@@ -333,3 +361,27 @@ class ReadinessTest(RestoreCase):
         self.reboot()
         self.restore()
         self.assertEqual([], self.on_gpu()[3])
+
+    def change_killed(self):
+        """Have a process die when it has created an instance of 2g.10gb."""
+        transactions = transaction.Transactions(privileged.machine(),
+                                                self.state_path)
+        now = transactions.read(self.live.gpu(self.address))
+        step = action.Step(action.Action.CREATE_INSTANCE,
+                           spec.profile(now, 14), model.Placement(4, 2))
+
+        def die(_gpu):
+            raise KeyboardInterrupt
+
+        self.assertRaises(KeyboardInterrupt, transactions.run, now, (step,),
+                          die)
+
+    def test_reboot_in_the_middle_of_a_change(self):
+        """No instance from before it keeps virtual functions away."""
+        self.bind('1g.5gb')
+        before = self.on_gpu()
+        self.change_killed()
+        self.reboot()
+        self.assertIn('roll back an interrupted change', self.restore())
+        self.assertEqual(before, self.on_gpu())
+        self.assertEqual([], self.restore())

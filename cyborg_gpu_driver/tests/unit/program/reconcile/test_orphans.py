@@ -31,7 +31,7 @@ from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.program import machines
 
 _UUIDS = [f'c5b0a1d2-34f6-4c7e-9b8a-00112233445{digit}' for digit in '123']
 
@@ -47,7 +47,7 @@ class OrphanCase(base.BaseTestCase):
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
-        self.machine = simulator.Machine.load(self.host)
+        self.machine = machines.load(self.host)
         self.platform = platform.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
@@ -340,7 +340,7 @@ class VendorVfioTest(OrphanCase):
         found = self.one()
         self.assertEqual(orphans.Guest.UNKNOWN, found.guest)
         self.assert_orphan('?', found)
-        self.assert_kept(found, 'cannot find out who uses', None)
+        self.assert_kept(found, 'cannot find the users of', None)
 
     def test_what_the_driver_does_not_give_up(self):
         name = self.make()

@@ -67,6 +67,13 @@ class TestTraits(base.BaseTestCase):
         self.assertEqual('host_gpu_0000:07:00.0_DC-1-8Q',
                          names.provider_name('host', offer))
 
+    def test_isolation_is_the_policys(self):
+        plain, isolated = (
+            set(traits.traits(samples.a100(),
+                              samples.a100_offers(isolated=isolated)[0]))
+            for isolated in (False, True))
+        self.assertEqual({'CUSTOM_GPU_ISOLATION_PROJECT'}, isolated - plain)
+
     def test_unknown_facts_give_no_trait(self):
         self.assertEqual((
             'CUSTOM_GPU_KIND_PASSTHROUGH',

@@ -12,12 +12,15 @@
 
 """How time-sliced vGPUs share a GPU."""
 
+import ctypes
+
 import pynvml
 
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 BEST, EQUAL, FIXED = 1, 2, 3
+GRAPHICS, ENCODER = 1, 2
 DEFAULT, DISABLE, ENABLE = 0, 1, 2
 
 
@@ -146,3 +149,129 @@ class TestScheduler(base.MachineTestCase):
         self.gpu = '0000:3b:00.0'
         self.set(EQUAL, time_slice=1000000)
         self.assertEqual((EQUAL, DISABLE, 1000000), self.state())
+
+
+class TestInstanceScheduler(base.MachineTestCase):
+    """A GPU instance that several vGPUs share."""
+
+    host = 'rtxpro6000x8'
+    gpu = '0000:16:00.0'
+    shared = 47
+    """1g.24gb+gfx; DC-1-8Q shares it with two others."""
+
+    def setUp(self):
+        super().setUp()
+        self.instance = self.make(self.shared)
+
+    def make(self, profile, start=0, size=3):
+        return pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            self.at(self.gpu), profile,
+            ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
+
+    def set(self, policy, time_slice=None, instance=None, engine=GRAPHICS,
+            version=pynvml.nvmlVgpuSchedulerState_v1, arr=DISABLE):
+        wanted = pynvml.c_nvmlVgpuSchedulerState_v1_t()
+        wanted.version, wanted.engineId = version, engine
+        wanted.schedulerPolicy, wanted.enableARRMode = policy, arr
+        if time_slice is not None:
+            wanted.schedulerParams.vgpuSchedData.timeslice = time_slice
+        pynvml.nvmlGpuInstanceSetVgpuSchedulerState(
+            instance or self.instance, wanted)
+
+    def state(self, instance=None, engine=GRAPHICS,
+              version=pynvml.nvmlVgpuSchedulerStateInfo_v1):
+        found = pynvml.c_nvmlVgpuSchedulerStateInfo_v1_t()
+        found.version, found.engineId = version, engine
+        pynvml.nvmlGpuInstanceGetVgpuSchedulerState(
+            instance or self.instance, found)
+        return (found.schedulerPolicy,
+                found.schedulerParams.vgpuSchedData.timeslice)
+
+    def make_vgpu(self):
+        """A DC-1-8Q on the only instance; the function that carries it."""
+        function = '0000:16:00.2'
+        number = next(kind.type_id for kind
+                      in self.machine.gpu(self.gpu).model.vgpu_types
+                      if kind.name == 'DC-1-8Q')
+        self.sysfs.write(str(number), 'bus', 'pci', 'devices', function,
+                         'nvidia', 'current_vgpu_type')
+        return function
+
+    def test_each_instance_has_its_own(self):
+        other = self.make(self.shared, 3)
+        self.assertEqual((BEST, 0), self.state())
+        self.set(EQUAL, time_slice=5000000)
+        self.assertEqual((EQUAL, 5000000), self.state())
+        self.assertEqual((BEST, 0), self.state(other))
+        self.set(FIXED, instance=other)
+        self.assertEqual((FIXED, 2000000), self.state(other))
+        self.assertEqual((EQUAL, 5000000), self.state())
+
+    def test_it_goes_with_the_instance(self):
+        self.set(EQUAL)
+        pynvml.nvmlGpuInstanceDestroy(self.instance)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.state)
+        self.instance = self.make(self.shared)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_under_a_guest_on_it(self):
+        function = self.make_vgpu()
+        other = self.make(self.shared, 3)
+        self.set(EQUAL)
+        self.machine.start_guest(function)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
+        self.set(FIXED, instance=other)
+        self.machine.stop_guest(function)
+        self.set(FIXED)
+
+    def test_not_without_root(self):
+        self.machine.privileged = False
+        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, EQUAL)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_wrong_structures(self):
+        for version in (0, 1, pynvml.nvmlVgpuSchedulerLogInfo_v1):
+            for call in (lambda version: self.set(EQUAL, version=version),
+                         lambda version: self.state(version=version)):
+                self.assert_code(
+                    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, call,
+                    version)
+        for engine, code in ((0, pynvml.NVML_ERROR_INVALID_ARGUMENT),
+                             (4, pynvml.NVML_ERROR_INVALID_ARGUMENT),
+                             (ENCODER, pynvml.NVML_ERROR_NOT_SUPPORTED)):
+            self.assert_code(code, self.set, EQUAL, engine=engine)
+            self.assert_code(code, self.state, engine=engine)
+
+    def test_out_of_range(self):
+        for policy, time_slice, arr in (
+                (0, None, DISABLE), (4, None, DISABLE), (EQUAL, None, 3),
+                (EQUAL, 999999, DISABLE), (EQUAL, 30000001, DISABLE),
+                (EQUAL, 5000000, DEFAULT)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
+                             policy, time_slice, arr=arr)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_where_vgpus_share_no_instance(self):
+        plain = self.make(14, 3)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
+                         instance=plain)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.state, plain)
+        self.use(machine_module.Machine.load('dgx-a100-80'))
+        self.gpu = '0000:07:00.0'
+        ampere = self.make(19, 0, 1)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
+                         instance=ampere)
+
+    def test_log(self):
+        self.set(EQUAL)
+        found = pynvml.c_nvmlVgpuSchedulerLogInfo_v1_t()
+        found.version = pynvml.nvmlVgpuSchedulerLogInfo_v1
+        found.engineId = GRAPHICS
+        found.entriesCount = 7
+        pynvml.nvmlGpuInstanceGetVgpuSchedulerLog(self.instance, found)
+        self.assertEqual((EQUAL, 0), (found.schedulerPolicy,
+                                      found.entriesCount))
+        found.version = 1
+        self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+                         pynvml.nvmlGpuInstanceGetVgpuSchedulerLog,
+                         self.instance, found)

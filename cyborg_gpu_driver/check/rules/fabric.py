@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Checks of the NVSwitches and of NVIDIA's fabric manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.host.snapshot import fabric as fabric_module
+from cyborg_gpu_driver.partition import policy
+
+_NVIDIA = 'nvidia'
+_CONFIG = ('Set FABRIC_MODE={0} in fabricmanager.cfg and restart the unit '
+           'nvidia-fabricmanager while no server uses a GPU')
+_START = ('Run "systemctl enable --now nvidia-fabricmanager" and read its '
+          'log with "journalctl -u nvidia-fabricmanager"')
+
+
+def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the fabric manager does what the GPUs' modes need.
+
+    From the fabric manager's user guide: CUDA starts on a GPU on NVSwitches
+    only when its NVLinks are configured; the version has to be the driver's;
+    a partition has to be active before a server with a vGPU starts, also for
+    one vGPU. MIG slices use no NVLink.
+    """
+    fabric = facts.fabric
+    modes = fabric and _modes(facts, fabric)
+    if not fabric or not modes:
+        return
+    if fabric.installed is False:
+        yield result.failure(
+            result.HOST, 'the machine has NVSwitches, but no fabric manager '
+            'is installed: CUDA does not start on its GPUs',
+            'Install nvidia-fabricmanager of the version of the driver')
+        return
+    if not fabric.running:
+        yield result.failure(
+            result.HOST, 'the fabric manager does not run: CUDA does not '
+            'start on GPUs on NVSwitches', _START)
+        return
+    yield from _version(facts, fabric)
+    yield from _mode(fabric, modes)
+    yield from _partitions(facts, fabric)
+
+
+def _modes(facts, fabric):
+    """Modes of the GPUs that may be on the NVSwitches."""
+    return {governing.mode for gpu, governing in facts.governed()
+            if gpu.address in fabric.modules or gpu.driver != _NVIDIA}
+
+
+def _version(facts, fabric):
+    driver = facts.host.driver_version
+    if fabric.version is None:
+        yield result.skipped(
+            result.HOST, 'whether the fabric manager has the version of the '
+            'driver', 'Run "nv-fabricmanager --version" as root')
+    elif driver and fabric.version != driver:
+        yield result.failure(
+            result.HOST, f'the fabric manager is of version {fabric.version} '
+            f'and the driver of version {driver}',
+            f'Install nvidia-fabricmanager {driver} and restart its unit')
+
+
+def _mode(fabric, modes):
+    """The mode of the whole board, which serves one kind of partition."""
+    if fabric.mode is None:
+        yield result.skipped(
+            result.HOST, f'the mode of the fabric manager: '
+            f'{fabric.mode_problem}', 'Set [gpu] fabric_manager_config')
+        return
+    if (policy.Mode.VGPU in modes
+            and fabric.mode is not fabric_module.Mode.VGPU):
+        yield result.failure(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a vGPU that '
+            'takes a whole GPU does not start CUDA (cuInit error 802)',
+            _CONFIG.format(fabric_module.Mode.VGPU.value))
+    if (policy.Mode.PASSTHROUGH in modes
+            and fabric.mode is not fabric_module.Mode.SHARED_NVSWITCH):
+        yield result.warning(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a whole GPU '
+            'starts CUDA only in a server that disables NVLink',
+            _CONFIG.format(fabric_module.Mode.SHARED_NVSWITCH.value)
+            + ', or disable NVLink in the image '
+            '(NVreg_NvLinkDisable=1 for the module nvidia)')
+
+
+def _partitions(facts, fabric):
+    if fabric.mode in (None, fabric_module.Mode.BARE_METAL):
+        return
+    if fabric.problem:
+        yield result.failure(
+            result.HOST, 'the partitions cannot be read: ' + fabric.problem,
+            'See "NVSwitch boards" in the operator guide')
+        return
+    for name in fabric.failed:
+        yield result.failure(name, 'its NVLinks have failed',
+                             'Replace the GPU or the board')
+    for gpu, governing in facts.governed():
+        if (governing.mode is policy.Mode.VGPU
+                and gpu.address in fabric.modules
+                and fabric.single(gpu.address) is None):
+            yield result.failure(
+                gpu.address, 'the fabric manager has no partition for this '
+                'GPU alone', 'Disable the MIG mode of the GPU and reboot; '
+                'otherwise read the log of the fabric manager')

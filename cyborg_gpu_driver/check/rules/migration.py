@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks that servers can be live-migrated between this host and others.
+
+Nova migrates a server to any function of the same resource class that says
+``live_migratable``. Whether the two GPUs fit it does not know: QEMU then
+fails in the middle. What has to be equal, and by which source:
+
+* the driver. "Currently, vGPU live migration fails if the vGPU driver
+  version differs on the source and destination hosts." (Red Hat Enterprise
+  Linux 10, Live migrating a virtual machine with an attached NVIDIA vGPU).
+  NVML knows a limit by the host's driver as well
+  (NVML_VGPU_COMPATIBILITY_LIMIT_HOST_DRIVER in nvml.h), and does not say
+  which versions it means; that of another branch counts as a failure here,
+  that of the same branch as a warning.
+* the GPU. "Live Migration is not supported between 80 GB PCIe and 94 GB NVL
+  variants" (NVIDIA AI Enterprise, Live Migration); the driver's own
+  comparison is that of nvmlDeviceGetPgpuMetadataString
+  (:func:`cyborg_gpu_driver.host.nvml.vgpu.migration_metadata`), which has
+  ECC and SR-IOV in it.
+* mixed-size mode. No source says that a vGPU can change between the modes.
+  NVML gives each mode placements of its own (homogeneous, heterogeneous).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import peers
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.host.snapshot import migration
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import left
+
+_NO_ANSWER = migration.Migration()
+_ASK = ("Run the command as root on both hosts, with NVIDIA's vGPU host "
+        'driver loaded')
+
+
+def describe(facts: facts_module.Facts, name: str) -> peers.Peer:
+    """This host, as another is told of it.
+
+    :param name: of the compute node.
+    """
+    found = []
+    for gpu, governing in facts.governed():
+        if not left.is_left(gpu, governing, facts.settings):
+            continue
+        try:
+            assigned = left.assigned(gpu, governing, facts.remembered)
+        except exception.FixedVgpusRefused:
+            continue  # Another check says so.
+        types = sorted({item.type_name for item in assigned})
+        if types:
+            found.append(_gpu(gpu, types, facts.migrations.get(
+                gpu.address, _NO_ANSWER)))
+    return peers.Peer(name, facts.host.driver_version, tuple(found))
+
+
+def _gpu(gpu: model.Gpu, types: list[str], said: migration.Migration
+         ) -> peers.Gpu:
+    return peers.Gpu(
+        str(gpu.address), gpu.model, tuple(types),
+        bool(gpu.mig and gpu.mig.enabled), gpu.mixed_sizes,
+        said.ecc, said.supported, said.metadata)
+
+
+def between_hosts(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Nova can live-migrate servers between this host and peers."""
+    if not facts.peers:
+        yield result.skipped(result.HOST, 'no other host was named (--peer)')
+        return
+    here = describe(facts, result.HOST)
+    if not here.gpus:
+        yield result.skipped(
+            result.HOST, 'no GPU of this host has vGPUs that Nova assigns '
+            'itself; Nova migrates no others')
+        return
+    for peer in facts.peers:
+        found = [*_driver(here, peer), *_types(here, peer),
+                 *_pairs(here, peer)]
+        yield from found or [result.success(
+            peer.host, 'driver, GPUs, vGPU types, modes and ECC fit those of '
+            'this host')]
+
+
+def _driver(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
+    if here.driver is None or peer.driver is None:
+        yield result.skipped(
+            peer.host, f'driver version: {here.driver or "unknown"} here, '
+            f'{peer.driver or "unknown"} there', _ASK)
+    elif here.driver != peer.driver:
+        details = f'driver {here.driver} here, {peer.driver} there'
+        if _branch(here.driver) != _branch(peer.driver):
+            yield result.failure(
+                peer.host, f'{details}: not of one branch',
+                'Install the same version of the vGPU host driver on both '
+                'hosts')
+        else:
+            yield result.warning(
+                peer.host, f'{details}: of one branch, but not equal',
+                'Install the same version on both hosts: live migration on '
+                'Red Hat Enterprise Linux needs it')
+
+
+def _branch(version: str) -> str:
+    return version.partition('.')[0]
+
+
+def _types(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
+    """Types that only one host has."""
+    ours, theirs = _by_type(here), _by_type(peer)
+    if ours.keys() == theirs.keys():
+        return
+    missing = sorted(ours.keys() ^ theirs.keys())
+    yield result.failure(
+        peer.host, f'vGPU types {", ".join(sorted(ours))} here, '
+        f'{", ".join(sorted(theirs)) or "none"} there: no migration of '
+        f'{", ".join(missing)}',
+        f'Set fixed_vgpus so that both hosts have {", ".join(missing)}')
+
+
+def _by_type(peer: peers.Peer) -> dict[str, list[peers.Gpu]]:
+    found: dict[str, list[peers.Gpu]] = collections.defaultdict(list)
+    for gpu in peer.gpus:
+        for name in gpu.types:
+            found[name].append(gpu)
+    return found
+
+
+_Fit = Callable[[peers.Gpu, peers.Gpu], tuple[str, str] | None]
+
+
+def _pairs(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
+    """What differs between GPUs that Nova may migrate between.
+
+    Each difference is named once, with all GPUs that it is between.
+    """
+    ours, theirs = _by_type(here), _by_type(peer)
+    pairs = {(one, other): None for name in ours for one in ours[name]
+             for other in theirs.get(name, ())}
+    for what, (differ, make, advice) in _FITS.items():
+        found: dict[tuple[str, str], list[tuple[str, str]]] = (
+            collections.defaultdict(list))
+        for one, other in pairs:
+            values = differ(one, other)
+            if values:
+                found[values].append((one.address, other.address))
+        for (mine, other_value), addresses in found.items():
+            yield make(
+                peer.host, f'{what}: {mine} here ({_list(addresses, 0)}), '
+                f'{other_value} there ({_list(addresses, 1)})', advice)
+
+
+def _list(pairs: list[tuple[str, str]], side: int) -> str:
+    return ', '.join(sorted({pair[side] for pair in pairs}))
+
+
+def _support(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
+    """A GPU that does not say it is in :func:`_answer`."""
+    names = {True: 'supported', False: 'not supported', None: 'unknown'}
+    if False in (one.supported, other.supported):
+        return names[one.supported], names[other.supported]
+    return None
+
+
+def _answer(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
+    values = _answered(one), _answered(other)
+    return values if 'incomplete' in values else None
+
+
+def _answered(gpu: peers.Gpu) -> str:
+    return ('incomplete' if None in (gpu.model, gpu.supported, gpu.metadata)
+            else 'complete')
+
+
+def _ecc(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
+    """None is also the answer of a board without ECC."""
+    names = {True: 'on', False: 'off', None: 'no ECC'}
+    return (None if one.ecc == other.ecc
+            else (names[one.ecc], names[other.ecc]))
+
+
+def _mode(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
+    values = _mode_of(one), _mode_of(other)
+    return None if values[0] == values[1] else values
+
+
+def _mode_of(gpu: peers.Gpu) -> str:
+    if gpu.mig:
+        return 'MIG'
+    return 'mixed-size' if gpu.mixed_sizes else 'equal-size'
+
+
+def _model(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
+    """ECC is in the metadata too, and is named where it differs."""
+    if one.metadata and other.metadata and one.ecc == other.ecc:
+        if one.metadata == other.metadata:
+            return None
+        return (f'{one.model or "unknown"}, metadata {one.metadata}',
+                f'{other.model or "unknown"}, metadata {other.metadata}')
+    if one.model == other.model or not one.model or not other.model:
+        return None
+    return one.model, other.model
+
+
+_FITS: dict[str, tuple[_Fit, Callable[[object, str, str], result.Finding],
+                       str]] = {
+    'live migration': (
+        _support, result.failure,
+        'Use GPUs and a vGPU host driver that support it on both hosts, and '
+        'do not set RmEnableKvmVgpuMigration to 0'),
+    'answers of NVML': (_answer, result.skipped, _ASK),
+    'GPU': (
+        _model, result.failure,
+        'Use the same board on both hosts, or vGPU types of different names'),
+    'mode': (
+        _mode, result.warning,
+        'Use the same mode on both hosts (mixed_sizes in the policy, and MIG '
+        'mode)'),
+    'ECC': (
+        _ecc, result.failure,
+        'Turn ECC on, or off, on both GPUs: nvidia-smi -i ADDRESS -e 1, then '
+        'reset the GPU'),
+}

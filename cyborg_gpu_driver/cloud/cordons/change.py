@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Cordons of GPUs that are made and lifted in the cloud.
+
+A GPU is cordoned by its device in Cyborg, which an operator can disable and
+enable. Cyborg's API takes no reason (cyborg/api/controllers/v2/devices.py), so
+a trait of the GPU's providers says who did it, when and why. cyborg-agent
+closes the GPU in its next report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+
+from openstack import exceptions
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import devices
+from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+
+_ENABLED = 'enabled'
+_WRITES = 8
+"""Tries at one write: each loses only to a write that succeeded."""
+_ROUND = 3.0
+"""Seconds between two looks at Placement."""
+
+
+def find(cloud: connection.Cloud, host: str, gpu: str | None
+         ) -> tuple[hosts.Gpu, ...]:
+    """The GPUs of a host that are to be changed.
+
+    :param host: as ``openstack gpu host list`` shows it.
+    :param gpu: PCI address; None for all.
+    :raises InvalidPciAddress: if ``gpu`` is none.
+    :raises CloudError: if there is no such GPU, Cyborg has no device of it,
+        or a service does not answer.
+    """
+    wanted = None if gpu is None else str(model.PciAddress.parse(gpu))
+    problems: list[str] = []
+    found = [one for item in hosts.read(cloud, host, problems.append)
+             for one in item.gpus if wanted in (None, one.address)]
+    if not found:
+        raise cloud.error(
+            f'Placement has no GPU {wanted or ""} on host {host}; "openstack '
+            'gpu host list" shows the hosts'.replace('  ', ' '))
+    for one in found:
+        if one.device is None:
+            raise cloud.error('; '.join([
+                f'Cyborg has no device of GPU {one.address} on host {host}',
+                *problems]))
+    return tuple(found)
+
+
+def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
+          ) -> cordon.Cordons:
+    """Cordon a GPU. One that is disabled in Cyborg keeps its reason.
+
+    :param gpu: as :func:`find` returns it.
+    :returns: its cordons.
+    :raises CloudError: if a service does not do it.
+    """
+    known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
+    if known is not None and (known.who or known.reason):
+        return gpu.cordons
+    name = cordon.trait(new)
+    cloud.change('placement', 'PUT', f'/traits/{name}',
+                 version=providers.VERSION)
+    for offer in gpu.offers:
+        _set_trait(cloud, offer.uuid, name)
+    _act(cloud, gpu, 'disable', devices.DISABLED)
+    return cordon.added(gpu.cordons, new)
+
+
+def open_(cloud: connection.Cloud, gpu: hosts.Gpu) -> cordon.Cordons:
+    """Enable the device of a GPU, and forget why it was disabled.
+
+    :param gpu: as :func:`find` returns it.
+    :returns: the cordons that remain on the host.
+    :raises CloudError: if a service does not do it.
+    """
+    if not _device(gpu).enabled:
+        _act(cloud, gpu, 'enable', _ENABLED)
+    traits = set()
+    for offer in gpu.offers:
+        traits |= _set_trait(cloud, offer.uuid)
+    for name in sorted(traits):
+        try:
+            cloud.change('placement', 'DELETE', f'/traits/{name}',
+                         version=providers.VERSION)
+        except exception.CloudError as error:
+            # Another GPU that was cordoned at the same time still has it.
+            if not isinstance(error.__cause__, (
+                    exceptions.ConflictException,
+                    exceptions.NotFoundException)):
+                raise
+    return cordon.without(gpu.cordons, {cordon.Source.CYBORG})
+
+
+def wait_closed(cloud: connection.Cloud, host: str,
+                addresses: Collection[str], seconds: float,
+                progress: Callable[[int], None] = lambda number: None,
+                clock: Callable[[], float] = time.monotonic,
+                sleep: Callable[[float], None] = time.sleep
+                ) -> tuple[str, ...]:
+    """Wait until Placement gives nothing of some GPUs to a new server.
+
+    :param seconds: how long at most.
+    :param progress: called with the number of open providers when that
+        has changed.
+    :returns: the providers that are still open.
+    :raises CloudError: if Placement does not answer.
+    """
+    end = clock() + seconds
+    before = None
+    while True:
+        found = tuple(
+            offer.name for offer in providers.read(cloud, host)
+            if offer.gpu in addresses and offer.reserved < offer.total)
+        left = end - clock()
+        if not found or left <= 0:
+            return found
+        if len(found) != before:
+            before = len(found)
+            progress(before)
+        sleep(min(_ROUND, left))
+
+
+def _device(gpu: hosts.Gpu) -> facts.Device:
+    assert gpu.device is not None  # find() has seen to it.
+    return gpu.device
+
+
+def _act(cloud, gpu, action, status):
+    """Disable or enable a device.
+
+    Cyborg changes the status first. After that it answers 500 where no
+    deployable has the number of the device.
+    """
+    uuid = _device(gpu).uuid
+    failure = None
+    try:
+        cloud.change('accelerator', 'POST', f'/devices/{uuid}/{action}',
+                     version=devices.STATUS_VERSION)
+    except exception.CloudError as error:
+        failure = error
+    if failure is None:
+        return
+    answer = cloud.ask('accelerator', f'/devices/{uuid}',
+                       devices.STATUS_VERSION)
+    with responses.understanding(cloud, 'Cyborg', f'device {uuid}'):
+        if answer is None or answer['status'] != status:
+            raise failure
+
+
+def _set_trait(cloud, provider, name=None):
+    """Put a trait in the place of a provider's traits about cordons.
+
+    :param name: None only removes them.
+    :returns: those that were removed.
+    """
+    path = f'/resource_providers/{provider}/traits'
+    for attempt in range(1, _WRITES + 1):
+        answer = cloud.ask('placement', path, providers.VERSION)
+        if answer is None:
+            return set()
+        with responses.understanding(cloud, 'Placement', 'traits'):
+            present = set(answer['traits'])
+            gone = {item for item in present
+                    if item.startswith(cordon.TRAIT) and item != name}
+            wanted = present - gone | ({name} if name else set())
+            if wanted == present:
+                return gone
+            body = {'traits': sorted(wanted), 'resource_provider_generation':
+                    answer['resource_provider_generation']}
+        try:
+            cloud.change('placement', 'PUT', path, body, providers.VERSION)
+            return gone
+        except exception.CloudError as error:
+            if attempt == _WRITES or not isinstance(
+                    error.__cause__, exceptions.ConflictException):
+                raise
+    return set()

@@ -1,0 +1,208 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The GPUs of a cloud as the planner of moves sees them.
+
+Placement knows how many instances of each profile a GPU has, and how many
+more can be created, but not their placements. Those are inferred from the
+numbers (:mod:`cyborg_gpu_driver.nova.weighing.grid`). Of a GPU whose numbers
+no grid explains only that is used which Placement offers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import hosts as cloud_hosts
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.nova.weighing import grid
+from cyborg_gpu_driver.partition.moves import gpus as moving
+
+CONSENT = 'gpu_movable'
+"""Metadata of a server whose owner lets operators shelve and unshelve it."""
+_YES = 'true'
+OFFLOADED = 'SHELVED_OFFLOADED'
+"""Status of a server that has nothing on any host."""
+_ACTIVE, _SHELVED = 'ACTIVE', 'SHELVED'
+_BOUND = 'Bound'
+_ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
+"""The dot that stands for a plus in the label of a profile."""
+
+
+class Place(NamedTuple):
+    """A GPU of a cloud.
+
+    :ivar host: the compute node as the names of its providers have it.
+    :ivar gpu: PCI address.
+    """
+
+    host: str
+    gpu: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A server as Nova shows it.
+
+    :ivar busy: whether Nova is doing something with it.
+    :ivar consents: whether its owner lets operators move it.
+    """
+
+    uuid: str
+    name: str
+    status: str
+    busy: bool
+    consents: bool
+
+
+def server(item: Mapping[str, Any]) -> Server:
+    """A server from Nova's answer.
+
+    :raises KeyError, TypeError, AttributeError: if it is none.
+    """
+    return Server(
+        item['id'], item['name'], item['status'],
+        item['OS-EXT-STS:task_state'] is not None,
+        str(item['metadata'].get(CONSENT, '')).lower() == _YES)
+
+
+def group(groups: Sequence[resources.Group], name: str) -> resources.Group:
+    """The only group of a device profile.
+
+    :raises InvalidValue: if it asks for anything else than one accelerator.
+    """
+    if _is_single(groups):
+        return groups[0]
+    raise exception.InvalidValue(
+        what='profile', value=name,
+        expected='expected one that asks for one accelerator')
+
+
+def _is_single(groups):
+    return len(groups) == 1 and [
+        *resources.classes(groups[0]).values()] == [1]
+
+
+class Fleet:
+    """All GPUs of hosts on which Nova starts servers with accelerators.
+
+    Cordoned GPUs are left out: a move makes no room there.
+
+    :param requests: accelerator requests as Cyborg shows them.
+    :param servers: by UUID.
+    :param profiles: the groups of each device profile, by its name.
+    :param anyone: whether servers whose owner does not consent may move.
+    """
+
+    def __init__(self, hosts: Iterable[cloud_hosts.Host],
+                 requests: Iterable[Mapping[str, Any]],
+                 servers: Mapping[str, Server],
+                 profiles: Mapping[str, Sequence[resources.Group]],
+                 anyone: bool = False):
+        self._offers = {
+            Place(host.name, gpu.address): gpu.offers
+            for host in hosts if host.usable for gpu in host.gpus
+            if not gpu.cordons}
+        self._servers = servers
+        self._profiles = profiles
+        self._anyone = anyone
+        self._wants: dict[resources.Group, moving.Want | None] = {}
+        self.gpus = self._gpus(requests)
+
+    def want(self, asked: resources.Group) -> moving.Want | None:
+        """What a server needs that asks for this.
+
+        :returns: None if no GPU of the fleet ever has it.
+        """
+        if asked not in self._wants:
+            self._wants[asked] = self._want(asked)
+        return self._wants[asked]
+
+    def _want(self, asked):
+        ((resource_class, _),) = resources.classes(asked).items()
+        of_class = {place: offer for place, offers in self._offers.items()
+                    for offer in offers
+                    if offer.resource_class == resource_class}
+        suits = frozenset(
+            place for place, offer in of_class.items()
+            if resources.traits(asked, 'required') <= offer.traits
+            and not resources.traits(asked, 'forbidden') & offer.traits)
+        labels = {of_class[place].label for place in suits}
+        if len(labels) != 1:
+            return None
+        return moving.Want(_profile(*labels), None if len(suits) == len(
+            of_class) else suits)
+
+    def _gpus(self, requests) -> tuple[moving.Gpu, ...]:
+        requests = [one for one in requests
+                    if one['instance_uuid'] is not None]
+        count = collections.Counter(
+            one['instance_uuid'] for one in requests)
+        bound = collections.defaultdict(list)
+        for one in requests:
+            if one['state'] == _BOUND:
+                bound[one['device_rp_uuid']].append(one)
+        found = []
+        for place, offers in self._offers.items():
+            ordered = sorted(offers, key=lambda offer: _profile(offer.label))
+            holders = tuple(
+                self._holder(one, offer, count[one['instance_uuid']] == 1)
+                for offer in ordered for one in bound[offer.uuid])
+            gpu = _gpu(place, ordered, holders)
+            if gpu is not None:
+                found.append(gpu)
+        return tuple(found)
+
+    def _holder(self, request, offer, alone):
+        known = self._servers.get(request['instance_uuid'])
+        groups = self._profiles.get(request['device_profile_name'], ())
+        want = moving.Want(_profile(offer.label))
+        mobility = moving.Mobility.FIXED
+        if known is not None and alone and not known.busy:
+            if known.status == _SHELVED:
+                mobility = moving.Mobility.IDLE
+            elif (known.status == _ACTIVE and _is_single(groups)
+                  and (self._anyone or known.consents)):
+                exact = self.want(groups[0])
+                if exact is not None and exact.profile == want.profile:
+                    want, mobility = exact, moving.Mobility.MOVABLE
+        return moving.Holder(request['instance_uuid'], want, mobility)
+
+
+def _profile(label):
+    """``1g.10gb+me`` from the label ``1g.10gb.me``."""
+    return _ATTRIBUTE.sub('+', label, count=1)
+
+
+def _gpu(place: Place, offers: Sequence[providers.Provider],
+         holders: tuple[moving.Holder, ...]) -> moving.Gpu | None:
+    names = tuple(_profile(offer.label) for offer in offers)
+    if names == (moving.WHOLE,) and offers[0].total == 1:
+        if offers[0].free:
+            return moving.whole(name=place)
+        return moving.whole(holders[0], place) if holders else None
+    rows = grid.rows(names, tuple(offer.used for offer in offers),
+                     tuple(offer.free for offer in offers))
+    if rows:
+        return moving.Gpu(place, rows, holders)
+    free = [name for name, offer in zip(names, offers, strict=True)
+            if offer.free]
+    return moving.only_free(free, place) if free else None

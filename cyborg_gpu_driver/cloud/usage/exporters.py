@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""GPU-hours that the exporters of hosts tell."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import datetime
+import http.client
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent import futures
+from urllib import parse
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.metrics.usage import document
+
+URL = 'https://{host}:9836'
+"""Where an exporter is, unless it is configured otherwise."""
+_HOST = '{host}'
+_PATH = '/usage'
+_SCHEMES = {'http': 80, 'https': 443}
+_AT_ONCE = 16
+"""Requests under way. An exporter answers in a second or a few."""
+_TEXT_MAX = 300
+"""Bytes of an error's text that are read."""
+_REASONS: Mapping[int, str] = {
+    http.HTTPStatus.UNAUTHORIZED: 'it refuses the user and password, or '
+                                  'wants some',
+    http.HTTPStatus.NOT_FOUND: f'it has no {_PATH}, as an earlier release'}
+# A name goes into a URL, and comes from the name of a resource provider.
+_NAME = re.compile('[A-Za-z0-9]([A-Za-z0-9._-]{0,252})', re.ASCII)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one host told, or why it told nothing."""
+
+    host: str
+    found: document.Document | None
+    reason: str = ''
+
+
+class Exporters:
+    """The exporters of a cloud's hosts.
+
+    :param url: of an exporter, with ``{host}`` for the name of its host.
+    :param credentials: ``USER:PASSWORD``; None for none.
+    :param context: for TLS.
+    :param seconds: how long each host may take to answer.
+    :raises InvalidValue: if the URL is none, or would send a password
+        without TLS.
+    """
+
+    def __init__(self, url: str, credentials: str | None = None,
+                 context: ssl.SSLContext | None = None,
+                 seconds: float = 60.0):
+        self._url = url
+        self._context = context
+        self._seconds = seconds
+        self._headers = {'Accept': 'application/json'}
+        if self._split('host').scheme == 'http' and credentials is not None:
+            raise _wrong(url, 'expected https: a password is not sent '
+                         'without TLS')
+        if credentials is not None:
+            self._headers['Authorization'] = 'Basic ' + base64.b64encode(
+                credentials.encode()).decode()
+
+    def ask(self, hosts: Sequence[str], start: float, end: float,
+            progress: Progress = lambda done, total: None
+            ) -> tuple[Answer, ...]:
+        """What was used on hosts in a period; asks several at once.
+
+        :param start: seconds of the epoch.
+        :param progress: called with the hosts done and their number.
+        :returns: in the order of the hosts.
+        """
+        pool = futures.ThreadPoolExecutor(_AT_ONCE)
+        try:
+            asked = {pool.submit(self._one, host, start, end): host
+                     for host in hosts}
+            found = {}
+            for done, future in enumerate(futures.as_completed(asked), 1):
+                progress(done, len(hosts))
+                found[asked[future]] = future.result()
+        finally:
+            # A person who presses Ctrl-C does not wait for all hosts.
+            pool.shutdown(wait=False, cancel_futures=True)
+        return tuple(found[host] for host in hosts)
+
+    def _one(self, host: str, start: float, end: float) -> Answer:
+        deadline = time.monotonic() + self._seconds
+        try:
+            return Answer(host, self._read(host, start, end))
+        except exception.ExporterError as error:
+            return Answer(host, None, str(error))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = ('it did not answer in time'
+                      if isinstance(error, TimeoutError)
+                      or time.monotonic() >= deadline
+                      else str(error) or repr(error))
+            return Answer(host, None, str(exception.ExporterError(
+                host=host, reason=reason)))
+
+    def _read(self, host: str, start: float, end: float
+              ) -> document.Document:
+        """What one exporter tells.
+
+        :raises ExporterError: if that is no answer.
+        :raises OSError, HTTPException, ValueError: likewise.
+        """
+        if not _NAME.fullmatch(host):
+            raise exception.ExporterError(
+                host=host, reason='this is not the name of a host')
+        query = parse.urlencode({'start': _iso(start), 'end': _iso(end)})
+        found = document.decode(json.loads(self._body(host, query)))
+        if found.host != host:
+            raise exception.ExporterError(
+                host=host, reason='the exporter at this URL is that of host '
+                f'{found.host}')
+        return found
+
+    def _body(self, host: str, query: str) -> bytes:
+        split = self._split(host)
+        connection = self._connection(split)
+        # The timeout of a socket is for each of many reads.
+        timer = threading.Timer(self._seconds, _hang_up, (connection,))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.request(
+                'GET', f'{split.path.rstrip("/")}{_PATH}?{query}',
+                headers=self._headers)
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise exception.ExporterError(
+                    host=host, reason=f'HTTP {answer.status}: '
+                    + (_REASONS.get(answer.status) or _text(answer)))
+            body = answer.read(document.SIZE_MAX + 1)
+            if len(body) > document.SIZE_MAX:
+                raise exception.ExporterError(
+                    host=host, reason='the answer is longer than '
+                    f'{document.SIZE_MAX} bytes')
+            return body
+        finally:
+            timer.cancel()
+            connection.close()
+
+    def _connection(self, split: parse.SplitResult
+                    ) -> http.client.HTTPConnection:
+        port = split.port or _SCHEMES[split.scheme]
+        if split.scheme == 'https':
+            return http.client.HTTPSConnection(
+                str(split.hostname), port, timeout=self._seconds,
+                context=self._context)
+        return http.client.HTTPConnection(str(split.hostname), port,
+                                          timeout=self._seconds)
+
+    def _split(self, host: str) -> parse.SplitResult:
+        """The parts of a host's URL.
+
+        :raises InvalidValue: if it is none.
+        """
+        try:
+            split = parse.urlsplit(self._url.replace(_HOST, host))
+            usable = (split.scheme in _SCHEMES and split.hostname
+                      and split.port != 0)
+        except ValueError:
+            usable = False
+        if (not usable or _HOST not in self._url or split.query
+                or split.fragment or '@' in split.netloc
+                or not self._url.isascii() or not self._url.isprintable()
+                or set('{} ') & set(split.geturl())):
+            raise _wrong(self._url, f'expected a URL such as {URL}')
+        return split
+
+
+def tls(cacert: str | None = None, cert: str | None = None,
+        key: str | None = None) -> ssl.SSLContext:
+    """What TLS with exporters needs.
+
+    :param cacert: file with the authorities that sign the certificates of
+        exporters; None for those that this machine trusts.
+    :param cert: file with a certificate to show.
+    :param key: file with its key; None if it is in ``cert``.
+    :raises InvalidValue: if a file cannot be used.
+    """
+    option, path = '--cacert', cacert
+    try:
+        context = ssl.create_default_context(cafile=cacert)
+        if cert is not None:
+            option, path = '--cert', cert
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise exception.InvalidValue(
+            what=option, value=path,
+            expected=f'cannot be used: {error}') from error
+    return context
+
+
+def _wrong(url: str, expected: str) -> exception.InvalidValue:
+    return exception.InvalidValue(what='--exporter-url', value=url,
+                                  expected=expected)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            # Not that of ssl, which is not made for two threads.
+            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+
+def _text(answer: http.client.HTTPResponse) -> str:
+    """What an exporter says of an error, as a terminal can show it."""
+    text = answer.read(_TEXT_MAX).decode('utf-8', 'replace')
+    return ''.join(filter(str.isprintable, ' '.join(text.split())))
+
+
+def _iso(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(
+        seconds, datetime.timezone.utc).isoformat()

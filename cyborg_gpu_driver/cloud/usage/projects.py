@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The projects of servers, deleted ones too."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection
+
+from cyborg_gpu_driver.cloud import computes
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+
+_MARGIN = 3600.0
+"""Seconds by which the clocks of Nova and a host may differ."""
+
+
+def of_servers(cloud: connection.Cloud, servers: Collection[str],
+               start: float) -> dict[str, str]:
+    """The projects of servers, as far as Nova knows them.
+
+    Nova knows a deleted server until its database is archived or purged.
+
+    :param servers: UUIDs of servers that had something after ``start``.
+    :param start: seconds of the epoch.
+    :raises CloudError: if Nova does not tell.
+    """
+    if not servers:
+        return {}
+    # A server that had something after the start was deleted after it.
+    since = {} if start <= _MARGIN else {
+        'changes-since': datetime.datetime.fromtimestamp(
+            start - _MARGIN, datetime.timezone.utc
+        ).strftime('%Y-%m-%dT%H:%M:%SZ')}
+    deleted = responses.pages(
+        cloud, '/servers/detail', 'servers', state.COMPUTE,
+        all_tenants='true', deleted='true', **since)
+    with responses.understanding(cloud, 'Nova', 'a deleted server'):
+        found = {item['id']: str(item['tenant_id']) for item in deleted
+                 if item['id'] in servers}
+    alive = computes.known_servers(cloud, set(servers) - found.keys())
+    return {**found, **{uuid: item.project for uuid, item in alive.items()}}

@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu kubernetes render``: files for a Kubernetes node's GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.context import node_context as cmd_node_context
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.kubernetes import node as kubernetes_node
+from cyborg_gpu_driver.kubernetes import operator_values
+from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
+from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import state as layout_state
+
+_STDOUT = '-'
+_CURRENT = 'current'
+
+
+class RenderKubernetes(command.Command):
+    """Write the Kubernetes configuration for GPU nodes like this host.
+
+    Writes the configuration of the NVIDIA device plugin and of mig-parted, the
+    labels of the node, a test pod and values for the GPU operator. Nothing
+    changes on this host or in a cluster.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--layout', metavar='FILE',
+            help="layout file in mig-parted's format; - is standard input "
+                 '(default: the current layout of the GPUs)')
+        parser.add_argument(
+            '--name', metavar='NAME', action='append', default=[],
+            help='entry of the layout file; may be left out if there is only '
+                 'one; may be repeated, for nodes with the same GPUs and '
+                 'different layouts. Without --layout, the name of the '
+                 f'current layout (default: {_CURRENT})')
+        parser.add_argument(
+            '--merge', metavar='FILE',
+            help=f'{render.OPERATOR} of other nodes of the cluster, whose '
+                 'layouts are kept; - is standard input (default: the cluster '
+                 'has only the layouts that are rendered now)')
+        parser.add_argument(
+            '--gpu', metavar='GPU', action='append', default=[],
+            help=f'a GPU that the node has, by {choice.WAYS}; may be '
+                 'repeated (default: all)')
+        parser.add_argument(
+            '--strategy', choices=_values(kubernetes_strategy.Strategy),
+            help='MIG strategy of all nodes (default: the simplest one that '
+                 'offers everything in the layouts)')
+        _add_sharing(parser)
+        parser.add_argument(
+            '--output', metavar='DIR', default=_STDOUT,
+            help='directory for the files, created if it does not exist; - '
+                 'writes everything to standard output (default: %(default)s)')
+        parser.add_argument(
+            '-f', '--format', choices=('yaml', 'json'), default='yaml',
+            help='yaml: a stream of documents, or with --output the paths of '
+                 'the written files; json: one object with all results '
+                 '(default: %(default)s)')
+        return parser
+
+    def take_action(self, parsed_args):
+        context = cmd_node_context.NodeContext(self.app.machine)
+        nodes = _nodes(context, parsed_args)
+        values = (operator_values.Values.parse(
+            *terminal.read_text(parsed_args.merge))
+            if parsed_args.merge else operator_values.Values())
+        strategy = operator_values.choose_strategy(
+            parsed_args.strategy and kubernetes_strategy.Strategy(
+                parsed_args.strategy),
+            [kubernetes_strategy.suited(node) for node in nodes], values)
+        done = render.render(
+            [render.Wanted(node, _sharing(parsed_args, node, strategy))
+             for node in nodes], strategy, values)
+        paths = ([] if parsed_args.output == _STDOUT
+                 else _write(parsed_args.output, done.files))
+        if parsed_args.format == 'json':
+            text = json.dumps(_to_dict(done, paths), indent=2) + '\n'
+        elif paths:
+            text = ''.join(f'{path}\n' for path in paths)
+        else:
+            text = render.stream(done.files)
+        self.app.stdout.write(text)
+        _say(done)
+
+
+def _say(done):
+    """Tell a person what pods can ask for."""
+    for name, offered in done.by_layout.items():
+        where = f' on nodes of {name}' if len(done.by_layout) > 1 else ''
+        cmd_machine.say(
+            f'Strategy {done.strategy.value}; pods can ask{where} for '
+            + ', '.join(f'{count} x {resource}' for resource, count
+                        in offered.items()) + '.')
+    for note in done.notes:
+        cmd_machine.say(note)
+
+
+def _add_sharing(parser):
+    parser.add_argument(
+        '--replicas', metavar='N', type=int,
+        help='offer each device N times '
+             f'(at least {kubernetes_sharing.FEWEST})')
+    parser.add_argument(
+        '--sharing', choices=_values(kubernetes_sharing.Method),
+        help='how replicas share a device '
+             f'(default: {kubernetes_sharing.Method.TIME_SLICING.value})')
+    parser.add_argument(
+        '--resource', metavar='NAME', action='append', default=[],
+        help='offer only this resource several times, such as '
+             'nvidia.com/mig-1g.10gb; may be repeated (default: all)')
+    parser.add_argument(
+        '--rename', action='store_true',
+        help='offer a shared resource as NAME.shared')
+    parser.add_argument(
+        '--allow-several', action='store_true',
+        help='let a container ask for more than one replica, which gives '
+             'it no greater share')
+
+
+def _values(kinds):
+    return [kind.value for kind in kinds]
+
+
+def _nodes(context, parsed_args):
+    """A node for each layout that was asked for."""
+    names = parsed_args.name or [None]
+    chosen = _chosen(context, parsed_args.gpu)
+    if not parsed_args.layout:
+        if len(names) > 1:
+            raise exception.InvalidValue(
+                what='--name', value=', '.join(names),
+                expected='the GPUs have one current layout: give one name, or '
+                         '--layout')
+        return [_node(context, chosen, parsed_args, names[0] or _CURRENT,
+                      None)]
+    text, source = terminal.read_text(parsed_args.layout)
+    document = layout_file.LayoutFile.parse(text, source)
+    entries = [document.entry(name) for name in names]
+    return [_node(context, chosen, parsed_args, entry.name, entry)
+            for entry in entries]
+
+
+def _node(context, chosen, parsed_args, name, entry):
+    """A node with a layout; says where its GPUs are not so yet."""
+    now = [context.current(gpu) if index in chosen else gpu
+           for index, gpu in enumerate(context.gpus)]
+    gpus = kubernetes_node.wanted_by(now, entry, chosen)
+    for item in gpus:
+        for difference in layout_state.differences(item.gpu, item.wanted):
+            # With several layouts most of them are not there.
+            if len(parsed_args.name) < 2:
+                cmd_machine.say(f'GPU {item.gpu.address} does not match the '
+                                f'layout yet: {difference}')
+    return kubernetes_node.Node(name, gpus, context.host.driver_version)
+
+
+def _chosen(context, asked):
+    """Indices of the GPUs that were asked for, ascending.
+
+    Without a choice, all that NVIDIA's driver has: the device plugin finds
+    no others.
+
+    :raises GpuUnreachable: if one of them cannot be read.
+    """
+    if asked:
+        addresses = {context.gpu(text).address for text in asked}
+    else:
+        addresses = {gpu.address for gpu in context.gpus
+                     if not condition.is_away(gpu)}
+        for gpu in context.gpus:
+            if gpu.address not in addresses:
+                cmd_machine.say(f'{context.name(gpu)} is left out: '
+                                + condition.obstacle(gpu))
+    found = [index for index, gpu in enumerate(context.gpus)
+             if gpu.address in addresses]
+    context.reachable(context.gpus[index] for index in found)
+    return found
+
+
+def _sharing(parsed_args, node, strategy):
+    """What was asked for; None for no sharing."""
+    if parsed_args.replicas is None:
+        for option, value in (('--sharing', parsed_args.sharing),
+                              ('--resource', parsed_args.resource),
+                              ('--rename', parsed_args.rename),
+                              ('--allow-several', parsed_args.allow_several)):
+            if value:
+                raise exception.InvalidValue(
+                    what=option, value=value,
+                    expected='it has an effect only on replicas: give '
+                             '--replicas too')
+        return None
+    method = kubernetes_sharing.Method(
+        parsed_args.sharing or kubernetes_sharing.Method.TIME_SLICING)
+    return kubernetes_sharing.shared(
+        method, parsed_args.replicas, parsed_args.resource, node, strategy,
+        parsed_args.rename, parsed_args.allow_several)
+
+
+def _to_dict(done, paths):
+    return {'strategy': done.strategy.value,
+            'allocatable': (done.by_layout if len(done.by_layout) > 1
+                            else done.allocatable),
+            'notes': list(done.notes),
+            'written': paths,
+            'files': {file.name: file.content for file in done.files}}
+
+
+def _write(directory, files):
+    """Write the files.
+
+    :returns: their paths.
+    :raises InvalidValue: if the directory cannot be written to.
+    """
+    paths = []
+    try:
+        for file in files:
+            paths.append(os.path.join(directory, file.name))
+            os.makedirs(os.path.dirname(paths[-1]), exist_ok=True)
+            with open(paths[-1], 'w', encoding='utf-8') as stream:
+                stream.write(file.text)
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--output', value=directory,
+            expected=f'cannot be written: {error}') from error
+    return paths

@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu nova config``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import migration
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import left
+from cyborg_gpu_driver.nova import pci_config
+from cyborg_gpu_driver.record import store
+
+
+class ConfigNova(command.Command):
+    """Write the lines of nova.conf for vGPUs that Nova assigns itself.
+
+    These are the fixed_vgpus of GPUs without mdev (vendor VFIO), unless [gpu]
+    nova_vfio_handles is set. What is left out, and why, is written to standard
+    error.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--pci-in-placement', action=argparse.BooleanOptionalAction,
+            default=True,
+            help='Nova reports PCI devices to Placement; without this option, '
+                 'it cannot distinguish types of one product')
+        parser.add_argument(
+            '-f', '--format', dest='output_format',
+            choices=('ini', 'json'), default='ini',
+            help='ini: lines for nova.conf (default)')
+        return parser
+
+    def take_action(self, parsed_args):
+        config = pci_config.build(self._assigned(),
+                                  parsed_args.pci_in_placement)
+        if parsed_args.output_format == 'json':
+            self.app.stdout.write(
+                json.dumps(config.to_dict(), indent=2) + '\n')
+        elif config.assigned:
+            self.app.stdout.write(config.dump())
+        return 0
+
+    def _assigned(self):
+        machine = self.app.machine
+        machine.explain()
+        before = remembered(machine)
+        migrations = migration.look(machine.platform, machine.host)
+        found = []
+        for gpu in machine.host.gpus:
+            governing = machine.settings.policy_for(gpu)
+            if governing is None or not governing.fixed_vgpus:
+                continue
+            if left.is_left(gpu, governing, machine.settings):
+                found += left.assigned(
+                    gpu, governing, before,
+                    migrations[gpu.address].supported is True)
+            else:
+                cmd_machine.say(f'GPU {gpu.address} is left out: '
+                                + _why(gpu, machine.settings))
+        if not found:
+            cmd_machine.say('No GPU of this host has vGPUs that Nova assigns '
+                            'itself.')
+        return found
+
+
+def remembered(machine: cmd_machine.Machine
+               ) -> dict[model.PciAddress, str]:
+    """The fixed vGPU that each virtual function was given.
+
+    A record that cannot be read is only said: what functions carry now
+    counts before it.
+    """
+    records = store.of(gpu_conf.state_path(machine.conf))
+    found = {}
+    for gpu in machine.host.gpus:
+        try:
+            found.update(records.read(gpu.address).fixed.types)
+        except exception.JournalError as error:
+            cmd_machine.say(str(error))
+    return found
+
+
+def _why(gpu, settings):
+    if settings.vfio_handles:
+        return '[gpu] nova_vfio_handles is set, so Cyborg assigns its vGPUs'
+    if gpu.framework is model.Framework.NONE:
+        return 'it has no virtual functions that can carry vGPUs'
+    return f'its vGPU framework is {gpu.framework.value}, not vendor-vfio'

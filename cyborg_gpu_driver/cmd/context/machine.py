@@ -1,0 +1,152 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the commands look at: one snapshot, its policies and its offers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import cyborg_hooks
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
+from cyborg_gpu_driver.cmd.context import host_view
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.report.content import unhealthy
+from cyborg_gpu_driver.report.content import values
+
+say = terminal.say
+
+
+def check_root(machine: platform.Platform, what: str) -> None:
+    """Before anything is changed.
+
+    :param what: what only root may do, as a sentence goes on.
+    :raises HostUnusable: if this user may not.
+    """
+    if not machine.simulated and not machine.is_root():
+        raise exception.HostUnusable(reason=f'only root may {what}')
+
+
+class Machine(host_view.HostView, node.Node):
+    """The host of a command that needs more than a snapshot."""
+
+    def offers(self, gpu: model.Gpu, everything: bool = False
+               ) -> tuple[offers.Offer, ...]:
+        """What the GPU's policy offers, or all that the GPU could do.
+
+        Each that the agent could not report has its problem.
+        """
+        if everything:
+            found = offers.possible_offers(gpu)
+        else:
+            governing = self.settings.policy_for(gpu)
+            found = () if governing is None else offers.offers(
+                gpu, governing, plan.held(gpu, self.entries(gpu)),
+                self.settings.vfio_handles, self.settings.passthrough_driver)
+        if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
+            return found
+        return build.servable(found, self.mdev_problem)
+
+    @functools.cached_property
+    def mdev_problem(self) -> str:
+        """Why an agent in this environment serves no handle of type MDEV.
+
+        The services beside a simulated machine are not looked at, nor is an
+        environment without Cyborg.
+        """
+        if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
+            return ''
+        return cyborg_hooks.mismatch() or capability.mdev_problem()
+
+    @functools.cached_property
+    def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:
+        """What the agent would send of each GPU that there is or was.
+
+        Placement is not asked: the agent also leaves alone what is in use
+        there and is to be withdrawn.
+        """
+        def make(gpu):
+            return self.device(gpu, self.offers(gpu))
+
+        claimed = {gpu.address for gpu in self.host.gpus
+                   if self.entries(gpu)}
+        found = self.withdrawal.preview(
+            self.host, self._reported, make, self.ignored(self.host), claimed)
+        return {address: _marked(sent, self.verdicts, claimed)
+                for address, sent in found.items()}
+
+    @property
+    def _reported(self):
+        """What was last reported of each GPU; a bad record is only said."""
+        records, found = store.of(self.state_path), {}
+        for address in records.addresses():
+            try:
+                found[address] = records.read(address).reported
+            except exception.JournalError as error:
+                self._say_once(error)
+        return {address: known for address, known in found.items() if known}
+
+    @functools.cached_property
+    def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:
+        """How each GPU is, as far as that is known; changes nothing."""
+        try:
+            return {status.gpu.address: status.verdict
+                    for status in self.health.statuses(self.host)}
+        except exception.JournalError as error:
+            self._say_once(error)
+            return {}
+
+    def problem(self, gpu: model.Gpu) -> str:
+        """Why the agent leaves the whole GPU as Cyborg has it, or does not
+        report it for now; empty if its offers say it.
+        """
+        problem = self.sent[gpu.address].problem
+        if problem and condition.is_failed(gpu):
+            return f'{condition.state(gpu)}: {problem}'
+        return problem
+
+    def reported(self, offer: offers.Offer
+                 ) -> values.ReportedDeployable | None:
+        """What an offer becomes in the agent's report; None for nothing."""
+        device = self.sent[offer.gpu].device
+        name = names.provider_name(self.hostname, offer)
+        return next((deployable for deployable
+                     in (device.deployables if device else ())
+                     if deployable.name == name), None)
+
+
+
+def _marked(sent, verdicts, claimed):
+    """What is sent of a GPU, told as sick if it is."""
+    if sent.device is None:
+        return sent
+    (device,) = unhealthy.marked((sent.device,), verdicts, claimed)
+    if device.stub and not sent.device.stub:
+        return withdrawal.Sent(device, 'unhealthy and in use: ' + '; '.join(
+            verdicts[device.address].reasons))
+    return dataclasses.replace(sent, device=device)

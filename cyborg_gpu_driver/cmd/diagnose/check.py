@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu check``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import peers
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check import run
+from cyborg_gpu_driver.check import services
+from cyborg_gpu_driver.check.rules import agents
+from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import migration
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.cmd.config import nova
+from cyborg_gpu_driver.cmd.context import machine as machine_module
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import migration as migration_reader
+from cyborg_gpu_driver.host.fabric import reader as fabric_reader
+from cyborg_gpu_driver.nova import conf_file
+
+_PLACEMENT_CONF = '/etc/placement/placement.conf'
+_NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
+
+
+class CheckHost(table.Lister):
+    """Check that this host's GPUs, Cyborg and Nova fit together.
+
+    Changes nothing. The exit code is 0 if no check found a problem, 1 if
+    there is a warning or something could not be checked, and 2 if there is a
+    failure.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._code = 0
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_options(parser)
+        parser.add_argument(
+            '--offline', action='store_true', help='do not ask Placement')
+        migration_options = parser.add_mutually_exclusive_group()
+        migration_options.add_argument(
+            '--peer', metavar='FILE', action='append', default=[],
+            help='check that servers can be live-migrated between this host '
+                 'and the one that wrote FILE with --peer-facts; - is '
+                 'standard input; may be repeated')
+        migration_options.add_argument(
+            '--peer-facts', action='store_true',
+            help='check nothing, and write what --peer needs of this host, '
+                 'as JSON')
+        return parser
+
+    def take_action(self, parsed_args):
+        named = tuple(peers.read(path) for path in parsed_args.peer)
+        facts = gather(self.app.machine, parsed_args, parsed_args.offline)
+        found = list(run.run(facts.compared(named)))
+        self._code = result.exit_code(finding for _, finding in found)
+        return (('check', 'subject', 'result', 'details', 'action'),
+                [(name, finding.subject, finding.code.name.lower(),
+                  finding.details, finding.advice)
+                 for name, finding in found])
+
+    def run(self, parsed_args):
+        if parsed_args.peer_facts:
+            machine = self.app.machine
+            self.app.stdout.write(migration.describe(
+                gather(machine, parsed_args, offline=True),
+                machine.hostname).dump())
+            return 0
+        return super().run(parsed_args) or self._code
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name configuration files."""
+    parser.add_argument(
+        '--nova-config-file', metavar='FILE', action='append',
+        help="nova-compute's configuration file; may be repeated "
+             f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
+    parser.add_argument(
+        '--placement-config-file', metavar='FILE', action='append',
+        help="Placement's configuration file; may be repeated (default: "
+             f'{_PLACEMENT_CONF}, if it is there and the host is not '
+             'simulated)')
+
+
+def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
+           offline: bool = False) -> facts.Facts:
+    """Everything that the checks look at.
+
+    :param parsed_args: with the options of :func:`add_options`.
+    :param offline: whether Placement is not to be asked.
+    """
+    conf = host.conf
+    nova_files = parsed_args.nova_config_file or [
+        path for path in _NOVA_CONF if os.path.exists(path)]
+    placement_files = parsed_args.placement_config_file
+    if (placement_files is None and not conf.gpu.simulate
+            and os.access(_PLACEMENT_CONF, os.R_OK)):
+        placement_files = [_PLACEMENT_CONF]
+    found = facts.Facts(
+        host.host, host.settings, remembered=nova.remembered(host),
+        fabric=fabric_reader.look(host.platform, host.host),
+        migrations=migration_reader.look(host.platform, host.host),
+        state_path=gpu_conf.state_path(conf),
+        sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
+        **_cyborg(conf), **_nova(nova_files),
+        **_placement(placement_files))
+    if conf.gpu.simulate:
+        return found
+    found = found.on(machine.look(
+        gpu_conf.state_path(conf), _programs(conf.gpu, found.cyborg)))
+    if offline or found.cyborg is None:
+        return found
+    return found.asked(placement.ask(
+        lambda: placement.client(conf.config_file), cyborg_conf.names(found),
+        host.host))
+
+
+def _cyborg(conf):
+    if not conf.config_file:
+        return {'cyborg_problem': 'no cyborg.conf was found'}
+    try:
+        return {'cyborg': services.cyborg(conf)}
+    except exception.InvalidValue as error:
+        return {'cyborg_problem': str(error)}
+
+
+def _nova(files):
+    if not files:
+        return {'nova_problem': 'no nova.conf was found'}
+    try:
+        return {'nova': conf_file.read(files),
+                'nova_services': services.nova(files)}
+    except exception.InvalidValue as error:
+        return {'nova_problem': str(error)}
+
+
+def _placement(files):
+    if not files:
+        return {'random_problem': 'placement.conf is not here, or cannot be '
+                                  'read'}
+    try:
+        return {'random_candidates': services.randomizes_candidates(files)}
+    except exception.InvalidValue as error:
+        return {'random_problem': str(error)}
+
+
+def _programs(gpu, cyborg):
+    helper = agents.helper_programs(cyborg.helper_command if cyborg
+                                    else None)
+    return (gpu.sriov_manage, gpu.mdevctl, *helper)

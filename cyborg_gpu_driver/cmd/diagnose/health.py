@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""``cyborg-gpu health``: which GPUs are unhealthy, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as machine_module
+from cyborg_gpu_driver.cmd.diagnose import diagnosis
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
+
+
+class ShowHealth(table.Lister):
+    """Show the health of this host's GPUs.
+
+    Asks the GPUs and reads the records of cyborg-agent. Changes nothing. The
+    exit code is 0 if all GPUs are healthy, 1 if a GPU or a GPU instance is
+    unhealthy, and 2 if none is known to be unhealthy but the health of a GPU
+    that is bound to NVIDIA's driver is not known.
+    """
+
+    brief = ('address', 'instance', 'state', 'reasons', 'since')
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._code = 0
+
+    def take_action(self, parsed_args):
+        machine = self.app.machine
+        host = machine.reader.snapshot(links=False)
+        if host.nvml_problem:
+            machine_module.say(f'NVML: {host.nvml_problem}')
+        statuses = machine.health.statuses(host)
+        self._code = diagnosis.exit_code(diagnosis.of_health(statuses))
+        return (('address', 'instance', 'state', 'reasons', 'since',
+                 'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
+                [row for status in statuses for row in _rows(status)])
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self._code
+
+
+class ClearHealth(command.Command):
+    """Clear the recorded health problems of a GPU.
+
+    For a GPU that was reset by hand or repaired. A problem that persists makes
+    it unhealthy again at the agent's next report.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'gpu', metavar='GPU',
+            help=f'the GPU, by {choice.WAYS}; a GPU that is no longer there '
+                 'is found by its full PCI address')
+        return parser
+
+    def take_action(self, parsed_args):
+        keeper = self.app.machine.health
+        with contextlib.suppress(exception.InvalidPciAddress):
+            if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
+                return
+        keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)
+
+
+def _rows(status):
+    """A row for the GPU and one for each unhealthy instance of it."""
+    facts = status.facts
+    yield (*_columns(status, None, _state(status)),
+           columns.Optional(facts.temperature),
+           columns.Optional(facts.ecc_uncorrected),
+           columns.Optional(facts.remapped_rows), _xids(status, None))
+    for place, verdict in status.instances.items():
+        unknown = columns.Optional(None)
+        yield (*_columns(status, place, verdict.state.value),
+               unknown, unknown, unknown, _xids(status, place))
+
+
+def _columns(status, place, state):
+    verdict = status.instances[place] if place else status.verdict
+    since = verdict.since and datetime.datetime.fromtimestamp(
+        verdict.since, datetime.timezone.utc)
+    return (str(status.gpu.address),
+            columns.Optional(str(place) if place else None), state,
+            columns.Names(verdict.reasons), columns.Time(since or None))
+
+
+def _state(status):
+    if status.verdict.sick or status.facts.answered:
+        return status.verdict.state.value
+    return 'unknown'
+
+
+def _xids(status, place):
+    return columns.Counts({str(item.xid): item.count
+                           for item in status.conditions
+                           if item.xid and item.placement == place})

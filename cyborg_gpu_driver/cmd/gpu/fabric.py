@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu gpu fabric``."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.host.fabric import reader
+
+_NAMES = ('partition', 'state', 'count', 'gpus', 'module_ids', 'nvlinks',
+          'line_rate_mbps', 'overlaps')
+
+
+class ListFabric(table.Lister):
+    """List the NVSwitch partitions of this host.
+
+    A partition is a set of GPUs that NVIDIA's fabric manager connects by
+    NVLink. Partitions that share a GPU cannot be active at the same time. A
+    GPU that is not bound to NVIDIA's driver has a module ID but no address.
+    """
+
+    brief = ('partition', 'state', 'count', 'gpus', 'nvlinks')
+
+    def take_action(self, parsed_args):
+        view = self.app.view
+        fabric = reader.look(view.platform, view.host)
+        if fabric is None:
+            raise exception.HostUnusable(
+                reason='this machine has no NVSwitches')
+        if fabric.problem:
+            raise exception.HostUnusable(reason=fabric.problem)
+        return _NAMES, [_row(fabric, item) for item in fabric.partitions]
+
+
+def _row(fabric, partition):
+    first = partition.members[0] if partition.members else None
+    known = partition.supported and first
+    return (
+        partition.partition_id, _state(partition), len(partition.members),
+        columns.Names(tuple(
+            str(address) for address in map(fabric.gpu, partition.members)
+            if address is not None)),
+        columns.Structure(sorted(partition.physical_ids)),
+        columns.Optional(first.links if known else None),
+        columns.Optional(first.line_rate if known else None),
+        columns.Structure([
+            other.partition_id for other in fabric.partitions
+            if other is not partition and other.overlaps(partition)]))
+
+
+def _state(partition):
+    if not partition.supported:
+        return 'unsupported'
+    return 'active' if partition.active else 'inactive'

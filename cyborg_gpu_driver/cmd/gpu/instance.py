@@ -1,0 +1,224 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu instance list|create|destroy``: single GPU instances."""
+
+from __future__ import annotations
+
+import re
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.context import node_context
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.change import change
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.mig import score
+
+_GPU = f'the GPU, by {choice.WAYS}'
+_SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
+
+
+class ListInstance(table.Lister):
+    """List the GPU instances of this host and their users.
+
+    Exits 1 if a GPU that is bound to NVIDIA's driver cannot be read.
+    """
+
+    brief = ('address', 'profile', 'start', 'in_use')
+
+    failed = False
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or int(self.failed)
+
+    def take_action(self, parsed_args):
+        context = node_context.NodeContext(self.app.machine, links=False)
+        rows = []
+        for gpu in context.gpus:
+            reason = choice.obstacle(context.host, gpu)
+            if reason:
+                cmd_machine.say(reason)
+                self.failed |= not condition.is_away(gpu)
+                continue
+            now = context.current(gpu)
+            used = context.transactions.in_use(now)
+            for item in now.mig.instances if now.mig else ():
+                profile = now.mig.profile_by_id(item.profile_id)
+                rows.append((
+                    str(gpu.address), item.instance_id,
+                    columns.Optional(profile and profile.name),
+                    item.placement.start, item.placement.size,
+                    columns.Names(f'{part.size}c at {part.start}'
+                                  for part in item.compute),
+                    columns.Optional(used.get(item.placement))))
+        return (('address', 'id', 'profile', 'start', 'size', 'compute',
+                 'in_use'), rows)
+
+
+class CreateInstance(command.Command):
+    """Create a GPU instance, with a compute instance that spans it.
+
+    Without --start, the placement is chosen that leaves most room for others.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('gpu', metavar='GPU', help=_GPU)
+        parser.add_argument('profile', metavar='PROFILE',
+                            help='profile name, such as 1g.10gb')
+        parser.add_argument('--start', type=int, metavar='UNIT',
+                            help='first memory unit of the instance on the '
+                                 'grid')
+        parser.add_argument(
+            '--compute', metavar='SLICES[,SLICES...]',
+            help='compute instances to create in it, by their slices; 0 '
+                 'creates none')
+        return parser
+
+    def take_action(self, parsed_args):
+        context, gpu = _opened(self, parsed_args.gpu)
+        made = []
+
+        def decide(now):
+            planned = _creation(now, context.transactions.in_use(now),
+                                parsed_args)
+            made.extend(planned.create)
+            return planned
+
+        context.applier.transact(gpu, decide)
+        cmd_machine.say(f'{parsed_args.profile} at {made[0].placement} of '
+                        f'GPU {gpu.address}')
+
+
+class DestroyInstance(command.Command):
+    """Destroy an idle GPU instance with its compute instances."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('gpu', metavar='GPU', help=_GPU)
+        parser.add_argument('start', metavar='START', type=int,
+                            help='first memory unit of the instance on the '
+                                 'grid')
+        return parser
+
+    def take_action(self, parsed_args):
+        context, gpu = _opened(self, parsed_args.gpu)
+        context.applier.transact(gpu, lambda now: _destruction(
+            now, context.transactions.in_use(now), parsed_args.start))
+        cmd_machine.say(f'Destroyed the instance at unit '
+                        f'{parsed_args.start} of GPU {gpu.address}')
+
+
+def _opened(asked, text):
+    """What to work with, and the GPU that a person typed."""
+    context = node_context.NodeContext(asked.app.machine, links=False)
+    gpu = context.gpu(text)
+    if context.ignores(gpu):
+        raise _refused(gpu, 'it is in [gpu] ignored_devices')
+    context.reachable((gpu,))
+    context.check_privileges()
+    if gpu.mig is None or not context.current(gpu).mig.enabled:
+        raise _refused(gpu, 'MIG mode is off')
+    return context, gpu
+
+
+def _creation(now, used, asked):
+    """The change that makes one instance.
+
+    :raises ChangeRefused: if there is no such profile, or no room.
+    """
+    profile = now.mig.profile_by_name(asked.profile)
+    if profile is None:
+        raise _refused(now, f'no profile {asked.profile}; it has '
+                       + ', '.join(item.name for item in now.mig.profiles))
+    grid = geometry.Geometry(now.mig.profiles)
+    occupancy = grid.occupancy_of(now.mig.instances)
+    if asked.start is None:
+        place = score.choose_start(grid, occupancy, profile)
+    else:
+        place = next((item for item in grid.free_placements(
+            occupancy, profile) if item.start == asked.start), None)
+    if place is None:
+        free = grid.free_placements(occupancy, profile)
+        raise _refused(now, f'no room for {profile.name}'
+                       + ('' if asked.start is None
+                          else f' at unit {asked.start}')
+                       + ('; it fits at ' + ', '.join(
+                           str(item.start) for item in free)
+                          if free else ''))
+    wanted = target.WantedInstance(profile, _compute(asked, profile))
+    return _change(
+        now, used, create=(change.Created(place, wanted),),
+        steps=(action.Step(action.Action.CREATE_INSTANCE, profile, place),
+               *(action.Step(action.Action.CREATE_COMPUTE, profile, place,
+                             slices) for slices in wanted.compute)))
+
+
+def _destruction(now, used, start):
+    """The change that destroys one instance.
+
+    :raises ChangeRefused: if there is none, or it is in use.
+    """
+    found = next((item for item in now.mig.instances
+                  if item.placement.start == start), None)
+    if found is None:
+        raise _refused(now, f'no instance begins at unit {start}')
+    if found.placement in used:
+        raise _refused(now, f'the instance at unit {start} is in use: '
+                       + used[found.placement])
+    return _change(
+        now, used, destroy=(found,),
+        steps=(action.Step(action.Action.DESTROY_INSTANCE,
+                           now.mig.profile_by_id(found.profile_id),
+                           found.placement),))
+
+
+def _change(now, used, destroy=(), **changed):
+    """A change that keeps all other instances just as they are."""
+    keep = tuple(change.Kept(item, target.WantedInstance(
+        now.mig.profile_by_id(item.profile_id),
+        tuple(part.size for part in item.compute)),
+        used.get(item.placement)) for item in now.mig.instances
+        if item not in destroy)
+    return change.Change(now, target.Wanted(True), keep=keep,
+                         destroy=destroy, **changed)
+
+
+def _compute(asked, profile):
+    """Slices of the compute instances that were asked for."""
+    if asked.compute is None:
+        return (profile.slices,)
+    if asked.compute == '0':
+        return ()
+    if not _SIZES.fullmatch(asked.compute):
+        raise exception.InvalidValue(
+            what='--compute', value=asked.compute,
+            expected='expected numbers of slices, such as 1,2')
+    sizes = tuple(sorted(map(int, asked.compute.split(',')), reverse=True))
+    if sum(sizes) > profile.slices:
+        raise exception.InvalidValue(
+            what='--compute', value=asked.compute,
+            expected=f'{profile.name} has {profile.slices} slices')
+    return sizes
+
+
+def _refused(gpu: model.Gpu, reason: str) -> exception.ChangeRefused:
+    return exception.ChangeRefused(gpu=gpu.address, reason=reason)

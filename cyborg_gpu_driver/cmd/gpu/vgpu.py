@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu vgpu list|clean``: live vGPUs, and those that are nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cmd.context import cloud_options
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.gpu import show as cmd_gpu
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.reconcile import orphans
+
+_UNKNOWN = '?'
+_NONE = 'none'
+
+
+class ListVgpu(table.Lister):
+    """List the live vGPUs of this host and their owners.
+
+    An orphan has no owner in the journal of binds, is not a fixed vGPU, and
+    has neither a guest nor an accelerator request. Accelerator requests are
+    known only if a cloud is named and its user is an administrator.
+    """
+
+    brief = ('name', 'gpu', 'type', 'orphan')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_cloud(parser)
+        parser.add_argument(
+            '--orphans', action='store_true',
+            help='list only orphans and possible orphans')
+        return parser
+
+    def take_action(self, parsed_args):
+        keeper = _keeper(self.app.machine)
+        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        rows = []
+        for found in keeper.found():
+            orphan = found.orphan(claimed)
+            if parsed_args.orphans and orphan is orphans.Orphan.NO:
+                continue
+            if found.unknown:
+                cmd_machine.say(f'{found.vgpu.name}: {found.unknown}')
+            rows.append((
+                found.vgpu.name, str(found.gpu.address),
+                str(found.vgpu.function), _type(found), _instance(found),
+                found.owner or _NONE, found.guest.value,
+                *_request(found, claimed), orphan.value))
+        return (('name', 'gpu', 'function', 'type', 'gpu_instance', 'owner',
+                 'guest', 'server', 'arq', 'orphan'), rows)
+
+
+class CleanVgpu(command.Command):
+    """Remove orphaned vGPUs.
+
+    Refuses a vGPU that has an owner, a guest or an accelerator request. The
+    GPU instances of MIG-backed vGPUs are kept. Exits 1 if a vGPU could not be
+    removed.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_cloud(parser)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            'name', metavar='NAME', nargs='*', default=[],
+            help='UUID of an mdev, or address of a virtual function')
+        which.add_argument(
+            '--orphans', action='store_true',
+            help='remove all orphans; needs a cloud, or --without-cloud')
+        parser.add_argument(
+            '--yes', action='store_true', help='do not ask for confirmation')
+        return parser
+
+    def take_action(self, parsed_args):
+        keeper = _keeper(self.app.machine, changes=True)
+        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        if (parsed_args.orphans and claimed is None
+                and not parsed_args.without_cloud):
+            raise exception.CloudError(
+                cloud='no cloud', reason='it is not known whether a server '
+                                         'has the vGPU; name the cloud with '
+                                         '--os-cloud, or give --without-cloud')
+        live = keeper.found()
+        wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
+                  else _named(live, parsed_args.name))
+        kept = [name for name, found in wanted.items()
+                if not _is_free(name, found, claimed)]
+        free = [found for name, found in wanted.items() if name not in kept]
+        if not free:
+            cmd_machine.say('There is nothing to remove.')
+        elif not parsed_args.yes and not _agreed(free):
+            cmd_machine.say('Nothing was removed.')
+            return 1
+        return int(not _remove(keeper, free, claimed) or bool(kept))
+
+
+def _add_cloud(parser):
+    cloud_options.add(parser)
+    parser.add_argument(
+        '--without-cloud', action='store_true',
+        help='use no cloud, even if the environment names one')
+
+
+def _keeper(node: cmd_machine.Machine, changes: bool = False
+            ) -> orphans.Keeper:
+    """What knows the vGPUs of this machine.
+
+    :raises HostUnusable: if they are to be changed and this user may not.
+    """
+    if changes:
+        cmd_machine.check_root(node.platform, 'remove its vGPUs')
+    node.act_here()
+    return node.vgpus
+
+
+def _claimed(parsed_args, hostname):
+    """Accelerator requests by vGPU; None where no cloud is to be asked.
+
+    :raises CloudError: if they cannot be read.
+    """
+    if parsed_args.without_cloud or not (parsed_args.os_cloud
+                                         or connection.is_named()):
+        return None
+    return arqs.read(connection.Cloud.named(parsed_args.os_cloud),
+                     parsed_args.host or hostname)
+
+
+def _type(found):
+    return cmd_gpu.type_name(found.gpu, found.vgpu.type_id)
+
+
+def _instance(found):
+    if found.on_instance and found.instance_id is None:
+        return _UNKNOWN
+    return columns.Optional(found.instance_id)
+
+
+def _request(found, claimed):
+    """Server and accelerator request of a vGPU."""
+    if claimed is None:
+        return _UNKNOWN, _UNKNOWN
+    arq = claimed.get(found.vgpu.name)
+    return (_NONE, _NONE) if arq is None else (arq.server or _NONE, arq.uuid)
+
+
+def _maybe_orphans(live, claimed):
+    return {found.vgpu.name: found for found in live
+            if found.orphan(claimed) is not orphans.Orphan.NO}
+
+
+def _named(live, names):
+    """What has each name; None where nothing has."""
+    by_name = {found.vgpu.name: found for found in live}
+    return {name: by_name.get(name) for name in map(_name, names)}
+
+
+def _name(text):
+    try:
+        return str(model.PciAddress.parse(text))
+    except exception.InvalidPciAddress:
+        return text.lower()
+
+
+def _is_free(name, found, claimed: Collection[str] | None):
+    """Whether a vGPU may be removed; says why not."""
+    if found is None:
+        cmd_machine.say(f'There is no vGPU {name}.')
+        return False
+    obstacle = found.obstacle(claimed)
+    if obstacle:
+        cmd_machine.say(str(exception.VgpuKept(name=name, reason=obstacle)))
+    return not obstacle
+
+
+def _agreed(free):
+    """Whether a person wants them removed."""
+    for found in free:
+        cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
+                        f'{found.gpu.address}')
+    return terminal.agreed(f'Remove {len(free)} of the vGPUs of this host?')
+
+
+def _remove(keeper, free, claimed):
+    """Remove them one after the other; whether all are gone."""
+    failed = 0
+    for number, found in enumerate(free, 1):
+        begin = f'{number} of {len(free)}: '
+        try:
+            left = keeper.remove(found, claimed)
+        except exception.GpuDriverError as error:
+            failed += 1
+            cmd_machine.say(begin + str(error))
+            continue
+        cmd_machine.say(f'{begin}removed {found.vgpu.name}')
+        for item in left:
+            cmd_machine.say(f'  What stays: {item}')
+    return not failed

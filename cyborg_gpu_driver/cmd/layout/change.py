@@ -1,0 +1,264 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu layout apply|checkpoint|restore``: they change GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.layout import hooks
+from cyborg_gpu_driver.cmd.layout import options as layout_options
+from cyborg_gpu_driver.cmd.layout import read as layout
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.ready import checkpoint
+
+_TEXT = ('text', 'json', 'yaml')
+_SKIPPED = 'skipped'
+"""Status of a board without MIG where MIG mode is asked of all."""
+
+
+class ApplyLayout(layout_options.LayoutCommand):
+    """Apply a layout, and keep the instances that it has already.
+
+    Each GPU succeeds or fails on its own. A change that fails is rolled back.
+    Exits 1 if a GPU has failed. The layout is restored after a reboot.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        parser.add_argument(
+            '-k', '--hooks-file', metavar='FILE',
+            default=os.environ.get(layout_options.HOOKS_FILE),
+            help="commands to run before and after, in mig-parted's "
+                 f'format (default: ${layout_options.HOOKS_FILE})')
+        layout_options.add_flag(
+            parser, '-s', '--skip-reset', variable=layout_options.SKIP_RESET,
+            text='do not reset GPUs: a MIG mode that needs it stays pending')
+        return parser
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        found = layout.wanted_of(context, parsed_args)
+        around = _hooks(parsed_args)
+        context.check_privileges()
+        around.run(hooks.START)
+        with _ended_by_hooks(around) as ended:
+            _run_before(context, found, parsed_args.mode_only, around)
+            outcomes = context.applier.apply_all(
+                [(gpu, wanted) for _, gpu, wanted in found],
+                apply.Options(mode_only=parsed_args.mode_only,
+                              may_reset=not parsed_args.skip_reset))
+        failed = self._tell(parsed_args, found, outcomes,
+                            parsed_args.mode_only)
+        return int(failed or not ended)
+
+    def _tell(self, parsed_args, found, outcomes, mode_only):
+        rows = [{'index': index, **_row(outcome)} for (index, _, _), outcome
+                in zip(found, outcomes, strict=True)]
+        for row, (_, _, wanted) in zip(rows, found, strict=True):
+            if wanted.without_mig:
+                row['status'] = _SKIPPED
+        _write(self, parsed_args.output_format, rows)
+        unfinished = {apply.Status.FAILED}
+        if not mode_only:
+            unfinished.add(apply.Status.PENDING)
+        return int(any(outcome.status in unfinished
+                       for outcome in outcomes))
+
+
+class CheckpointLayout(layout_options.LayoutCommand):
+    """Save the current layout of the GPUs, for layout restore.
+
+    Instances of bound handles and of fixed vGPUs are left out, because they
+    are restored together with those.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_checkpoint(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        gpus = [gpu for gpu in context.gpus
+                if not context.ignores(gpu) and not condition.is_away(gpu)]
+        saved = [context.applier.saved(context.current(gpu))
+                 for gpu in context.reachable(gpus)]
+        path = parsed_args.checkpoint_file
+        if path:
+            _check_directory(path)
+            checkpoint.write(path, saved)
+        else:
+            checkpoint.remember(context.state_path, saved)
+        rows = [{'address': str(item.gpu), 'status': 'remembered',
+                 'mig_enabled': item.layout.enabled,
+                 'instances': len(item.layout.instances), 'error': None}
+                for item in saved]
+        _write(self, parsed_args.output_format, rows)
+
+
+class RestoreLayout(layout_options.LayoutCommand):
+    """Restore GPUs after a reboot or a crash.
+
+    Rolls back interrupted changes. Then creates what is missing: what the
+    GPU's policy needs, everything that is bound to handles, the instances of
+    the checkpoint and the fixed vGPUs of the policy. Destroys nothing else.
+    Exits 1 if a GPU could not be restored.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_checkpoint(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        context.check_privileges()
+        saved = {item.gpu: item for item in _saved(parsed_args, context)}
+        # What another driver has, and nobody laid out, is given away.
+        gpus = [gpu for gpu in context.gpus if not context.ignores(gpu)
+                and (gpu.address in saved or not condition.is_away(gpu))]
+        absent = sorted(set(saved) - {gpu.address for gpu in context.gpus})
+        # One after the other: while virtual functions are made, NVML is
+        # closed for all GPUs.
+        rows = [_restored(context, gpu, saved) for gpu in gpus]
+        rows.extend(_row(apply.Outcome(
+            address, apply.Status.FAILED,
+            exception.UnknownGpu(address=address))) for address in absent)
+        _write(self, parsed_args.output_format, rows)
+        return int(any(row['error'] for row in rows))
+
+
+def _restored(context, gpu, saved):
+    done = []
+    try:
+        context.reachable((gpu,))
+        outcome = apply.Outcome(gpu.address, context.restorer.restore(
+            gpu, saved.get(gpu.address), done.append))
+    except exception.GpuDriverError as error:
+        outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
+    return {**_row(outcome), 'done': done}
+
+
+def _add_checkpoint(parser):
+    parser.add_argument(
+        '--checkpoint-file', metavar='FILE',
+        default=os.environ.get(layout_options.CHECKPOINT),
+        help='the file (default: the records of the GPUs in [gpu] '
+             'state_path)')
+    layout_options.add_deprecated(parser, '-f', instead='--checkpoint-file')
+
+
+def _check_directory(path):
+    """Refuse a mistyped path, which would make directories.
+
+    :raises InvalidValue: if there is no directory for the file.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        raise exception.InvalidValue(
+            what='--checkpoint-file', value=path,
+            expected=f'there is no directory {directory}')
+
+
+def _saved(parsed_args, context):
+    """The layouts in the file that was named, or those that apply keeps."""
+    file = parsed_args.checkpoint_file
+    if not file:
+        return checkpoint.remembered(context.state_path)
+    if not os.path.exists(file):
+        raise exception.InvalidValue(
+            what='--checkpoint-file', value=file,
+            expected='there is no such file')
+    return checkpoint.read(file)
+
+
+def _hooks(parsed_args):
+    """The hooks; none without a file."""
+    envs = {
+        layout_options.CONFIG_FILE: parsed_args.layout_file,
+        layout_options.SELECTED: parsed_args.selected_config or '',
+        layout_options.HOOKS_FILE: parsed_args.hooks_file or '',
+        layout_options.SKIP_RESET: str(parsed_args.skip_reset).lower(),
+        layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
+    if not parsed_args.hooks_file:
+        return hooks.Hooks('no file', {}, envs, cmd_machine.say)
+    text, source = terminal.read_text(parsed_args.hooks_file)
+    return hooks.parse(text, source, envs, cmd_machine.say)
+
+
+@contextlib.contextmanager
+def _ended_by_hooks(around):
+    """Run the last hooks, come what may; true if they succeeded.
+
+    One that fails changes nothing about the GPUs: it is said, beside what
+    became of those.
+    """
+    ended = []
+    try:
+        yield ended
+    finally:
+        try:
+            around.run(hooks.EXIT)
+            ended.append(True)
+        except exception.HookError as error:
+            cmd_machine.say(str(error))
+
+
+def _run_before(context, found, mode_only, around):
+    """The hooks of what is about to change.
+
+    They may stop what holds the GPUs, so that plans are made after them.
+    """
+    if not around.by_name:
+        return
+    now = [(context.current(gpu), wanted) for _, gpu, wanted in found]
+    if any(layout_state.mode_differences(*pair) for pair in now):
+        around.run(hooks.MODE)
+    if not mode_only and any(
+            layout_state.differences(
+                gpu, wanted, context.transactions.in_use(gpu))
+            for gpu, wanted in now):
+        around.run(hooks.CONFIG)
+
+
+def _row(outcome):
+    return {'address': str(outcome.gpu), 'status': outcome.status.value,
+            'error': str(outcome.error) if outcome.error else None}
+
+
+def _write(asked, output_format, rows):
+    for row in rows:
+        for words in row.get('done', ()):
+            cmd_machine.say(f'{row["address"]}: {words}')
+        if row['error']:
+            cmd_machine.say(row['error'])
+    if output_format != 'text':
+        asked.write_value(rows, output_format)
+        return
+    for row in rows:
+        asked.write(f'{row["address"]}  {row["status"]}')

@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Options of the ``layout`` commands.
+
+mig-parted's options work too, and its environment variables. Its ``-f`` names
+a file, while ``-f`` is a format everywhere else in this program: here it is
+deprecated. Its ``--config-file`` is an option of the program, cyborg.conf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import yaml
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine
+from cyborg_gpu_driver.cmd.context import node_context
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.partition.layout import file as layout_file
+
+CONFIG_FILE = 'MIG_PARTED_CONFIG_FILE'
+SELECTED = 'MIG_PARTED_SELECTED_CONFIG'
+HOOKS_FILE = 'MIG_PARTED_HOOKS_FILE'
+SKIP_RESET = 'MIG_PARTED_SKIP_RESET'
+MODE_ONLY = 'MIG_PARTED_MODE_CHANGE_ONLY'
+VALID = 'MIG_PARTED_VALID_CONFIG'
+CHECKPOINT = 'MIG_PARTED_CHECKPOINT_FILE'
+LABEL = 'MIG_PARTED_CONFIG_LABEL'
+
+_TRUE = frozenset({'1', 't', 'true'})
+
+
+class LayoutCommand(command.Command):
+    """A command of the group."""
+
+    formats = ('json', 'yaml')
+    """What ``-o`` takes; the first is the default unless ``text``."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-o', '--format', '--output-format', dest='output_format',
+            choices=self.formats, default=self.formats[0],
+            help='format of the output (default: %(default)s)')
+        return parser
+
+    def context(self) -> node_context.NodeContext:
+        """What GPUs are worked on with."""
+        return node_context.NodeContext(self.app.machine, links=False)
+
+    def write(self, text: str) -> None:
+        """One answer to standard output."""
+        self.app.stdout.write(text if text.endswith('\n') else text + '\n')
+
+    def write_value(self, value: Any, output_format: str) -> None:
+        """A plain value in a format for programs."""
+        if output_format == 'json':
+            self.write(json.dumps(value, indent=2))
+        else:
+            self.write(yaml.safe_dump(value, sort_keys=False))
+
+
+class _Deprecated(argparse.Action):
+    """Stores a value, and says which option to use instead.
+
+    :param instead: that option.
+    """
+
+    def __init__(self, *args, instead, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._instead = instead
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        machine.say(f'{option_string} FILE is deprecated; use '
+                    f'{self._instead} FILE.')
+        setattr(namespace, self.dest, values)
+
+
+def add_deprecated(parser: argparse.ArgumentParser, name: str, instead: str
+                   ) -> None:
+    """An earlier name of an option that takes a file.
+
+    :param instead: the option, which ``parser`` already has.
+    """
+    parser.add_argument(
+        name, action=_Deprecated, instead=instead, metavar='FILE',
+        dest=instead.strip('-').replace('-', '_'),
+        default=argparse.SUPPRESS, help=f'deprecated: use {instead}')
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """``--layout-file``."""
+    parser.add_argument(
+        '--layout-file', metavar='FILE',
+        default=os.environ.get(CONFIG_FILE),
+        help="layout file in mig-parted's format; - is standard input "
+             f'(default: ${CONFIG_FILE})')
+    add_deprecated(parser, '-f', instead='--layout-file')
+
+
+def add_entry(parser: argparse.ArgumentParser) -> None:
+    """``--layout-file`` and ``-c``: one entry of a layout file."""
+    add_file(parser)
+    parser.add_argument(
+        '-c', '--selected-config', metavar='NAME',
+        default=os.environ.get(SELECTED),
+        help='entry of the file; may be left out if there is only one '
+             f'(default: ${SELECTED})')
+
+
+def add_mode_only(parser: argparse.ArgumentParser) -> None:
+    """``-m``: MIG mode alone."""
+    parser.add_argument(
+        '-m', '--mode-only', action='store_true', default=_flag(MODE_ONLY),
+        help='change the MIG mode only; instances are kept, unless MIG mode '
+             'is turned off, which destroys idle ones')
+
+
+def add_flag(parser: argparse.ArgumentParser, *names: str, variable: str,
+             text: str) -> None:
+    """A flag that an environment variable sets too."""
+    parser.add_argument(*names, action='store_true',
+                        default=_flag(variable), help=text)
+
+
+def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
+    """The layout file that was asked for.
+
+    :raises LayoutError: if there is none, or it is malformed.
+    """
+    name = parsed_args.layout_file
+    if not name:
+        raise exception.InvalidValue(
+            what='--layout-file', value='',
+            expected='name a layout file, or - for standard input')
+    text, source = terminal.read_text(name)
+    return layout_file.LayoutFile.parse(text, source)
+
+
+def _flag(variable):
+    return os.environ.get(variable, '').lower() in _TRUE

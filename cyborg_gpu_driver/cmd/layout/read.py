@@ -1,0 +1,267 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu layout list|plan|assert|export|generate``: look and compare.
+
+None of them changes a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd.context import node_context as cmd_node_context
+from cyborg_gpu_driver.cmd.layout import options as layout_options
+from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.program.ready import apply
+
+_TEXT = ('text', 'json', 'yaml')
+
+
+class ListLayouts(layout_options.LayoutCommand):
+    """List the layouts of a file, and which of them this host supports."""
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_file(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        file = layout_options.read_file(parsed_args)
+        gpus = self.context().gpus
+        rows = [_suits(entry, gpus) for entry in file.entries]
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+            return
+        width = max((len(row['name']) for row in rows), default=0)
+        for row in rows:
+            self.write(f'{row["name"]:{width}}  '
+                       + (_gpus(row['gpus']) or 'not for this host'))
+
+
+class PlanLayout(layout_options.LayoutCommand):
+    """Show what an apply would change, without changing it.
+
+    Exits 1 if a GPU cannot get its layout.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        options = apply.Options(mode_only=parsed_args.mode_only)
+        rows, failed = [], False
+        pens = picture.pens_for(getattr(self.app.stdout, 'encoding', None))
+        for index, gpu, wanted in wanted_of(context, parsed_args):
+            row = {'index': index, 'address': str(gpu.address)}
+            try:
+                planned = context.applier.plan(context.current(gpu), wanted,
+                                            options)
+            except exception.GpuDriverError as error:
+                failed = True
+                cmd_machine.say(f'GPU {index}: {error}')
+                rows.append({**row, 'error': str(error)})
+                continue
+            rows.append({**row, **planned.to_dict(), 'error': None})
+            if parsed_args.output_format == 'text':
+                self.write('\n'.join(planned.lines(pens)))
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+        return int(failed)
+
+
+class AssertLayout(layout_options.LayoutCommand):
+    """Check whether a layout is in effect.
+
+    The exit code is 0 if it is, else 1.
+    """
+
+    formats = _TEXT
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        layout_options.add_entry(parser)
+        layout_options.add_mode_only(parser)
+        layout_options.add_flag(
+            parser, '-a', '--valid-config', variable=layout_options.VALID,
+            text='only check that the file is valid and has the entry')
+        return parser
+
+    def take_action(self, parsed_args):
+        if parsed_args.valid_config:
+            layout_options.read_file(parsed_args).entry(
+                parsed_args.selected_config)
+            cmd_machine.say('The layout is valid.')
+            return 0
+        context = self.context()
+        rows = [{'index': index, 'address': str(gpu.address),
+                 'differences': list(found)}
+                for index, gpu, found in differences(context, parsed_args)]
+        if parsed_args.output_format != 'text':
+            self.write_value(rows, parsed_args.output_format)
+        differ = [row for row in rows if row['differences']]
+        for row in differ:
+            for difference in row['differences']:
+                cmd_machine.say(f'GPU {row["index"]} ({row["address"]}): '
+                                f'{difference}')
+        cmd_machine.say('The layout is not in effect.' if differ
+                        else 'The layout is in effect.')
+        return int(bool(differ))
+
+
+class ExportLayout(layout_options.LayoutCommand):
+    """Write the current layout of the GPUs as a layout file."""
+
+    formats = ('yaml', 'json')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-l', '-c', '--config-label', metavar='NAME',
+            default=os.environ.get(layout_options.LABEL, 'current'),
+            help='name of the entry (default: '
+                 f'${layout_options.LABEL}, or current)')
+        parser.add_argument(
+            '--skip-unreachable', action='store_true',
+            help='leave out GPUs that cannot be read, instead of failing')
+        return parser
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        left_out = (_unreachable(context) if parsed_args.skip_unreachable
+                    else ())
+        context.reachable(gpu for index, gpu in enumerate(context.gpus)
+                          if index not in left_out)
+        now = [gpu if index in left_out else context.current(gpu)
+               for index, gpu in enumerate(context.gpus)]
+        _write_file(self, parsed_args, layout_state.export(
+            now, parsed_args.config_label, left_out=left_out))
+
+
+class GenerateLayouts(layout_options.LayoutCommand):
+    """Write a file with all sensible layouts for the GPUs of this host."""
+
+    formats = ('yaml', 'json')
+
+    def take_action(self, parsed_args):
+        context = self.context()
+        left_out = _unreachable(context)
+        _write_file(self, parsed_args, layout_generate.generate(
+            gpu for index, gpu in enumerate(context.gpus)
+            if index not in left_out))
+
+
+def wanted_of(context: cmd_node_context.NodeContext, parsed_args
+              ) -> list[tuple[int, model.Gpu, target.Wanted]]:
+    """What the chosen entry wants of each GPU that it speaks of.
+
+    All of them are looked at before anything is done to one. GPUs that the
+    operator wants left alone are left out, and that is said; that boards
+    without MIG stay as they are is said, too.
+
+    :raises LayoutError: if the file or its entry cannot be used.
+    :raises GpuUnreachable: naming each GPU that cannot be worked on.
+    """
+    entry = layout_options.read_file(parsed_args).entry(
+        parsed_args.selected_config)
+    indices = entry.chosen(context.gpus)
+    for index in indices:
+        if context.ignores(context.gpus[index]):
+            cmd_machine.say(f'{context.name(context.gpus[index])} is in [gpu] '
+                            'ignored_devices and left alone.')
+    indices = [index for index in indices
+               if not context.ignores(context.gpus[index])]
+    context.reachable(context.gpus[index] for index in indices)
+    found = entry.for_chosen(context.gpus, indices)
+    for index, wanted in found.items():
+        if wanted.without_mig:
+            cmd_machine.say(f'{context.name(context.gpus[index])} does not '
+                            'support MIG and is left alone.')
+    return [(index, context.gpus[index], wanted)
+            for index, wanted in sorted(found.items())]
+
+
+def differences(context: cmd_node_context.NodeContext, parsed_args):
+    """(index, GPU, how it differs from what is wanted) of each GPU."""
+    for index, gpu, wanted in wanted_of(context, parsed_args):
+        now = context.current(gpu)
+        if parsed_args.mode_only:
+            found = layout_state.mode_differences(now, wanted)
+        else:
+            found = layout_state.differences(now, wanted,
+                                             context.transactions.in_use(now))
+        record = context.applier.unfinished(gpu.address)
+        if record is not None:
+            found = (*found, f'an earlier change was interrupted: {record}')
+        yield index, gpu, found
+
+
+def _unreachable(context):
+    """Indices of GPUs that cannot be worked on; says that they are left
+    out.
+    """
+    found = []
+    for index, gpu in enumerate(context.gpus):
+        reason = choice.obstacle(context.host, gpu)
+        if reason:
+            found.append(index)
+            cmd_machine.say(f'{reason}; it is left out.')
+    return found
+
+
+def _suits(entry: layout_file.Entry, gpus):
+    """What an entry is good for on this host."""
+    row = {'name': entry.name, 'gpus': {}, 'problem': None}
+    try:
+        row['gpus'] = {index: str(wanted) for index, wanted
+                       in entry.for_host(gpus).items()}
+        if not row['gpus']:
+            row['problem'] = 'matches no GPU of this host'
+    except exception.LayoutError as error:
+        row['problem'] = str(error)
+    return row
+
+
+def _gpus(wanted):
+    """``0-3: MIG mode off; 4: 7 x 1g.10gb``."""
+    runs: list[tuple[int, int, str]] = []
+    for index, text in sorted(wanted.items()):
+        if runs and runs[-1][1:] == (index - 1, text):
+            runs[-1] = (runs[-1][0], index, text)
+        else:
+            runs.append((index, index, text))
+    return '; '.join(
+        f'{first}: {text}' if first == last else f'{first}-{last}: {text}'
+        for first, last, text in runs)
+
+
+def _write_file(asked, parsed_args, file):
+    if parsed_args.output_format == 'json':
+        asked.write_value(file.to_dict(), 'json')
+    else:
+        asked.write(file.dump())

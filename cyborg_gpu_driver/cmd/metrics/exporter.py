@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu exporter``: metrics of this host for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+
+import prometheus_client
+from cliff import command
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.metrics import collect
+from cyborg_gpu_driver.metrics import owners
+from cyborg_gpu_driver.metrics import sampler
+from cyborg_gpu_driver.metrics import server
+from cyborg_gpu_driver.metrics.usage import endpoint
+
+_LISTEN = '127.0.0.1:9836'
+_SUFFIX = '.prom'
+
+
+class Exporter(command.Command):
+    """Serve the metrics of this host to Prometheus.
+
+    Says who has what, what can still be created, which GPUs are unhealthy or
+    disabled, and how cyborg-agent is doing. It reads the records below [gpu]
+    state_path and needs no credentials. It opens no GPU unless --nvml is
+    given, and then none that is offered as a whole.
+    """
+
+    checks_options = False
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
+            '--listen', metavar='ADDRESS:PORT', default=_LISTEN,
+            help='where to serve /metrics and /usage; an IPv6 address is in '
+                 'brackets, and no address means all (default: %(default)s)')
+        where.add_argument(
+            '--textfile', metavar='FILE',
+            help='write the metrics to FILE, whose name ends in .prom, for '
+                 "node_exporter's textfile collector, and end")
+        parser.add_argument(
+            '--interval', metavar='SECONDS',
+            type=moments.seconds(1, 86400, whole=True),
+            help='with --textfile: write again after so many seconds, and '
+                 'do not end')
+        parser.add_argument(
+            '--nvml', action='store_true',
+            help='add values of the hardware, such as utilisation, memory and '
+                 'power; for hosts without dcgm-exporter')
+        parser.add_argument(
+            '--libvirt', action='store_true',
+            help='ask libvirt on this host for the server, project and '
+                 'flavor of what is assigned')
+        parser.add_argument(
+            '--web-config', metavar='FILE',
+            help='TLS and basic authentication, in the format of '
+                 "Prometheus' exporters")
+        parser.add_argument(
+            '--state-path', metavar='DIRECTORY',
+            help='where the records are (default: [gpu] state_path)')
+        return parser
+
+    def take_action(self, parsed_args):
+        conf = self.app.conf
+        if parsed_args.state_path:
+            conf.set_override('state_path', parsed_args.state_path,
+                              group='gpu')
+        state_path = gpu_conf.state_path(conf)
+        samples = watch = None
+        if parsed_args.nvml or parsed_args.libvirt:
+            machine = platform.from_conf(conf)
+        if parsed_args.nvml:
+            samples = sampler.Sampler(machine, state_path)
+        if parsed_args.libvirt:
+            _check_libvirt(machine)
+            watch = owners.Watch(domains.DomainReader(machine.libvirt))
+        registry = prometheus_client.CollectorRegistry()
+        where = state_path, conf.host
+        registry.register(collect.Collector(*where, main.version(), samples,
+                                            watch))
+        sources = [source for source in (samples, watch) if source]
+        with contextlib.suppress(KeyboardInterrupt):
+            if parsed_args.textfile:
+                _write(parsed_args.textfile, parsed_args.interval, registry,
+                       sources)
+            else:
+                _serve(parsed_args.listen, parsed_args.web_config, registry,
+                       {endpoint.PATH: endpoint.Endpoint(*where)}, sources)
+
+
+def _check_libvirt(machine):
+    if not machine.simulated and not importlib.util.find_spec(
+            domains.MODULE):
+        raise exception.InvalidValue(
+            what='--libvirt', value='set',
+            expected="needs libvirt's Python module (python3-libvirt, or "
+                     'libvirt-python) in this environment')
+
+
+def _serve(listen, config, registry, others, sources):
+    try:
+        running = server.Server(address(listen), registry,
+                                server.Access(config), others)
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--listen', value=listen,
+            expected=f'cannot be used: {error}') from error
+    host, port = running.server_address[:2]
+    terminal.say(f'The metrics are served on {host}, port {port}.')
+    sys.stderr.flush()
+    for source in sources:
+        source.start()
+    with running:
+        running.serve_forever()
+
+
+def _write(path, interval, registry, sources):
+    if not path.endswith(_SUFFIX):
+        raise exception.InvalidValue(
+            what='--textfile', value=path,
+            expected=f'expected a name that ends in {_SUFFIX}; '
+                     'node_exporter reads no other')
+    while True:
+        for source in sources:
+            source.round()
+        try:
+            # A new file under another name, then renamed.
+            prometheus_client.write_to_textfile(os.path.abspath(path),
+                                                registry)
+        except OSError as error:
+            raise exception.InvalidValue(
+                what='--textfile', value=path,
+                expected=f'cannot be written: {error}') from error
+        if interval is None:
+            return
+        time.sleep(interval)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``ADDRESS:PORT``.
+
+    :raises InvalidValue: if it is none.
+    """
+    host, colon, port = text.rpartition(':')
+    if host.startswith('[') and host.endswith(']'):
+        host = host[1:-1]
+    elif ':' in host:
+        colon = ''
+    if (not colon or not port.isascii() or not port.isdigit()
+            or int(port) > 65535):
+        raise exception.InvalidValue(
+            what='--listen', value=text,
+            expected='expected ADDRESS:PORT, such as 127.0.0.1:9836 or '
+                     '[::1]:9836')
+    return host, int(port)

@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The virtual machines of this host, as libvirt tells any user.
+
+libvirt serves reading alone on a socket of its own, which any user may open
+unless the host says otherwise (``unix_sock_ro_perms`` in libvirtd.conf and
+virtqemud.conf). It is asked through libvirt's Python module, which Nova needs
+on each host with its libvirt driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.snapshot import domain
+
+LOG = logging.getLogger(__name__)
+
+URI = 'qemu:///system'
+MODULE = 'libvirt'
+TIMEOUT = 10.0
+"""Seconds that libvirt may take for all virtual machines."""
+_OWNER = 'libvirt'
+_ACTIVE, _INACTIVE = 1, 2
+"""VIR_CONNECT_LIST_DOMAINS_ACTIVE and _INACTIVE (libvirt-domain.h)."""
+
+
+def connect() -> Any:
+    """A connection of libvirt's Python module that can only read.
+
+    :raises ImportError: if there is no such module.
+    :raises libvirt.libvirtError: if libvirt refuses.
+    """
+    module = importlib.import_module(MODULE)
+    # It would print each error.
+    module.registerErrorHandler(_ignore, None)
+    return module.openReadOnly(URI)
+
+
+class DomainReader:
+    """Reads all virtual machines, running or not.
+
+    :param connect: what :func:`connect` is.
+    :param timeout: seconds that libvirt may take.
+    """
+
+    def __init__(self, connect: Callable[[], Any], timeout: float = TIMEOUT):
+        self._connect = connect
+        self._timeout = timeout
+
+    def read(self) -> tuple[domain.Domain, ...]:
+        """All virtual machines. One that cannot be understood is left out.
+
+        :raises LibvirtFailed: if libvirt refuses, or does not answer in time.
+        """
+        try:
+            texts = deadline.run(_OWNER, self._timeout, 'listAllDomains',
+                                 self._texts)
+        except exception.NvmlNotAnswering as error:
+            raise exception.LibvirtFailed(reason=str(error)) from error
+        except Exception as error:
+            # libvirt.libvirtError, of a module that need not be there.
+            raise exception.LibvirtFailed(reason=str(error)) from error
+        found = []
+        for text in texts:
+            try:
+                found.append(domain.parse(text))
+            except ValueError as error:
+                LOG.debug('A domain of libvirt is left out: %s', error)
+        return tuple(found)
+
+    def _texts(self) -> list[str]:
+        """XML of each domain, through a connection of its own."""
+        connection = self._connect()
+        try:
+            found = []
+            for item in connection.listAllDomains(_ACTIVE | _INACTIVE):
+                try:
+                    found.append(item.XMLDesc(0))
+                except Exception:
+                    # It has gone away, or the next call fails too.
+                    connection.getVersion()
+            return found
+        finally:
+            connection.close()
+
+
+def _ignore(_context: object, _error: object) -> None:
+    """What an error handler of libvirt's is."""

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Configuration of NVIDIA's fabric manager, a file of KEY=VALUE lines.
+
+From "Fabric Manager Config Options" in the fabric manager's user guide and
+the comments in the file itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.fabric import abi
+from cyborg_gpu_driver.host.snapshot import fabric
+
+PATH = '/usr/share/nvidia/nvswitch/fabricmanager.cfg'
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What matters of it."""
+
+    mode: fabric.Mode = fabric.Mode.BARE_METAL
+    address: str = f'127.0.0.1:{abi.PORT}'
+    """Where libnvfm reaches it: an address with a port, or a path."""
+
+    @property
+    def is_unix_socket(self) -> bool:
+        """Whether ``address`` is a path."""
+        return self.address.startswith('/')
+
+
+def read(source: str | Callable[[], str]) -> Config:
+    """Read the file.
+
+    :param source: its path, or what returns its text.
+    :raises FabricError: if it cannot be read or a value is not valid.
+    """
+    path = PATH if callable(source) else source
+    try:
+        if callable(source):
+            text = source()
+        else:
+            with open(source, encoding='utf-8', errors='replace') as stream:
+                text = stream.read()
+    except OSError as error:
+        raise _error(path, error.strerror) from error
+    return parse(text, path)
+
+
+def parse(text: str, path: str = PATH) -> Config:
+    """The configuration in a file's text.
+
+    :param path: of the file, for messages.
+    :raises FabricError: if a value is not valid.
+    """
+    values = dict(_items(text))
+    mode = _number(values, 'FABRIC_MODE', 0, 2, path)
+    return Config(fabric.Mode(mode), _address(values, path))
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        key, equals, value = line.partition('=')
+        if equals and not key.strip().startswith('#'):
+            yield key.strip(), value.strip()
+
+
+def _number(values: Mapping[str, str], key: str, default: int, most: int,
+            path: str) -> int:
+    text = values.get(key) or str(default)
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        raise _error(path, f'{key}={text}: expected 0 to {most}')
+    return int(text)
+
+
+def _address(values: Mapping[str, str], path: str) -> str:
+    socket = values.get('FM_CMD_UNIX_SOCKET_PATH', '')
+    if socket:
+        if not socket.startswith('/') or len(socket.encode()) >= abi.TEXT:
+            raise _error(path, f'FM_CMD_UNIX_SOCKET_PATH={socket}: expected '
+                         f'an absolute path of less than {abi.TEXT} bytes')
+        return socket
+    host = values.get('FM_CMD_BIND_INTERFACE') or '127.0.0.1'
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise _error(path, f'FM_CMD_BIND_INTERFACE={host}: expected an IPv4 '
+                     'address') from None
+    port = _number(values, 'FM_CMD_PORT_NUMBER', abi.PORT, 65535, path)
+    return f'{host}:{port}'
+
+
+def _error(path: str, reason: str | None) -> exception.FabricError:
+    return exception.FabricError(call=f'reading {path}',
+                                 symbol='NOT_READABLE', reason=reason)

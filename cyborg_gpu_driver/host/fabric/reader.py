@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Reads what there is of a host's NVSwitch fabric."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_concurrency import processutils
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import config as config_module
+from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
+
+_NVIDIA = 'nvidia'
+_SWITCH = 2
+"""NVML_NVLINK_DEVICE_TYPE_SWITCH of nvml.h."""
+_LINKS = 18
+"""NVML_NVLINK_MAX_LINKS of nvml.h."""
+_VERSION = re.compile(r'Fabric Manager version is\s*:\s*(\S+)', re.ASCII)
+"""What ``nv-fabricmanager --version`` prints."""
+_SECONDS = 10
+
+
+def look(machine: platform.Platform, host: model.Host
+         ) -> fabric.Fabric | None:
+    """Read the fabric, and ask the fabric manager if it runs.
+
+    :param host: a snapshot of the machine.
+    :returns: None if the machine has no NVSwitches.
+    :raises SysfsError: if the PCI bus cannot be listed.
+    """
+    modules = _modules(machine, host)
+    if (not pci.PciBus(machine.sysfs).nvswitches()
+            and not _ends_at_switch(machine, modules)):
+        return None
+    version, installed = _version(machine)
+    mode, mode_problem = _mode(machine)
+    return fabric.Fabric(
+        modules, device_node.fabric_manager_runs(machine), mode,
+        mode_problem, version, installed, **_asked(machine))
+
+
+def module_on_switches(machine: platform.Platform,
+                       address: model.PciAddress) -> int | None:
+    """Module id of a GPU that NVML knows; None if it is on no NVSwitches.
+
+    :raises NvmlError: if NVML cannot be asked.
+    """
+    device = machine.nvml.device(address)
+    module = machine.nvml.optional('nvmlDeviceGetModuleId', device)
+    if not module or not _ends_at_switch(machine, [address]):
+        return None
+    return int(module)
+
+
+def _modules(machine: platform.Platform, host: model.Host
+             ) -> dict[model.PciAddress, int]:
+    """Module ids of the GPUs on a baseboard: 0 stands for no baseboard
+    (nvmlDeviceGetModuleId in nvml.h).
+    """
+    found = {}
+    for gpu in host.gpus:
+        if gpu.driver == _NVIDIA and gpu.visible_to_nvml:
+            with contextlib.suppress(exception.NvmlError):
+                found[gpu.address] = machine.nvml.optional(
+                    'nvmlDeviceGetModuleId', machine.nvml.device(gpu.address))
+    return {address: number for address, number in found.items() if number}
+
+
+def _ends_at_switch(machine: platform.Platform,
+                    modules: Iterable[model.PciAddress]) -> bool:
+    """Whether NVLinks lead to NVSwitches; those of Blackwell and later are
+    no PCI functions of the host.
+    """
+    with contextlib.suppress(exception.NvmlError):
+        return any(
+            machine.nvml.optional('nvmlDeviceGetNvLinkRemoteDeviceType',
+                                  machine.nvml.device(address), link)
+            == _SWITCH for address in modules for link in range(_LINKS))
+    return False
+
+
+def _version(machine: platform.Platform
+             ) -> tuple[str | None, bool | None]:
+    """Version of the fabric manager, and whether it is installed."""
+    tool = machine.nv_fabricmanager
+    try:
+        text = (tool('--version') if callable(tool) else
+                processutils.execute(tool, '--version', timeout=_SECONDS)[0])
+    except FileNotFoundError:
+        return None, False
+    except (OSError, processutils.ProcessExecutionError,
+            processutils.subprocess.TimeoutExpired):
+        return None, None
+    found = _VERSION.search(text)
+    return (found[1] if found else None), True
+
+
+def _mode(machine: platform.Platform) -> tuple[fabric.Mode | None, str]:
+    try:
+        return config_module.read(machine.fabric_config).mode, ''
+    except exception.FabricError as error:
+        return None, str(error)
+
+
+def _asked(machine: platform.Platform) -> dict[str, Any]:
+    """What the fabric manager itself says."""
+    session = machine.fabric
+    try:
+        found = (*session.partitions(), *session.unsupported())
+        failed = session.failed_devices()
+    except exception.GpuDriverError as error:
+        return {'problem': str(error)}
+    return {'failed': failed, 'partitions': tuple(
+        sorted(found, key=lambda item: item.partition_id))}

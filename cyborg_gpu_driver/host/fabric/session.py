@@ -1,0 +1,314 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The connection to NVIDIA's fabric manager, through its library libnvfm.
+
+No root is needed for it: the library connects to a TCP port of the loopback
+interface, or to a Unix socket where FM_CMD_UNIX_SOCKET_PATH names one ("The
+Fabric Manager API Interface" in the user guide).
+
+Every call has a deadline, in one thread for all of them (see
+:mod:`cyborg_gpu_driver.host.deadline`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.fabric import abi
+from cyborg_gpu_driver.host.fabric import config as config_module
+from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+
+TIMEOUT = 30.0
+"""Seconds that one call may take."""
+_OWNER = 'The fabric manager'
+_LOST = 'CONNECTION_NOT_VALID'
+_OTHER_VERSION = 'VERSION_MISMATCH'
+_REASONS = {
+    'LIBRARY_NOT_FOUND': f'{abi.LIBRARY} is not installed; it is in the '
+                         'package nvidia-fabricmanager-devel or '
+                         'nvidia-fabricmanager-dev',
+    'FUNCTION_NOT_FOUND': f'this {abi.LIBRARY} is too old for it',
+    'BADPARAM': 'the partition or a virtual function is not one of this '
+                'host, or the fabric manager cannot use it',
+    'GENERIC_ERROR': 'the log of the fabric manager tells more',
+    'NOT_SUPPORTED': 'FABRIC_MODE of the fabric manager does not allow it',
+    'UNINITIALIZED': 'the partition is not active',
+    'TIMEOUT': 'the fabric manager could not configure a GPU or an NVSwitch '
+               'in time; its log tells more',
+    _OTHER_VERSION: f'{abi.LIBRARY} is of another version than this call',
+    'IN_USE': 'the partition is active, or one of its GPUs is in another '
+              'active partition',
+    'NOT_CONFIGURED': 'the fabric manager is still starting, or waits for '
+                      'the list of active partitions after a restart',
+    _LOST: 'the fabric manager cannot be reached',
+    'NVLINK_ERROR': 'an NVLink of the partition has failed',
+    'NOT_ANSWERING': 'the fabric manager does not answer',
+}
+
+
+class FabricSession:
+    """One connection with the fabric manager, for the threads of a process.
+
+    It is opened at the first call, and again when the fabric manager was
+    restarted or the process has forked.
+
+    :param config: gives the configuration of the fabric manager, which has
+        its address.
+    :param load: loads a library by name, :class:`ctypes.CDLL`.
+    :param timeout: seconds that one call may take.
+    """
+
+    def __init__(self, config: Callable[[], config_module.Config],
+                 load: Callable[[str], Any] = ctypes.CDLL,
+                 timeout: float = TIMEOUT):
+        self._config = config
+        self._load = load
+        self.timeout = timeout
+        self._mutex = threading.RLock()
+        self._library: Any = None
+        self._handle: ctypes.c_void_p | None = None
+        self._process = 0
+
+    def partitions(self) -> tuple[fabric.Partition, ...]:
+        """All partitions that are supported now.
+
+        :raises FabricError: NOT_SUPPORTED with FABRIC_MODE=0.
+        """
+        found = abi.stamped(abi.PartitionList)
+        self._ask('fmGetSupportedFabricPartitions', found)
+        return tuple(_partition(item)
+                     for item in _first(found.partitions, found.count))
+
+    def unsupported(self) -> tuple[fabric.Partition, ...]:
+        """Partitions that hardware errors have taken away.
+
+        Always empty on Hopper and later ("Getting a List of Unsupported
+        Partitions" in the user guide).
+
+        :raises FabricError: as :meth:`partitions`.
+        """
+        found = abi.stamped(abi.UnsupportedList)
+        self._ask('fmGetUnsupportedFabricPartitions', found)
+        return tuple(fabric.Partition(
+            item.partition_id,
+            tuple(fabric.Member(number) for number
+                  in _first(item.physical_ids, item.gpu_count)),
+            supported=False)
+            for item in _first(found.partitions, found.count))
+
+    def failed_devices(self) -> tuple[str, ...]:
+        """PCI addresses of GPUs and NVSwitches whose NVLinks have failed.
+
+        :raises FabricError: if they cannot be read.
+        """
+        found = abi.stamped(abi.FailedDevices)
+        self._ask('fmGetNvlinkFailedDevices', found)
+        return tuple(item.bus_id.decode('ascii', 'replace') for item in (
+            *_first(found.gpus, found.gpu_count),
+            *_first(found.switches, found.switch_count)))
+
+    def activate(self, partition_id: int) -> None:
+        """Connect the whole GPUs of a partition (FABRIC_MODE=1).
+
+        :raises FabricError: IN_USE if it is active or overlaps an active
+            one; NOT_SUPPORTED in another mode; and so on.
+        """
+        self._change(True, 'fmActivateFabricPartition', partition_id)
+
+    def activate_with_functions(
+            self, partition_id: int,
+            functions: Sequence[model.PciAddress]) -> None:
+        """Connect virtual functions with vGPUs (FABRIC_MODE=2).
+
+        :param functions: one of each GPU of the partition. Their order has
+            to be the same at each activation (user guide, "Activating a GPU
+            Partition with Virtual Functions").
+        :raises FabricError: as :meth:`activate`.
+        """
+        array = (abi.PciDevice * len(functions))(*(
+            abi.PciDevice(item.domain, item.bus, item.device, item.function)
+            for item in functions))
+        self._change(True, 'fmActivateFabricPartitionWithVFs', partition_id,
+                     array, len(functions))
+
+    def deactivate(self, partition_id: int) -> None:
+        """Disconnect the GPUs of a partition. No guest may be using them.
+
+        :raises FabricError: UNINITIALIZED if it is not active.
+        """
+        self._change(False, 'fmDeactivateFabricPartition', partition_id)
+
+    def restore(self, partition_ids: Iterable[int]) -> None:
+        """Tell a fabric manager that was started with ``--restart`` which
+        partitions are active; it waits for that for 60 seconds.
+
+        Pass none where none is active ("Resiliency" in the user guide).
+
+        :raises FabricError: NOT_SUPPORTED if it does not wait for that.
+        :raises InvalidValue: if there are more than it can take.
+        """
+        wanted = sorted(partition_ids)
+        if len(wanted) > abi.MAX_PARTITIONS:
+            raise exception.InvalidValue(
+                what='list of partitions', value=wanted,
+                expected=f'at most {abi.MAX_PARTITIONS}')
+        found = abi.stamped(abi.ActivatedList)
+        found.count = len(wanted)
+        found.partition_ids[:len(wanted)] = wanted
+        self._ask('fmSetActivatedFabricPartitions', found)
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        with self._mutex:
+            if self._is_open():
+                self._call('fmDisconnect', self._handle)
+            self._handle = None
+
+    def _change(self, wanted: bool, name: str, partition_id: int,
+                *args: Any) -> None:
+        """Activate or deactivate.
+
+        A change whose connection was lost may have taken effect.
+        """
+        with self._mutex:
+            try:
+                self._once(name, partition_id, *args)
+            except exception.FabricError as error:
+                if error.symbol != _LOST:
+                    raise
+                if partition_id in {item.partition_id for item
+                                    in self.partitions()
+                                    if item.active is wanted}:
+                    return
+                self._once(name, partition_id, *args)
+
+    def _ask(self, name: str, *args: Any) -> None:
+        """A call that may be repeated."""
+        with self._mutex:
+            try:
+                self._once(name, *args)
+            except exception.FabricError as error:
+                if error.symbol != _LOST:
+                    raise
+                self._once(name, *args)
+
+    def _once(self, name: str, *args: Any) -> None:
+        if not self._is_open():
+            self._connect()
+        try:
+            self._call(name, self._handle, *args)
+        except exception.FabricError as error:
+            if error.symbol == _LOST:
+                self._handle = None
+            raise
+
+    def _is_open(self) -> bool:
+        return self._handle is not None and self._process == os.getpid()
+
+    def _connect(self) -> None:
+        config = self._config()
+        if self._library is None:
+            self._library = self._loaded()
+        try:
+            self._call('fmLibInit')
+        except exception.FabricError as error:
+            if error.symbol != 'IN_USE':
+                raise
+        handle = ctypes.c_void_p()
+        # The structure grew with driver 570, and a library takes one only.
+        try:
+            self._call('fmConnect', self._params(
+                abi.ConnectParams2, config,
+                address_type=abi.ADDRESS_UNIX if config.is_unix_socket
+                else abi.ADDRESS_INET), handle)
+        except exception.FabricError as error:
+            if error.symbol != _OTHER_VERSION:
+                raise
+            self._call('fmConnect', self._params(abi.ConnectParams, config),
+                       handle)
+        self._handle, self._process = handle, os.getpid()
+
+    def _params(self, kind: type[ctypes.Structure],
+                config: config_module.Config, **more: int
+                ) -> ctypes.Structure:
+        params: Any = abi.stamped(kind)
+        params.address = config.address.encode()
+        params.timeout_ms = int(1000 * self.timeout)
+        params.is_unix_socket = config.is_unix_socket
+        for name, value in more.items():
+            setattr(params, name, value)
+        return params
+
+    def _loaded(self) -> Any:
+        try:
+            return self._load(abi.LIBRARY)
+        except OSError as error:
+            raise _error('loading the library', 'LIBRARY_NOT_FOUND'
+                         ) from error
+
+    def _call(self, name: str, *args: Any) -> None:
+        """One C function; structures are passed by reference."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise _error(name, 'FUNCTION_NOT_FOUND') from None
+        function.argtypes = abi.FUNCTIONS[name]
+        function.restype = ctypes.c_int
+        passed = [ctypes.byref(arg) if _is_reference(name, arg) else arg
+                  for arg in args]
+        try:
+            code = deadline.run(_OWNER, self.timeout, name, function, *passed)
+        except exception.NvmlNotAnswering as error:
+            raise _error(name, 'NOT_ANSWERING') from error
+        if code != abi.SUCCESS:
+            raise _error(name, abi.SYMBOLS.get(code, f'CODE_{code}'))
+
+
+def _is_reference(name: str, argument: Any) -> bool:
+    return (isinstance(argument, (ctypes.Structure, ctypes.Array))
+            or name == 'fmConnect' and isinstance(argument, ctypes.c_void_p))
+
+
+def _error(call: str, symbol: str) -> exception.FabricError:
+    return exception.FabricError(
+        call=call, symbol=symbol,
+        reason=_REASONS.get(symbol, 'the log of the fabric manager tells '
+                            'more'))
+
+
+def _first(items: Any, count: int) -> list[Any]:
+    """As many items of a C array as are used; a wrong count cannot harm."""
+    return [items[index] for index in range(min(count, len(items)))]
+
+
+def _partition(item: Any) -> fabric.Partition:
+    return fabric.Partition(
+        item.partition_id,
+        tuple(_member(gpu) for gpu in _first(item.gpus, item.gpu_count)),
+        active=item.is_active == 1)
+
+
+def _member(gpu: Any) -> fabric.Member:
+    text = gpu.bus_id.decode('ascii', 'replace')
+    return fabric.Member(
+        gpu.physical_id, model.PciAddress.parse(text) if text else None,
+        gpu.links_available, gpu.line_rate)

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Reads what decides whether vGPUs can be live-migrated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import modes
+from cyborg_gpu_driver.host.nvml import vgpu
+from cyborg_gpu_driver.host.snapshot import migration
+from cyborg_gpu_driver.host.snapshot import model
+
+_Value = TypeVar('_Value')
+_UNKNOWN = migration.Migration()
+
+
+def look(machine: platform.Platform, host: model.Host
+         ) -> dict[model.PciAddress, migration.Migration]:
+    """What NVML says of the GPUs that make vGPUs without mdev.
+
+    Nova live-migrates the vGPUs of no other GPU through its PCI code.
+
+    :param host: a snapshot of the machine.
+    """
+    return {gpu.address: _of(machine, gpu) for gpu in host.gpus
+            if gpu.framework is model.Framework.VENDOR_VFIO}
+
+
+@gate.series
+def _of(machine: platform.Platform, gpu: model.Gpu) -> migration.Migration:
+    """Every answer that cannot be had is None."""
+    nvml = machine.nvml
+    if not gpu.visible_to_nvml:
+        return _UNKNOWN
+    try:
+        device = nvml.device(gpu.address)
+    except exception.NvmlError:
+        return _UNKNOWN
+    ecc = _answer(lambda: modes.ecc(nvml, gpu.address))
+    return migration.Migration(
+        _answer(lambda: vgpu.can_migrate(nvml, device)),
+        _answer(lambda: vgpu.migration_metadata(nvml, device)),
+        None if ecc is None else ecc.enabled)
+
+
+def _answer(ask: Callable[[], _Value]) -> _Value | None:
+    with contextlib.suppress(exception.NvmlError):
+        return ask()
+    return None

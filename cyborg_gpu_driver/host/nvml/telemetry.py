@@ -1,0 +1,350 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What monitoring reads of a GPU at work, through NVML.
+
+All that one call can answer is asked in one call: most of it are fields of
+nvmlDeviceGetFieldValues. What a GPU, its driver or this user's permissions do
+not have is left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import session as nvml_module
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import telemetry
+
+Quantity = telemetry.Quantity
+Value = telemetry.Value
+
+_LEFT_OUT = nvml_library.ABSENT | {'NO_PERMISSION'}
+"""nvml.h of nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
+if the caller has appropriate privileges"."""
+_NOW_AND_THEN = frozenset({'NO_DATA', 'NOT_FOUND', 'NOT_READY'})
+_EACH = frozenset({'nvmlDeviceGetClockInfo', 'nvmlDeviceGetNvLinkState'})
+"""Calls that may be supported for one number and not for another."""
+_MILLI = 1e-3
+_MEGA = 1e6
+_PERCENT = 1e-2
+_NO_INSTANCE = 0xffffffff
+
+FIELDS = {
+    pynvml.NVML_FI_DEV_MEMORY_TEMP: (Quantity.MEMORY_TEMPERATURE, 1, ()),
+    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
+        (Quantity.ENERGY, _MILLI, ()),
+    pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL:
+        (Quantity.ECC_ERRORS, 1, ('corrected',)),
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL:
+        (Quantity.ECC_ERRORS, 1, ('uncorrected',)),
+    pynvml.NVML_FI_DEV_REMAPPED_COR:
+        (Quantity.REMAPPED_ROWS, 1, ('correctable',)),
+    pynvml.NVML_FI_DEV_REMAPPED_UNC:
+        (Quantity.REMAPPED_ROWS, 1, ('uncorrectable',)),
+    pynvml.NVML_FI_DEV_REMAPPED_PENDING: (Quantity.REMAP_PENDING, 1, ()),
+    pynvml.NVML_FI_DEV_REMAPPED_FAILURE: (Quantity.REMAP_FAILED, 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: (Quantity.PCIE_REPLAYS, 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: (Quantity.PCIE_SENT, 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: (Quantity.PCIE_RECEIVED, 1, ()),
+}
+"""Quantity, factor and labels by field (nvml.h, "Field Identifiers"). What
+dcgm-exporter offers by default comes from the same fields
+(etc/default-counters.csv of NVIDIA/dcgm-exporter)."""
+LINK_SUMS = {
+    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 'crc_flit',
+    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 'crc_data',
+    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: 'replay',
+    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: 'recovery',
+}
+"""Errors of all links together: the kind of error by field."""
+_LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
+_PER_LINK = {
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY: 'replay',
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY: 'recovery',
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC: 'crc',
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS: 'recovery',
+}
+"""Errors of one link, whose number is the field's ``scopeId``. Blackwell has
+the last one in place of the others (nvml.h)."""
+_VALUES = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: 'dVal',
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: 'uiVal',
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: 'ulVal',
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: 'ullVal',
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: 'sllVal',
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: 'siVal',
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: 'usVal',
+}
+"""Member of nvmlValue_t by nvmlValueType_t."""
+_VGPU_PERCENTS = {'smUtil': Quantity.VGPU_UTILIZATION,
+                  'memUtil': Quantity.VGPU_MEMORY_UTILIZATION,
+                  'encUtil': Quantity.VGPU_ENCODER_UTILIZATION,
+                  'decUtil': Quantity.VGPU_DECODER_UTILIZATION}
+
+
+@dataclasses.dataclass
+class _Known:
+    """What stays as it is while a session and the MIG mode last."""
+
+    valid: tuple[int, bool]
+    """Generation of the session, and whether MIG mode is on."""
+    uuid: str = ''
+    links: int = 0
+    """How many NVLinks the GPU has."""
+    mig_devices: int = 0
+    """How many MIG devices there may be."""
+    absent: set[str] = dataclasses.field(default_factory=set)
+    """Calls that this GPU does not answer, some of them with a number."""
+    last: int = 0
+    """When the driver took the last sample of vGPUs, in its microseconds."""
+
+
+class TelemetryReader:
+    """Reads GPUs at work through one session.
+
+    :param nvml: the session; opened at the first reading.
+    """
+
+    def __init__(self, nvml: nvml_module.NvmlSession):
+        self._nvml = nvml
+        self._known: dict[model.PciAddress, _Known] = {}
+
+    def read(self, address: model.PciAddress, may_open: Callable[[], bool]
+             ) -> telemetry.Sample | None:
+        """What the GPU at ``address`` says.
+
+        :param may_open: asked once the session is open and nobody can have
+            it closed meanwhile.
+        :returns: None if the GPU must not be opened, or NVML cannot be.
+        :raises NvmlClosed: if somebody wants NVML closed.
+        :raises NvmlError: if the GPU does not answer.
+        """
+        with self._nvml.kept(0), self._nvml.about(address):
+            if self._nvml.problem() is not None or not may_open():
+                return None
+            try:
+                return self._read(address)
+            except exception.NvmlError:
+                # The handle may be dead: a reset ends it.
+                self._nvml.forget(address)
+                self._known.pop(address, None)
+                raise
+
+    def _read(self, address: model.PciAddress) -> telemetry.Sample:
+        device = self._nvml.device(address)
+        mode = self._nvml.optional('nvmlDeviceGetMigMode', device)
+        valid = (self._nvml.generation, bool(mode and mode[0]))
+        known = self._known.get(address)
+        if known is None or known.valid != valid:
+            known = self._first(device, valid)
+            self._known[address] = known
+        asked = _Questions(self._nvml, known)
+        vgpus = tuple(_vgpus(asked, device))
+        return telemetry.Sample(known.uuid, (
+            *_board(asked, device), *_fields(asked, device),
+            *_instances(asked, device),
+            *_vgpu_values(asked, device, vgpus)), vgpus)
+
+    def _first(self, device: Any, valid: tuple[int, bool]) -> _Known:
+        field = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
+        links = _answered(self._nvml.optional(
+            'nvmlDeviceGetFieldValues', device, [field]) or ())
+        count = self._nvml.optional('nvmlDeviceGetMaxMigDeviceCount', device)
+        return _Known(
+            valid, nvml_library.text(self._nvml.call('nvmlDeviceGetUUID',
+                                                     device)),
+            int(links.get((field, 0), 0)), (count or 0) if valid[1] else 0)
+
+
+class _Questions:
+    """Questions to one GPU, of which those in vain are not put again."""
+
+    def __init__(self, nvml: nvml_module.NvmlSession, known: _Known):
+        self.nvml = nvml
+        self.known = known
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """The answer; None where there is none.
+
+        :raises NvmlError: if the GPU does not answer, or not any more.
+        """
+        key = f'{name} {arguments[1]}' if name in _EACH else name
+        if key in self.known.absent:
+            return None
+        try:
+            return self.nvml.call(name, *arguments)
+        except exception.NvmlError as error:
+            if error.symbol in _LEFT_OUT:
+                self.known.absent.add(key)
+            elif error.symbol not in _NOW_AND_THEN:
+                raise
+            return None
+
+
+def _board(asked: _Questions, device: Any) -> Iterator[Value]:
+    """What each has a call of its own for."""
+    rates = asked.ask('nvmlDeviceGetUtilizationRates', device)
+    if rates is not None:
+        yield Value(Quantity.UTILIZATION, rates.gpu * _PERCENT)
+        yield Value(Quantity.MEMORY_UTILIZATION, rates.memory * _PERCENT)
+    memory = asked.ask('nvmlDeviceGetMemoryInfo', device)
+    if memory is not None:
+        yield Value(Quantity.MEMORY, memory.total)
+        yield Value(Quantity.MEMORY_USED, memory.used)
+    for quantity, factor, labels, name, *arguments in (
+            (Quantity.TEMPERATURE, 1, (), 'nvmlDeviceGetTemperature',
+             pynvml.NVML_TEMPERATURE_GPU),
+            (Quantity.POWER, _MILLI, (), 'nvmlDeviceGetPowerUsage'),
+            (Quantity.POWER_LIMIT, _MILLI, (),
+             'nvmlDeviceGetEnforcedPowerLimit'),
+            (Quantity.CLOCK, _MEGA, ('sm',), 'nvmlDeviceGetClockInfo',
+             pynvml.NVML_CLOCK_SM),
+            (Quantity.CLOCK, _MEGA, ('memory',), 'nvmlDeviceGetClockInfo',
+             pynvml.NVML_CLOCK_MEM)):
+        found = asked.ask(name, device, *arguments)
+        if found is not None:
+            yield Value(quantity, found * factor, labels)
+
+
+def _fields(asked: _Questions, device: Any) -> Iterator[Value]:
+    """What one call of nvmlDeviceGetFieldValues answers, and NVLinks."""
+    links = range(asked.known.links)
+    wanted = [*FIELDS]
+    if links:
+        wanted += LINK_SUMS
+        wanted += ((field, link) for link in links
+                   for field in (_LINK_STATE, *_PER_LINK))
+    found = _answered(asked.ask('nvmlDeviceGetFieldValues', device, wanted)
+                      or ())
+    for field, (quantity, factor, labels) in FIELDS.items():
+        if (field, 0) in found:
+            yield Value(quantity, found[field, 0] * factor, labels)
+    for kind, count in _link_errors(found).items():
+        yield Value(Quantity.LINK_ERRORS, count, (kind,))
+    for link in links:
+        state = found.get((_LINK_STATE, link))
+        if state is None:
+            state = asked.ask('nvmlDeviceGetNvLinkState', device, link)
+        if state is not None:
+            # Neither inactive nor asleep (NVML_NVLINK_STATE_SLEEP).
+            yield Value(Quantity.LINK_UP, float(state == 1), (str(link),))
+
+
+def _link_errors(found: Mapping[tuple[int, int], float]) -> dict[str, float]:
+    """Errors of all links by kind, however the GPU counts them."""
+    sums = {kind: found[field, 0] for field, kind in LINK_SUMS.items()
+            if (field, 0) in found}
+    if sums:
+        return sums
+    errors: dict[str, float] = collections.defaultdict(float)
+    for (field, _), count in found.items():
+        if field in _PER_LINK:
+            errors[_PER_LINK[field]] += count
+    return errors
+
+
+def _answered(fields: Iterable[Any]) -> dict[tuple[int, int], float]:
+    """Values of the fields that have one, by field and scope."""
+    return {(field.fieldId, field.scopeId):
+            getattr(field.value, _VALUES[field.valueType])
+            for field in fields if field.nvmlReturn == pynvml.NVML_SUCCESS
+            and field.valueType in _VALUES}
+
+
+def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
+    """Memory of each GPU instance that has a MIG device.
+
+    A MIG device is a compute instance; its memory is that of the GPU
+    instance, which all its compute instances share (MIG user guide).
+    """
+    seen = set()
+    for index in range(asked.known.mig_devices):
+        # Not remembered in vain: MIG devices come and go.
+        try:
+            mig = asked.nvml.call('nvmlDeviceGetMigDeviceHandleByIndex',
+                                  device, index)
+            number = asked.nvml.call('nvmlDeviceGetGpuInstanceId', mig)
+            if number in seen:
+                continue
+            seen.add(number)
+            memory = asked.nvml.call('nvmlDeviceGetMemoryInfo', mig)
+        except exception.NvmlError as error:
+            # INVALID_ARGUMENT: it went away between two calls.
+            if error.symbol in {*_LEFT_OUT, *_NOW_AND_THEN,
+                                'INVALID_ARGUMENT'}:
+                continue
+            raise
+        labels = (str(number),)
+        yield Value(Quantity.INSTANCE_MEMORY, memory.total, labels)
+        yield Value(Quantity.INSTANCE_MEMORY_USED, memory.used, labels)
+
+
+def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:
+    """vGPUs that guests run; NVML knows no others."""
+    for vgpu in asked.ask('nvmlDeviceGetActiveVgpus', device) or ():
+        mdev = asked.ask('nvmlVgpuInstanceGetMdevUUID', vgpu)
+        instance = asked.ask('nvmlVgpuInstanceGetGpuInstanceId', vgpu)
+        yield telemetry.Vgpu(
+            vgpu, _uuid(mdev), _server(asked.ask('nvmlVgpuInstanceGetVmID',
+                                                 vgpu)),
+            None if instance == _NO_INSTANCE else instance)
+
+
+def _vgpu_values(asked: _Questions, device: Any,
+                 vgpus: tuple[telemetry.Vgpu, ...]) -> Iterator[Value]:
+    if not vgpus:
+        return
+    labels = {vgpu.vgpu_id: vgpu.labels for vgpu in vgpus}
+    for vgpu in vgpus:
+        used = asked.ask('nvmlVgpuInstanceGetFbUsage', vgpu.vgpu_id)
+        if used is not None:
+            yield Value(Quantity.VGPU_FRAMEBUFFER_USED, used, vgpu.labels)
+    # Of the time since the last question.
+    for sample in asked.ask('nvmlDeviceGetVgpuUtilization', device,
+                            asked.known.last) or ():
+        asked.known.last = max(asked.known.last, sample.timeStamp)
+        if sample.vgpuInstance not in labels:
+            continue
+        for member, quantity in _VGPU_PERCENTS.items():
+            yield Value(quantity,
+                        getattr(sample, member).uiVal * _PERCENT,
+                        labels[sample.vgpuInstance])
+
+
+def _server(answer: tuple[Any, int] | None) -> str:
+    """UUID of a virtual machine.
+
+    nvml.h, nvmlVgpuVmIdType_t: the id is a UUID or a hypervisor's number.
+    """
+    if answer is None or answer[1] != pynvml.NVML_VGPU_VM_ID_UUID:
+        return ''
+    return _uuid(answer[0])
+
+
+def _uuid(value: str | bytes | None) -> str:
+    """A UUID as OpenStack writes it; empty if it is none."""
+    try:
+        return str(uuid.UUID(nvml_library.text(value or '')))
+    except ValueError:
+        return ''

@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What libvirt's XML of a domain says of its server. Pure.
+
+Nova's libvirt driver gives the domain the UUID of the server, and puts flavor
+and project into its metadata (``nova:instance``; LibvirtConfigGuestMetaNova*
+in nova/virt/libvirt/config.py). A ``hostdev`` element is what it is given
+("Domain XML format" of libvirt, "Host device assignment").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import uuid
+from xml.parsers import expat
+
+from cyborg_gpu_driver.host.snapshot import model
+
+_LIMIT = 4 << 20
+"""Characters of XML that are read; domains have some ten thousand."""
+_NOVA = 'http://openstack.org/xmlns/libvirt/nova/'
+"""What the namespaces of Nova's metadata begin with; the version follows."""
+_PROJECT = re.compile('[A-Za-z0-9_-]{1,64}', re.ASCII)
+"""An id of Keystone (its schema of projects)."""
+_FLAVOR_MAX = 255
+"""Characters of a flavor's name (Nova's schema of flavors)."""
+_ADDRESS_PARTS = ('domain', 'bus', 'slot', 'function')
+_DEVICES = ('domain', 'devices', 'hostdev', 'source', 'address')
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """A virtual machine, as libvirt has it."""
+
+    uuid: str
+    """Of the server, where Nova made it."""
+    project: str = ''
+    """Id of the project; empty where Nova's metadata is missing."""
+    flavor: str = ''
+    """Name of the flavor."""
+    devices: frozenset[str] = frozenset()
+    """Addresses of PCI functions and UUIDs of mdevs that it is given."""
+
+
+def parse(xml: str) -> Domain:
+    """The domain of an XML document.
+
+    :raises ValueError: if it is none.
+    """
+    if len(xml) > _LIMIT:
+        raise ValueError('it is too long for the XML of a domain')
+    reader = _Reader()
+    parser = expat.ParserCreate(namespace_separator=' ')
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.text
+    # Entities are declared in a document type alone, and libvirt writes none.
+    parser.StartDoctypeDeclHandler = _refuse
+    try:
+        parser.Parse(xml, True)
+    except expat.ExpatError as error:
+        raise ValueError(f'it is no XML: {error}') from error
+    return reader.domain()
+
+
+class _Reader:
+    """Takes what is wanted while expat reads a document."""
+
+    def __init__(self) -> None:
+        self._path: list[str] = []
+        self._uuid = ''
+        self._project = ''
+        self._flavor = ''
+        self._devices: set[str] = set()
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self._path.append(_plain(name))
+        path = tuple(self._path)
+        if path == _DEVICES:
+            self._devices.update(filter(None, (_device(attributes),)))
+        elif path[:3] == ('domain', 'metadata', 'nova:instance'):
+            if path[3:] == ('nova:flavor',):
+                self._flavor = attributes.get('name', '')[:_FLAVOR_MAX]
+            elif path[3:] == ('nova:owner', 'nova:project'):
+                found = attributes.get('uuid', '')
+                if _PROJECT.fullmatch(found):
+                    self._project = found
+
+    def end(self, _name: str) -> None:
+        self._path.pop()
+
+    def text(self, text: str) -> None:
+        if self._path == ['domain', 'uuid']:
+            self._uuid += text
+
+    def domain(self) -> Domain:
+        return Domain(str(uuid.UUID(self._uuid.strip())), self._project,
+                      self._flavor, frozenset(self._devices))
+
+
+def _plain(name: str) -> str:
+    """A name without its namespace, which is ``nova:`` for Nova's."""
+    space, _, local = name.rpartition(' ')
+    return f'nova:{local}' if space.startswith(_NOVA) else local
+
+
+def _device(attributes: dict[str, str]) -> str:
+    """Address or UUID of a host device; empty for another kind of device."""
+    try:
+        if 'uuid' in attributes:
+            return str(uuid.UUID(attributes['uuid']))
+        return str(model.PciAddress(*(int(attributes[part], 16)
+                                      for part in _ADDRESS_PARTS)))
+    except (KeyError, ValueError):
+        return ''
+
+
+def _refuse(*_: object) -> None:
+    raise ValueError('it has a document type')

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which application runs on which GPU, so that all end soonest. Pure.
+
+Three ways to place them, for comparison: ``predicted`` minimises the predicted
+makespan, ``pack`` and ``spread`` know nothing of interference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.interference import prediction
+
+EXACT_MOST = 10
+"""Applications for which all placements are compared."""
+
+Job = prediction.Job
+Groups = tuple[tuple[Job, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """A placement of all jobs.
+
+    :ivar groups: the jobs of each GPU.
+    :ivar makespan: predicted, in seconds; infinite if it does not fit.
+    :ivar bound: no placement ends earlier than this, in seconds.
+    """
+
+    name: str
+    groups: Groups
+    makespan: float
+    bound: float
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no placement is predicted to end earlier."""
+        return self.makespan <= self.bound * (1 + 1e-9)
+
+
+def compare(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
+            ) -> list[Arrangement]:
+    """The placements of each way: ``predicted``, ``pack``, ``spread``.
+
+    ``predicted`` is a best one up to EXACT_MOST jobs. Beyond, it is the best
+    of a greedy placement (the longest job first, onto the GPU where the
+    makespan grows least), ``pack`` and ``spread``.
+    """
+    others = {'pack': pack(jobs, gpus, predictor),
+              'spread': spread(jobs, gpus, predictor)}
+    if len(jobs) <= EXACT_MOST:
+        best = _exact(jobs, gpus, predictor)
+        bound = _makespan(best, predictor)
+    else:
+        best = min([greedy(jobs, gpus, predictor), *others.values()],
+                   key=lambda groups: _makespan(groups, predictor))
+        bound = lower_bound(jobs, gpus, predictor)
+    return [Arrangement(name, groups, _makespan(groups, predictor), bound)
+            for name, groups in {'predicted': best, **others}.items()]
+
+
+def pack(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
+         ) -> Groups:
+    """The largest job first, onto the fullest GPU where it fits.
+
+    By memory, and where that is unknown by the number of jobs.
+    """
+    return _one_by_one(
+        sorted(jobs, key=lambda job: -(job.memory_mib or 0)), gpus, predictor,
+        lambda group, _job: (-_memory(group), -len(group)))
+
+
+def spread(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
+           ) -> Groups:
+    """The longest job first, onto the GPU with the least to do."""
+    return _one_by_one(
+        _longest_first(jobs), gpus, predictor,
+        lambda group, _job: (sum(job.seconds for job in group), len(group)))
+
+
+def greedy(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
+           ) -> Groups:
+    """The longest job first, onto the GPU whose jobs then end first."""
+    return _one_by_one(
+        _longest_first(jobs), gpus, predictor,
+        lambda group, job: (predictor.makespan([*group, job]), len(group)))
+
+
+def lower_bound(jobs: Sequence[Job], gpus: int,
+                predictor: prediction.Predictor) -> float:
+    """A time before which no placement is predicted to end.
+
+    The longest job takes its time. Of the longest jobs, one more than there
+    are GPUs, two share a GPU, and take at least as long as the best such two.
+    """
+    longest = _longest_first(jobs)
+    found = longest[0].seconds if jobs else 0.0
+    if len(jobs) > gpus:
+        found = max(found, min(
+            predictor.makespan(pair)
+            for pair in itertools.combinations(longest[:gpus + 1], 2)))
+    return found
+
+
+def _exact(jobs, gpus, predictor):
+    """A best placement, by all subsets of the jobs.
+
+    ``best[subset]`` is the least makespan of the subset on the GPUs until
+    now, and what of it is on the last of them.
+    """
+    whole = (1 << len(jobs)) - 1
+    spans = [predictor.makespan(_members(jobs, subset))
+             for subset in range(whole + 1)]
+    best = [(span, subset) for subset, span in enumerate(spans)]
+    tables = [best]
+    for _ in range(min(gpus, len(jobs)) - 1):
+        best = [min((max(spans[part], best[subset ^ part][0]), part)
+                    for part in _parts(subset))
+                for subset in range(whole + 1)]
+        tables.append(best)
+    groups, subset = [], whole
+    for table in reversed(tables):
+        part = table[subset][1]
+        groups.append(tuple(_members(jobs, part)))
+        subset ^= part
+    return tuple(groups) + ((),) * (gpus - len(groups))
+
+
+def _parts(subset: int) -> Iterator[int]:
+    """The subsets that have the first member: the GPUs are alike."""
+    first = subset & -subset
+    rest = subset ^ first
+    part = rest
+    while True:
+        yield part | first
+        if not part:
+            return
+        part = (part - 1) & rest
+
+
+def _members(jobs, subset):
+    return [job for index, job in enumerate(jobs) if subset >> index & 1]
+
+
+def _one_by_one(jobs: Sequence[Job], gpus: int,
+                predictor: prediction.Predictor,
+                cost: Callable[[Sequence[Job], Job], tuple[float, ...]]
+                ) -> Groups:
+    """Each job onto the cheapest GPU where it fits, or else the cheapest."""
+    groups: list[list[Job]] = [[] for _ in range(gpus)]
+    for job in jobs:
+        min(groups, key=lambda group: (
+            math.inf in predictor.slowdowns([*group, job]),
+            *cost(group, job))).append(job)
+    return tuple(map(tuple, groups))
+
+
+def _longest_first(jobs: Sequence[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda job: (-job.seconds, job.application))
+
+
+def _memory(group):
+    return sum(job.memory_mib or 0 for job in group)
+
+
+def _makespan(groups, predictor):
+    return max(map(predictor.makespan, groups), default=0.0)

@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Measures how applications slow each other down, step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import tempfile
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import applications as apps
+from cyborg_gpu_driver.interference import memory
+from cyborg_gpu_driver.interference import process
+from cyborg_gpu_driver.interference import results
+
+Outcome = results.Outcome
+
+_VERBS = {Outcome.OUT_OF_MEMORY: 'ran out of memory',
+          Outcome.FAILED: 'failed', Outcome.TIMED_OUT: 'took too long'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where the applications run.
+
+    :ivar gpu_memory: asks how much of GPUs processes have.
+    :ivar gpu_memory_mib: of the smallest GPU here; None if NVML knows none.
+    :ivar timeout: seconds that each run may take.
+    :ivar endings: signals that end the measurement.
+    """
+
+    timeout: float
+    gpu_memory: memory.GpuMemory = lambda _pids: None
+    gpu_memory_mib: int | None = None
+    endings: process.Endings | None = None
+
+
+def measure(found: results.Results, machine: Machine, path: str,
+            say: Callable[[results.Step], Any] = lambda _step: None) -> None:
+    """Measure the steps that have no result, and write after each.
+
+    :param found: what was measured until now; the results are added.
+    :param path: of the file.
+    :param say: called with each step before it begins.
+    :raises InvalidValue: if a command cannot be started or fails alone,
+        where there is nothing to compare with; or if the file cannot be
+        written.
+    """
+    known = {item.name: item for item in found.applications}
+    for name, beside in found.open_steps():
+        say((name, beside))
+        runs = _step(found, machine, known[name],
+                     known[beside] if beside is not None else None)
+        found.runs[name, beside] = runs
+        write(path, found.dump())
+        if beside is None and runs.outcome is not Outcome.MEASURED:
+            raise exception.InvalidValue(
+                what=f'command of {name}',
+                value=shlex.join(known[name].command), expected='alone it '
+                f'{_VERBS[runs.outcome]} ({runs.problem})')
+
+
+def _step(found: results.Results, machine: Machine,
+          application: apps.Application, other: apps.Application | None
+          ) -> results.Runs:
+    """Warm-up runs and measured runs; the first that fails is the last."""
+    with contextlib.ExitStack() as stack:
+        companion = other and stack.enter_context(process.Repeated(other))
+        runs = []
+        for _ in range(found.warmups + found.repeats):
+            runs.append(process.run(application, companion, machine.timeout,
+                                    machine.gpu_memory, machine.endings))
+            if runs[-1].outcome is not Outcome.MEASURED:
+                break
+    last = runs[-1]
+    outcome = last.outcome
+    if other and outcome is Outcome.FAILED and _is_too_much(
+            found, machine, application.name, other.name):
+        outcome = Outcome.OUT_OF_MEMORY
+    return results.Runs(
+        outcome, tuple(second for one in runs[found.warmups:]
+                       for second in one.seconds)
+        if outcome is Outcome.MEASURED else (),
+        _most(one.memory_mib for one in runs),
+        _most(one.gpu_memory_mib for one in runs), last.problem)
+
+
+def _is_too_much(found, machine, *names):
+    """Whether the two, which run alone, need more memory than a GPU has.
+
+    An allocation that CUDA refuses never shows in the memory in use, and the
+    exit code is the program's own.
+    """
+    needs = [found.runs[name, None].gpu_memory_mib for name in names]
+    return (machine.gpu_memory_mib is not None and None not in needs
+            and sum(needs) > machine.gpu_memory_mib)
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def write(path: str, text: str) -> None:
+    """Replace a file at once: an interrupted write leaves the old one.
+
+    :raises InvalidValue: if it cannot be written.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        with tempfile.NamedTemporaryFile(
+                'w', dir=directory, prefix=f'.{name}.', encoding='utf-8',
+                delete=False) as stream:
+            try:
+                stream.write(text)
+                stream.flush()
+                os.fchmod(stream.fileno(), 0o666 & ~_umask())
+                os.fsync(stream.fileno())
+                os.replace(stream.name, path)
+            except BaseException:
+                os.unlink(stream.name)
+                raise
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='file', value=path,
+            expected=f'cannot be written: {error.strerror}') from error
+
+
+def _umask():
+    """The permissions that new files of this process do not get."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How long applications run together on one GPU. Pure.
+
+The model is the one by which the placement policy ``quiet`` chooses: each
+neighbour adds its measured slowdown less 1. An application that runs beside
+two with slowdowns of 1.2 and 1.5 takes 1.7 times as long. Pairs are all that
+is measured; that three of them add up is an assumption. When an application
+ends, the others go on faster, by the slowdowns of those that are left.
+
+A measured slowdown below 1 counts as 1 here: it is noise. So more company
+never makes a predicted end earlier, on which the bounds of
+:mod:`.arrangement` rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.nova.weighing import interference
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of an application.
+
+    :ivar seconds: its run time alone.
+    :ivar memory_mib: what it needs of a GPU's memory; None if unknown.
+    """
+
+    application: str
+    seconds: float
+    memory_mib: int | None = None
+
+
+class Predictor:
+    """Predicts run times on GPUs that are alike.
+
+    :param slowdowns: as measured; None for two that do not fit together.
+    :param memory_mib: of a GPU; None does not look at memory.
+    """
+
+    def __init__(self, slowdowns: Mapping[str, Mapping[str, float | None]],
+                 memory_mib: int | None = None):
+        self._matrix = interference.Matrix({
+            name: {beside: math.inf if value is None else max(1.0, value)
+                   for beside, value in row.items()}
+            for name, row in slowdowns.items()})
+        self._memory_mib = memory_mib
+
+    def slowdowns(self, jobs: Sequence[Job]) -> list[float]:
+        """Of each job while all of them run; infinite if it does not fit."""
+        if not self._is_room(jobs):
+            return [math.inf] * len(jobs)
+        return [self._slowdown(jobs, index, range(len(jobs)))
+                for index in range(len(jobs))]
+
+    def ends(self, jobs: Sequence[Job]) -> list[float]:
+        """When each job ends, in seconds after the start of all of them.
+
+        Infinite for all if two of them do not fit together.
+        """
+        if math.inf in self.slowdowns(jobs):
+            return [math.inf] * len(jobs)
+        left = {index: job.seconds for index, job in enumerate(jobs)}
+        found, now = [0.0] * len(jobs), 0.0
+        while left:
+            slowdowns = {index: self._slowdown(jobs, index, left)
+                         for index in left}
+            first = min(left, key=lambda index: left[index]
+                        * slowdowns[index])
+            passed = left.pop(first) * slowdowns[first]
+            now += passed
+            found[first] = now
+            left = {index: max(0.0, seconds - passed / slowdowns[index])
+                    for index, seconds in left.items()}
+        return found
+
+    def makespan(self, jobs: Sequence[Job]) -> float:
+        """When the last one ends."""
+        return max(self.ends(jobs), default=0.0)
+
+    def _is_room(self, jobs):
+        return (self._memory_mib is None or sum(
+            job.memory_mib or 0 for job in jobs) <= self._memory_mib)
+
+    def _slowdown(self, jobs, index, running):
+        return self._matrix.slowdown(
+            jobs[index].application,
+            (jobs[other].application for other in running if other != index))

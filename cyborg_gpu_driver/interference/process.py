@@ -1,0 +1,300 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Runs the commands of applications, each in a process group of its own.
+
+A command runs as the calling user, without a shell, and every process of its
+group is killed when it has ended or is to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import applications as apps
+from cyborg_gpu_driver.interference import memory
+from cyborg_gpu_driver.interference import results
+
+_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+_SIGNALLED = 128
+"""What a shell adds to the number of the signal that ended a process."""
+_SHELL_KILLED = _SIGNALLED + signal.SIGKILL
+"""The exit code of a shell whose command SIGKILL has ended."""
+_DIGITS = 6
+"""Of a run time in seconds. Starting a process takes longer."""
+_TEXT = 300
+"""Characters of a command's last complaint that are kept."""
+_KIB = 1 << 10
+
+Outcome = results.Outcome
+
+
+class Endings:
+    """Notes signals that are to end this program, within a block.
+
+    An exception in the middle of a start would leave a process behind. So a
+    signal only ends a :func:`wait`, or the next one. One that is ignored
+    stays ignored (nohup).
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self):
+        self._number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Endings:
+        self.descriptor, self._end = os.pipe()
+        for number in self._SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.descriptor)
+        os.close(self._end)
+
+    def check(self) -> None:
+        """End the program if it is to end.
+
+        :raises KeyboardInterrupt: for SIGINT.
+        :raises SystemExit: for the others, with a shell's exit code.
+        """
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._number is not None:
+            raise SystemExit(_SIGNALLED + self._number)
+
+    def _note(self, number, _frame):
+        if self._number is None:
+            self._number = number
+            os.write(self._end, b'.')
+
+
+class Child:
+    """One run of an application.
+
+    :param oom_kills: counts the kernel's kills for lack of memory.
+    :ivar seconds: how long it ran.
+    :ivar outcome: how it has ended; None while it runs.
+    :raises InvalidValue: if its command cannot be started.
+    """
+
+    def __init__(self, application: apps.Application,
+                 oom_kills: Callable[[], tuple[int, ...]] = memory.oom_kills):
+        self.application = application
+        self._oom_kills = oom_kills
+        self._kills_before = oom_kills()
+        self._errors = tempfile.TemporaryFile()
+        try:
+            self.started = time.monotonic()
+            self._process = subprocess.Popen(
+                application.command, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=self._errors,
+                start_new_session=True)
+        except OSError as error:
+            self._errors.close()
+            raise exception.InvalidValue(
+                what=f'command of {application.name}',
+                value=application.command[0],
+                expected=f'cannot be run: {error.strerror}') from error
+        self.pid = self._process.pid
+        self.exit_code: int | None = None
+        self.seconds = 0.0
+        self.outcome: Outcome | None = None
+        self.largest = 0
+        """Bytes that the largest of its processes had resident."""
+        try:
+            self.descriptor = os.pidfd_open(self.pid)
+        except OSError as error:
+            self._finish()
+            raise exception.HostUnusable(
+                reason='Linux 5.3 or newer is needed to wait for processes '
+                       f'(pidfd_open: {error.strerror})') from error
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def ended(self) -> None:
+        """Take in the end of the process, which has ended."""
+        self.seconds = round(time.monotonic() - self.started, _DIGITS)
+        self._close()
+
+    def stop(self) -> None:
+        """End it if it runs."""
+        if self.exit_code is not None:
+            return
+        self._signal(signal.SIGTERM)
+        if not wait([self], time.monotonic() + _GRACE):
+            self._signal(signal.SIGKILL)
+        self._close()
+
+    @property
+    def problem(self) -> str:
+        """How it has ended, for people; empty if it succeeded."""
+        code = self.exit_code
+        if not code:
+            return ''
+        how = (f'exit code {code}' if code > 0
+               else f'ended by signal {-code}')
+        return f'{self.application.name}: {how}{self._complaint}'
+
+    def _close(self):
+        os.close(self.descriptor)
+        self._finish()
+
+    def _finish(self):
+        # While its first process is not waited for, no other group can get
+        # the number of this one.
+        self._signal(signal.SIGKILL)
+        _, status, usage = os.wait4(self.pid, 0)
+        # ru_maxrss: kilobytes, of the largest process that was waited for
+        # (getrusage(2)).
+        self.largest = usage.ru_maxrss * _KIB
+        self.exit_code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = self.exit_code
+        self.outcome = self._outcome()
+        self._complaint = self._last_line()
+        self._errors.close()
+
+    def _outcome(self):
+        if self.exit_code == 0:
+            return Outcome.MEASURED
+        killed = self.exit_code in (-signal.SIGKILL, _SHELL_KILLED)
+        if (self.exit_code in self.application.out_of_memory_exit_codes
+                or killed and self._oom_kills() != self._kills_before):
+            return Outcome.OUT_OF_MEMORY
+        return Outcome.FAILED
+
+    def _signal(self, number):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _last_line(self):
+        end = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, end - 4 * _TEXT))
+        lines = self._errors.read().decode(errors='replace').split('\n')
+        last = next((line for line in reversed(lines) if line.strip()), '')
+        text = ''.join(filter(str.isprintable, last))[:_TEXT]
+        return f': {text}' if text else ''
+
+
+class Repeated:
+    """An application that runs again and again, until the block is left.
+
+    :raises InvalidValue: if its command cannot be started.
+    """
+
+    def __init__(self, application: apps.Application):
+        self._application = application
+        self.child = Child(application)
+
+    def __enter__(self) -> Repeated:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.child.stop()
+
+    def ended(self) -> bool:
+        """Start it once more; whether that makes sense.
+
+        :returns: False if it has failed.
+        """
+        self.child.ended()
+        if self.child.outcome is not Outcome.MEASURED:
+            return False
+        self.child = Child(self._application)
+        return True
+
+
+def wait(children: list[Child], deadline: float,
+         endings: Endings | None = None) -> list[Child]:
+    """Those that have ended, once there is one; none after the deadline.
+
+    :param deadline: by the monotonic clock.
+    :param endings: signals that end the wait, too.
+    :raises KeyboardInterrupt, SystemExit: as :meth:`Endings.check`.
+    """
+    by_descriptor = {child.descriptor: child for child in children}
+    poll = select.poll()
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    if endings:
+        poll.register(endings.descriptor, select.POLLIN)
+    left = max(0.0, deadline - time.monotonic())
+    ready = {descriptor for descriptor, _ in poll.poll(1 + int(left * 1000))}
+    if endings:
+        endings.check()
+    return [child for descriptor, child in by_descriptor.items()
+            if descriptor in ready]
+
+
+def run(application: apps.Application, companion: Repeated | None,
+        timeout: float, gpu_memory: memory.GpuMemory,
+        endings: Endings | None = None) -> results.Runs:
+    """Run an application once.
+
+    :param companion: what runs beside it; started again when it ends.
+    :param timeout: seconds.
+    :param gpu_memory: asks how much of GPUs processes have.
+    :param endings: signals that end the run.
+    :raises InvalidValue: if its command cannot be started.
+    """
+    with Child(application) as child:
+        with memory.Peak(child.pid, gpu_memory) as peak:
+            found = _watched(child, companion, child.started + timeout,
+                             endings)
+        child.stop()
+        peak.add(child.largest)
+    known: dict[str, Any] = {'memory_mib': peak.memory_mib,
+                             'gpu_memory_mib': peak.gpu_memory_mib}
+    if found is None:
+        return results.Runs(
+            Outcome.TIMED_OUT, **known,
+            problem=f'{application.name}: took more than {timeout:g} s')
+    return results.Runs(
+        found.outcome, **known, problem=found.problem,
+        seconds=((found.seconds,) if found.outcome is Outcome.MEASURED
+                 else ()))
+
+
+def _watched(child, companion, deadline, endings):
+    """What decided the run: the child, or a companion that has failed.
+
+    None after the deadline.
+    """
+    while True:
+        running = [child] + ([companion.child] if companion else [])
+        ended = wait(running, deadline, endings)
+        if child in ended:
+            child.ended()
+            return child
+        if not ended:
+            return None
+        other = companion.child
+        if not companion.ended():
+            return other

@@ -1,0 +1,285 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The metrics of one host, from the records of its GPUs and the agent's file.
+
+Nothing here opens a GPU or asks a service, so a scrape never waits for
+either, and never keeps a GPU from a server. Values of the hardware come from
+samples that were taken before (:mod:`cyborg_gpu_driver.metrics.sampler`).
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from prometheus_client import core
+from prometheus_client import registry
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import telemetry
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.metrics import owners
+from cyborg_gpu_driver.metrics import sampler
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.metrics.usage import document
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+
+_FAMILIES = {
+    definitions.Kind.GAUGE: core.GaugeMetricFamily,
+    definitions.Kind.COUNTER: core.CounterMetricFamily,
+    definitions.Kind.HISTOGRAM: core.HistogramMetricFamily}
+
+
+class _Scrape:
+    """The families of one scrape."""
+
+    def __init__(self, metrics: Iterable[definitions.Metric]) -> None:
+        self._families = {
+            metric: _FAMILIES[metric.kind](
+                definitions.PREFIX + metric.name, metric.help,
+                labels=metric.labels)
+            for metric in metrics}
+
+    def add(self, metric: definitions.Metric, value: float, *labels: str
+            ) -> None:
+        self._families[metric].add_metric(labels, float(value))
+
+    def add_latency(self, metric: definitions.Metric,
+                    latency: state.Latency, *labels: str) -> None:
+        bounds = (*map(str, definitions.BUCKETS), '+Inf')
+        total, buckets = 0, []
+        for bound, count in zip(bounds, latency.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        self._families[metric].add_metric(labels, buckets, latency.seconds)
+
+    def families(self) -> Iterator[core.Metric]:
+        return iter(self._families.values())
+
+
+class Collector(registry.Collector):
+    """What a scrape answers; reads the files each time.
+
+    :param state_path: ``[gpu] state_path``.
+    :param hostname: the compute node's name, for as long as the agent has
+        written none.
+    :param version: of this library.
+    :param hardware: samples of the hardware; None for none.
+    :param domains: what libvirt says; None if it is not asked.
+    """
+
+    def __init__(self, state_path: str, hostname: str, version: str,
+                 hardware: sampler.Samples | None = None,
+                 domains: owners.Watch | None = None):
+        self._state_path = state_path
+        self._hostname = hostname
+        self._version = version
+        self._store = store.Store(state_path)
+        self._hardware = hardware
+        self._domains = domains
+
+    def describe(self) -> Iterator[core.Metric]:
+        """No metric, so that registering reads no file."""
+        return iter(())
+
+    def collect(self) -> Iterator[core.Metric]:
+        """All families.
+
+        :raises JournalError: if the state directory cannot be read at all.
+        """
+        scrape = _Scrape(definitions.METRICS)
+        bad = 0
+        try:
+            known = state.read(self._state_path)
+        except exception.JournalError:
+            known, bad = None, 1
+        hostname = known.hostname if known else self._hostname
+        hardware = self._hardware.take() if self._hardware else {}
+        whose = owners.Owners(
+            known.owners if known else {},
+            self._domains.take() if self._domains else owners.Listing(),
+            _running(hardware))
+        for address in self._store.addresses():
+            try:
+                record = self._store.read(address)
+            except exception.JournalError:
+                bad += 1
+                continue
+            gpu = _Gpu(scrape, hostname, address, record, whose)
+            gpu.add(known and known.gpus.get(address))
+            if known is not None:
+                gpu.add_xids(known.xids.get(address, {}))
+        scrape.add(definitions.BAD_RECORDS, bad, hostname)
+        scrape.add(definitions.BUILD, 1, hostname, self._version)
+        scrape.add(definitions.STATE, known.written if known else 0, hostname)
+        if known is not None:
+            _add_agent(scrape, known)
+        yield from scrape.families()
+        if self._hardware is not None:
+            yield from _hardware(hostname, hardware)
+
+
+class _Gpu:
+    """What one GPU adds to a scrape."""
+
+    def __init__(self, scrape, hostname, address, record, whose):
+        self._scrape = scrape
+        self._record = record
+        self._whose = whose
+        self._address = address
+        facts = record.reported.facts if record.reported else None
+        self._model = (facts and facts.model) or ''
+        self._labels = (hostname, str(address),
+                        (facts and facts.uuid) or '')
+
+    def add(self, known: state.GpuState | None) -> None:
+        """All metrics of the GPU."""
+        record = self._record
+        if record.reported is not None:
+            self._add(definitions.INFO, 1, bus_id(self._address),
+                      self._model, record.reported.mode)
+        self._add_claims()
+        self._add_tenants()
+        self._add(definitions.DISABLED, cordon.of(
+            record.cordons, cordon.Source.CYBORG) is not None)
+        self._add(definitions.CORDONED, bool(record.cordons))
+        for item in record.cordons:
+            self._add(definitions.CORDON, item.since or 0.0,
+                      item.source.value, item.who, item.reason)
+        self._add(definitions.CHANGES, record.change is not None)
+        tenancy = record.tenancy
+        self._add(definitions.NOT_CLEAN,
+                  tenancy is not None and tenancy.state.awaits_reset)
+        ailments = record.sickness.ailments if record.sickness else ()
+        for code in sorted({item.code for item in ailments}):
+            self._add(definitions.CONDITION, 1, code)
+        self._add(definitions.HEALTHY, known.healthy if known
+                  else not health.judge(ailments).sick)
+        if known is not None:
+            self._add_offers(known)
+
+    def add_xids(self, counts: Mapping[str, int]) -> None:
+        """XIDs that the agent has heard of."""
+        for xid, count in counts.items():
+            self._add(definitions.XIDS, count, xid)
+
+    def _add(self, metric, value, *labels):
+        self._scrape.add(metric, value, *self._labels, *labels)
+
+    def _add_claims(self):
+        phases = collections.Counter(
+            claim.phase for claim in self._record.claims)
+        for phase in gpu_record.Phase:
+            self._add(definitions.CLAIMS, phases[phase], phase.value)
+        for claim in self._record.claims:
+            if claim.phase is gpu_record.Phase.BINDING:
+                continue
+            owner = self._whose.of_claim(claim)
+            on_instance = claim.instance_id is not None
+            self._add(
+                definitions.ASSIGNMENT, 1,
+                str(claim.instance_id) if on_instance else '',
+                claim.profile if on_instance else '', claim.profile,
+                claim.handle, '' if claim.vfio else claim.handle,
+                str(claim.function), owner.server, owner.arq, owner.project,
+                owner.flavor)
+            if claim.since is not None:
+                self._add(definitions.ASSIGNED, claim.since, claim.handle)
+
+    def _add_tenants(self):
+        tenancy = self._record.tenancy
+        if tenancy is None or tenancy.state is not cleaning.State.USED:
+            return
+        for owner in map(self._whose.of_server, tenancy.tenants):
+            self._add(definitions.ASSIGNMENT, 1, '', '', document.PASSTHROUGH,
+                      '', '', '', owner.server, '', owner.project,
+                      owner.flavor)
+
+    def _add_offers(self, known):
+        for offer in known.offers:
+            labels = offer.mode, offer.profile, offer.resource_class
+            for metric, value in (
+                    (definitions.CAPACITY, offer.total),
+                    (definitions.IN_USE, offer.in_use),
+                    (definitions.RESERVED, offer.reserved),
+                    (definitions.OPEN, offer.open),
+                    (definitions.CREATABLE, offer.creatable)):
+                self._add(metric, value, *labels)
+        if known.free_slices is not None:
+            self._add(definitions.FREE_SLICES, known.free_slices)
+            self._add(definitions.LARGEST_SLICES, known.largest_slices or 0)
+
+
+def _running(hardware: Mapping[model.PciAddress, sampler.Gpu]
+             ) -> dict[model.PciAddress,
+                       tuple[float, tuple[telemetry.Vgpu, ...]]]:
+    """vGPUs with a guest, and when NVML was asked for them."""
+    now = time.time()
+    return {address: (now - gpu.age, gpu.vgpus)
+            for address, gpu in hardware.items() if gpu.age is not None}
+
+
+def _hardware(hostname: str,
+              hardware: Mapping[model.PciAddress, sampler.Gpu]
+              ) -> Iterator[core.Metric]:
+    """Families of the latest sample of each GPU."""
+    scrape = _Scrape(definitions.SAMPLED)
+    for address, gpu in hardware.items():
+        labels = hostname, str(address), gpu.uuid
+        scrape.add(definitions.STALE_SAMPLES, gpu.stale, *labels)
+        scrape.add(definitions.FAILED_SAMPLES, gpu.failed, *labels)
+        if gpu.age is not None:
+            scrape.add(definitions.SAMPLE_AGE, gpu.age, *labels)
+        for value in gpu.values:
+            scrape.add(definitions.HARDWARE[value.quantity], value.value,
+                       *labels, *value.labels)
+    return scrape.families()
+
+
+def _add_agent(scrape: _Scrape, known: state.State) -> None:
+    """What the agent says of itself."""
+    host = known.hostname
+    # From 0 on, or increase() would not see the first of them.
+    for operation in state.OPERATIONS:
+        counts = known.operations.get(operation, {})
+        for result in state.RESULTS:
+            scrape.add(definitions.OPERATIONS, counts.get(result, 0), host,
+                       operation, result)
+        scrape.add_latency(
+            definitions.DURATION,
+            known.latencies.get(operation, state.Latency()), host, operation)
+    for kind in (item.value for item in reconcile.Kind):
+        scrape.add(definitions.DRIFT, known.drift.get(kind, 0), host, kind)
+        scrape.add(definitions.REPAIRED, known.repaired.get(kind, 0), host,
+                   kind)
+    for metric, value in (
+            (definitions.LAST_REPORT, known.last_report or 0),
+            (definitions.DEADLINES, known.missed_deadlines),
+            (definitions.STUCK, known.stuck_calls),
+            (definitions.UNWRITTEN, known.unwritten)):
+        scrape.add(metric, value, host)
+
+
+def bus_id(address: model.PciAddress) -> str:
+    """An address as NVML writes it (nvml.h: busId of nvmlPciInfo_t)."""
+    return (f'{address.domain:08X}:{address.bus:02X}:{address.device:02X}.'
+            f'{address.function:X}')

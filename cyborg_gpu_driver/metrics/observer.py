@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the agent does and finds, told to the exporter.
+
+Nothing here may keep a bind or a report from its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import look
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+
+class Observer:
+    """Watches one agent.
+
+    :param node: the agent's (:class:`cyborg_gpu_driver.node.Node`).
+    :param before: of the agent that had other settings, whose counts go on.
+    """
+
+    def __init__(self, node: Any, before: Observer | None = None):
+        self._node = node
+        self._state_path = node.state_path
+        self._audit = audit.Audit(self._state_path)
+        self._keeper = (before._keeper if before is not None
+                        else state.Keeper(self._state_path, node.hostname))
+
+    def call(self, operation: str
+             ) -> contextlib.AbstractContextManager[None]:
+        """Watch a bind or an unbind.
+
+        The next report writes what is counted: a write to the disk would make
+        every bind slower.
+        """
+        return self._keeper.timed(operation)
+
+    def event(self, event: health_facts.Event) -> None:
+        """Count an error that the driver has told of.
+
+        The next report writes it.
+        """
+        self._keeper.xid(event.address, event.xid)
+
+    @contextlib.contextmanager
+    def report(self) -> Iterator[None]:
+        """Watch a report."""
+        try:
+            with self._keeper.timed('report'):
+                yield
+            self._keeper.reported()
+        finally:
+            with _harmless():
+                self._look_at(gpu.address
+                              for gpu in self._node.live.host().gpus)
+                reconciler = self._node.reconciler
+                self._keeper.found(
+                    (kind.value for kind in reconciler.left),
+                    (kind.value for kind in reconciler.repaired))
+            self._write()
+
+    def claims(self, known: reconcile.Claims | None,
+               asked: float = math.inf) -> None:
+        """What Cyborg says of the accelerator requests.
+
+        Whose a handle is, is written into the audit record once.
+
+        :param known: None where it does not say.
+        :param asked: when it was asked, in seconds of the epoch: it says
+            nothing of what was bound later.
+        """
+        if known is None:
+            return
+        with _harmless():
+            before = self._keeper.owners
+            owners = {}
+            for entry in self._node.journal.entries():
+                claim = known.of(entry.handle)
+                if claim is None or (entry.since or 0.0) > asked:
+                    if entry.handle in before:
+                        owners[entry.handle] = before[entry.handle]
+                    continue
+                owner = state.Owner(claim.arq, claim.server or '',
+                                    entry.since)
+                owners[entry.handle] = owner
+                if owner != before.get(entry.handle):
+                    self._audit.record(
+                        entry.gpu, 'assigned', entry.handle,
+                        {'server': owner.server, 'arq': owner.arq,
+                         'since': entry.since})
+            self._keeper.set(owners=owners)
+
+    def _look_at(self, addresses: Iterable[model.PciAddress]) -> None:
+        for address in addresses:
+            gpu = self._node.live.gpu(address)
+            self._keeper.gpu(address, look.gpu_state(
+                gpu, self._node.servable(gpu),
+                {item.provider: item.reserved
+                 for item in self._node.inventories(address)},
+                journal.owned(self._node.journal.entries(address)),
+                self._node.hostname,
+                self._node.health.sick(address) is None))
+
+    def _write(self) -> None:
+        self._keeper.set(
+            missed_deadlines=deadline.missed(),
+            stuck_calls=len(deadline.stuck()),
+            unwritten=store.of(self._state_path).unwritten)
+        self._keeper.write()
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    try:
+        yield
+    except exception.GpuDriverError as error:
+        LOG.debug('Not told to the exporter: %s', error)
+    except Exception:
+        LOG.exception('Not told to the exporter')

@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whose a GPU, vGPU or slice is, as far as this host knows.
+
+Cyborg says it where the agent may ask (``[gpu] os_cloud``), libvirt by the
+devices of its virtual machines, and NVML by the virtual machine of a vGPU.
+An account that is older than the bind is not used: handles and functions are
+given to one server after another. Nova stops a server before its accelerators
+are unbound, and defines one after they are bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import domains as host_domains
+from cyborg_gpu_driver.host.snapshot import domain
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import telemetry
+from cyborg_gpu_driver.metrics import rounds
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Who:
+    """Whose something is; empty where this host does not know."""
+
+    server: str = ''
+    arq: str = ''
+    project: str = ''
+    flavor: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The virtual machines of the host."""
+
+    begun: float = 0.0
+    """When libvirt was asked, in seconds of the epoch."""
+    domains: tuple[domain.Domain, ...] = ()
+
+
+class Watch:
+    """Asks libvirt for its virtual machines, apart from scrapes.
+
+    :param reader: of the virtual machines.
+    :param clock: seconds of the epoch.
+    """
+
+    def __init__(self, reader: host_domains.DomainReader,
+                 clock: Callable[[], float] = time.time):
+        self._reader = reader
+        self._clock = clock
+        self._listing = Listing()
+        self._said = log_once.LogOnce()
+
+    def start(self) -> None:
+        """Ask from now on, in a thread of its own."""
+        rounds.start(self.round, 'virtual machines')
+
+    def round(self) -> None:
+        """Ask once; a refusal is logged once."""
+        begun = self._clock()
+        try:
+            self._listing = Listing(begun, self._reader.read())
+        except exception.LibvirtFailed as error:
+            if self._said.is_new(str(error)):
+                LOG.warning('%s', error)
+            return
+        self._said.over()
+
+    def take(self) -> Listing:
+        """The latest listing; an empty one where that is too old."""
+        listing = self._listing
+        if self._clock() - listing.begun >= rounds.STALE:
+            return Listing()
+        return listing
+
+
+class Owners:
+    """All that is known at the moment of a scrape.
+
+    :param cyborg: what Cyborg says, by handle.
+    :param listing: the virtual machines.
+    :param running: vGPUs with a guest by GPU, and when NVML was asked, in
+        seconds of the epoch.
+    """
+
+    def __init__(self, cyborg: Mapping[str, state.Owner], listing: Listing,
+                 running: Mapping[model.PciAddress,
+                                  tuple[float, Iterable[telemetry.Vgpu]]]):
+        self._cyborg = cyborg
+        self._running = running
+        self._asked = listing.begun
+        self._by_uuid = {item.uuid: item for item in listing.domains}
+        self._by_device: dict[str, str] = {}
+        twice = set()
+        for item in listing.domains:
+            twice |= item.devices & self._by_device.keys()
+            self._by_device.update(dict.fromkeys(item.devices, item.uuid))
+        for device in twice:
+            # A stopped server may have it in its definition still.
+            del self._by_device[device]
+
+    def of_claim(self, claim: gpu_record.Claim) -> Who:
+        """Whose a vGPU or slice is."""
+        known = (state.owner_of(claim, self._cyborg)
+                 or state.Owner('', ''))
+        server = (known.server or self._by_libvirt(claim)
+                  or self._by_nvml(claim))
+        return dataclasses.replace(self.of_server(server), arq=known.arq)
+
+    def of_server(self, server: str) -> Who:
+        """What is known of a server.
+
+        :param server: its UUID; may be empty.
+        """
+        found = self._by_uuid.get(server)
+        if found is None:
+            return Who(server)
+        return Who(server, project=found.project, flavor=found.flavor)
+
+    def _by_libvirt(self, claim: gpu_record.Claim) -> str:
+        if self._asked < (claim.since or 0.0):
+            return ''
+        return self._by_device.get(
+            str(claim.function) if claim.vfio else claim.handle, '')
+
+    def _by_nvml(self, claim: gpu_record.Claim) -> str:
+        """NVML tells the mdev of a vGPU; without mdev nothing is sure."""
+        asked, vgpus = self._running.get(claim.gpu, (0.0, ()))
+        if claim.vfio or asked < (claim.since or 0.0):
+            return ''
+        return next((vgpu.server for vgpu in vgpus
+                     if vgpu.mdev == claim.handle), '')

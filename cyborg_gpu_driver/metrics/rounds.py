@@ -1,0 +1,48 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What this process does again and again, apart from scrapes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+INTERVAL = 15.0
+"""Seconds from one round to the next: Prometheus' own interval is 60 s unless
+configured, and 15 s in its examples."""
+STALE = 60.0
+"""Seconds after which what a round has found is too old: four in vain."""
+
+
+def start(act: Callable[[], object], name: str) -> None:
+    """Act at once and at each interval, in a thread that nobody waits for.
+
+    :param name: of the thread, and of what fails in the log.
+    """
+    threading.Thread(target=_run, args=(act, name), daemon=True,
+                     name=f'cyborg-gpu-{name}').start()
+
+
+def _run(act: Callable[[], object], name: str) -> None:
+    while True:
+        begun = time.monotonic()
+        try:
+            act()
+        except Exception:
+            LOG.exception('A round of the %s has failed', name)
+        time.sleep(max(0.0, begun + INTERVAL - time.monotonic()))

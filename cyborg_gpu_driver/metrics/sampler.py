@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Samples of the hardware, taken apart from scrapes.
+
+A scrape takes the latest sample of each GPU and waits for nothing. GPUs are
+asked side by side, each in its own thread with a deadline: one that hangs
+holds up no other (:mod:`cyborg_gpu_driver.host.deadline`).
+
+To ask NVML about a GPU opens its device node, and NVIDIA's kernel driver lets
+go of no GPU whose node is open: nv_pci_remove_helper of
+kernel-open/nvidia/nv-pci.c in NVIDIA's open kernel modules waits until its
+usage count is 0. So a GPU that the agent has released for a server is not
+asked, and the session with NVML is closed whenever another process of this
+library wants to have NVML alone (:mod:`cyborg_gpu_driver.host.nvml.access`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Protocol
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import telemetry
+from cyborg_gpu_driver.metrics import rounds
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+TIMEOUT = 10.0
+"""Seconds that a GPU may take for all its answers. As long this process keeps
+others from having NVML alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU for a scrape."""
+
+    uuid: str = ''
+    values: tuple[telemetry.Value, ...] = ()
+    """Of its latest sample, unless that is stale."""
+    vgpus: tuple[telemetry.Vgpu, ...] = ()
+    """Those with a guest, by the same sample."""
+    age: float | None = None
+    """Seconds since it was asked for what it answered; None if it never
+    has."""
+    stale: int = 0
+    """How many samples have become stale."""
+    failed: int = 0
+    """How often it did not answer."""
+
+
+class Samples(Protocol):
+    """What a scrape asks."""
+
+    def take(self) -> Mapping[model.PciAddress, Gpu]:
+        """The GPUs that are sampled, as they are known now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is known of one GPU."""
+
+    sample: telemetry.Sample | None = None
+    uuid: str = ''
+    taken: float | None = None
+    stale: int = 0
+    failed: int = 0
+
+
+class Sampler:
+    """Asks the GPUs of a machine at an interval.
+
+    :param machine: the machine; its session with NVML is this sampler's own.
+    :param state_path: of the records and of the locks.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, machine: platform.Platform, state_path: str,
+                 clock: Callable[[], float] = time.monotonic):
+        self._machine = machine
+        machine.nvml.timeout = min(machine.nvml.timeout, TIMEOUT)
+        self._host = reader.HostReader(machine)
+        self._telemetry = nvml_telemetry.TelemetryReader(machine.nvml)
+        self._store = store.of(state_path)
+        self._clock = clock
+        self._known: dict[model.PciAddress, _Known] = {}
+        self._mutex = threading.Lock()
+        self._said = log_once.LogOnce()
+
+    def start(self) -> None:
+        """Sample from now on, in a thread of its own."""
+        rounds.start(self.round, 'samples')
+
+    def round(self) -> None:
+        """Ask each GPU that may be opened, once.
+
+        Never raises for anything that hardware or other processes do.
+        """
+        gpus = self._openable()
+        with self._mutex:
+            self._known = {gpu.address: self._known.get(gpu.address, _Known())
+                           for gpu in gpus}
+        deadline.each(self._sample, gpus)
+
+    def take(self) -> Mapping[model.PciAddress, Gpu]:
+        """The GPUs that are sampled, as they are known now.
+
+        A sample that is too old is dropped and counted.
+        """
+        now = self._clock()
+        found = {}
+        with self._mutex:
+            for address, known in self._known.items():
+                age = None if known.taken is None else now - known.taken
+                if known.sample is not None and (age or 0) >= rounds.STALE:
+                    known = self._known[address] = dataclasses.replace(
+                        known, sample=None, stale=known.stale + 1)
+                sample = known.sample or telemetry.Sample(known.uuid)
+                found[address] = Gpu(
+                    known.uuid, sample.values, sample.vgpus, age,
+                    known.stale, known.failed)
+        return found
+
+    def _openable(self) -> tuple[model.Gpu, ...]:
+        if (not self._machine.simulated
+                and not self._machine.nvml.gate.access.is_shared()):
+            self._say('locks', 'No GPU is asked: the files of cyborg-agent '
+                      'below [gpu] state_path cannot be used, so it could '
+                      'not have a GPU closed')
+            return ()
+        self._said.over('locks')
+        return tuple(gpu for gpu in self._host.openable()
+                     if self._may_open(gpu))
+
+    def _may_open(self, gpu: model.Gpu) -> bool:
+        """Whether a GPU may be opened.
+
+        Not if its record cannot be read, nor if it was reported as a whole:
+        after a reboot Nova may start its server before the agent releases it
+        again.
+        """
+        try:
+            reported = self._store.read(gpu.address).reported
+        except exception.JournalError as error:
+            self._say(gpu.address, f'GPU {gpu.address} is not asked: {error}')
+            return False
+        return ((reported is None
+                 or reported.mode != policy.Mode.PASSTHROUGH.value)
+                and self._host.is_openable(gpu))
+
+    def _sample(self, gpu: model.Gpu) -> None:
+        address, begun = gpu.address, self._clock()
+        try:
+            sample = self._telemetry.read(
+                address, functools.partial(self._may_open, gpu))
+        except exception.NvmlClosed as error:
+            LOG.debug('GPU %s is not asked: %s', address, error)
+            return
+        except exception.NvmlError as error:
+            self._say(address, f'GPU {address} has no sample: {error}',
+                      error.symbol)
+            self._note(address, lambda known: dataclasses.replace(
+                known, failed=known.failed + 1))
+            return
+        if sample is None:
+            # It may be on offer now.
+            self._note(address, lambda known: dataclasses.replace(
+                known, sample=None))
+            return
+        self._said.over(address)
+        self._note(address, lambda known: dataclasses.replace(
+            known, sample=sample, uuid=sample.uuid, taken=begun))
+
+    def _note(self, address: model.PciAddress,
+              change: Callable[[_Known], _Known]) -> None:
+        with self._mutex:
+            known = self._known.get(address)
+            if known is not None:
+                self._known[address] = change(known)
+
+    def _say(self, about: object, text: str, reason: str = '') -> None:
+        """Log a problem once.
+
+        :param reason: what tells it from others; the text unless given.
+        """
+        if self._said.is_new(reason or text, about=about):
+            LOG.warning('%s', text)

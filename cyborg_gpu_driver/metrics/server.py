@@ -1,0 +1,216 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The HTTP server of the exporter: ``/metrics``, with TLS and users."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+from wsgiref import simple_server
+
+import bcrypt
+import prometheus_client
+from oslo_log import log as logging
+from prometheus_client import registry as client_registry
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.metrics import web_config
+
+LOG = logging.getLogger(__name__)
+
+_PATH = '/metrics'
+_SECONDS = 30.0
+"""How long a client may take to say or to take something."""
+Application = Callable[[dict[str, Any], Callable[..., Any]],
+                       Iterable[bytes]]
+"""As WSGI has it."""
+_NO_OTHERS: Mapping[str, Application] = {}
+_TEXT = [('Content-Type', 'text/plain; charset=utf-8')]
+_NOBODY = '$2b$10$CwTycUXWue0Thq9StjUM0uJ8wf3Ytm7n5f0nJ7zqGz0n0b9i5w1Wa'
+"""Compared where there is no such user, so that both take as long."""
+
+
+class Access:
+    """Who may read, as the web configuration file says now.
+
+    It is read again when it, or a file that it names, has changed.
+
+    :param path: of the file; None for everybody, without TLS.
+    :raises InvalidValue: if it is wrong.
+    """
+
+    def __init__(self, path: str | None):
+        self._path = path
+        self._mutex = threading.Lock()
+        self._mark: Any = None
+        self._config = web_config.WebConfig()
+        self._context: ssl.SSLContext | None = None
+        self._known: set[bytes] = set()
+        """Digests of what was right: bcrypt is slow on purpose."""
+        if path is not None:
+            self._load(path)
+
+    def context(self) -> ssl.SSLContext | None:
+        """What wraps a new connection; None without TLS."""
+        self._refresh()
+        return self._context
+
+    def allows(self, header: str) -> bool:
+        """Whether a request may be answered.
+
+        :param header: its ``Authorization``; may be empty.
+        """
+        self._refresh()
+        users = self._config.users
+        if not users:
+            return True
+        scheme, _, text = header.partition(' ')
+        try:
+            name, colon, password = base64.b64decode(
+                text, validate=True).decode().partition(':')
+        except (binascii.Error, ValueError):
+            return False
+        if scheme.lower() != 'basic' or not colon:
+            return False
+        return self._is_right(users.get(name), password) and name in users
+
+    def _is_right(self, digest: str | None, password: str) -> bool:
+        mark = hashlib.sha256(
+            f'{digest}:{password}'.encode()).digest()
+        if mark in self._known:
+            return True
+        # bcrypt takes no more than 72 bytes; the rest never counted.
+        right = _matches(password, digest or _NOBODY)
+        if right and digest is not None:
+            self._known.add(mark)
+        return right
+
+    def _refresh(self) -> None:
+        """Take over a changed file; a wrong one is logged and not used."""
+        if self._path is None:
+            return
+        with self._mutex:
+            mark = self._marks(self._path)
+            if mark == self._mark:
+                return
+            try:
+                self._load(self._path)
+            except exception.InvalidValue as error:
+                self._mark = mark
+                LOG.error('%s. What it said before stays in force.', error)
+
+    def _load(self, path: str) -> None:
+        config = web_config.load(path)
+        try:
+            context = config.tls.context() if config.tls else None
+        except OSError as error:
+            raise exception.InvalidValue(
+                what='--web-config', value=path,
+                expected=f'the files of tls_server_config: {error}'
+            ) from error
+        self._config, self._context = config, context
+        self._known.clear()
+        self._mark = self._marks(path)
+
+    def _marks(self, path: str) -> tuple:
+        files = self._config.tls.files if self._config.tls else ()
+        return tuple(map(durable.mark, (path, *files)))
+
+
+class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """Answers scrapes, each in a thread of its own.
+
+    :param address: host and port; port 0 takes any that is free.
+    :param registry: what is scraped.
+    :param access: who may.
+    :param others: answers of other paths, as WSGI has them.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int],
+                 registry: client_registry.CollectorRegistry,
+                 access: Access,
+                 others: Mapping[str, Application] = _NO_OTHERS):
+        if ':' in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+        self._access = access
+        self._others = others
+        self._metrics = prometheus_client.make_wsgi_app(registry)
+        self.set_app(self._answer)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the resolver for this machine's name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """A connection; its TLS handshake is made in its own thread."""
+        connection, address = super().get_request()
+        connection.settimeout(_SECONDS)
+        context = self._access.context()
+        if context is not None:
+            connection = context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that fails is no error of ours."""
+        LOG.debug('A client at %s failed: %s', client_address,
+                  sys.exc_info()[1])
+
+    def _answer(self, environ: dict[str, Any],
+                start: Callable[..., Any]) -> Iterable[bytes]:
+        if not self._access.allows(environ.get('HTTP_AUTHORIZATION', '')):
+            start('401 Unauthorized', [
+                *_TEXT, ('WWW-Authenticate', 'Basic realm="metrics"')])
+            return [b'Unauthorized\n']
+        path = environ.get('PATH_INFO', '')
+        if path in self._others:
+            return self._others[path](environ, start)
+        if path != _PATH:
+            start('404 Not Found', [*_TEXT])
+            return [f'The metrics are at {_PATH}\n'.encode()]
+        try:
+            return self._metrics(environ, start)
+        except exception.GpuDriverError as error:
+            LOG.error('%s', error)
+            start('500 Internal Server Error', [*_TEXT])
+            return [f'{error}\n'.encode()]
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+    """Logs nothing of each request."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        LOG.debug(format, *args)
+
+
+def _matches(password: str, digest: str) -> bool:
+    try:
+        return bcrypt.checkpw(password.encode()[:72], digest.encode())
+    except ValueError:
+        return False

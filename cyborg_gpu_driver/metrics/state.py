@@ -1,0 +1,277 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the agent says of itself: one small file, replaced at once.
+
+The agent and the exporter are two processes of two users. The agent counts in
+its memory and writes all of it after each report, because a write to the disk
+would make each bind slower. A reader sees the old file or the new one. The
+size of the file depends on the number of GPUs only. The counters begin at 0
+when the agent starts, which is what Prometheus expects.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+KIND = 'cyborg-gpu metrics'
+VERSION = 1
+_NAME = 'metrics.json'
+RESULTS = ('success', 'refused', 'late', 'error')
+OPERATIONS = ('bind', 'unbind', 'report')
+_RESULTS = {exception.BindRefused: 'refused',
+            exception.InvalidValue: 'refused',
+            exception.UnknownGpu: 'refused',
+            exception.BindAbandoned: 'late',
+            exception.StepFailed: 'late'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """How long something took, as a histogram."""
+
+    counts: tuple[int, ...] = (0,) * (len(definitions.BUCKETS) + 1)
+    """How often it took as long, by bucket; the last is for the rest."""
+    seconds: float = 0.0
+    """Together."""
+
+    def plus(self, seconds: float) -> Latency:
+        """With one more."""
+        place = bisect.bisect_left(definitions.BUCKETS, seconds)
+        return Latency(
+            tuple(count + (index == place)
+                  for index, count in enumerate(self.counts)),
+            self.seconds + seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferState:
+    """One offer as the agent knew it."""
+
+    mode: str
+    profile: str
+    resource_class: str
+    total: int
+    in_use: int
+    reserved: int
+    open: int
+    """How many Placement can still give away."""
+    creatable: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuState:
+    """One GPU as the agent knew it."""
+
+    healthy: bool
+    offers: tuple[OfferState, ...] = ()
+    free_slices: int | None = None
+    """Compute slices in no GPU instance; None outside MIG mode."""
+    largest_slices: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Whose a handle is, as Cyborg says."""
+
+    arq: str
+    server: str
+    since: float | None = None
+    """Of the bind that Cyborg was asked about, as in the claim. Cyborg gives
+    a handle to one server after another."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that is written."""
+
+    hostname: str
+    written: float
+    operations: Mapping[str, Mapping[str, int]]
+    """By operation and result."""
+    latencies: Mapping[str, Latency]
+    """By operation."""
+    last_report: float | None = None
+    drift: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    repaired: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    missed_deadlines: int = 0
+    stuck_calls: int = 0
+    unwritten: int = 0
+    gpus: Mapping[model.PciAddress, GpuState] = dataclasses.field(
+        default_factory=dict)
+    owners: Mapping[str, Owner] = dataclasses.field(default_factory=dict)
+    """By handle, of those that are bound."""
+    xids: Mapping[model.PciAddress, Mapping[str, int]] = dataclasses.field(
+        default_factory=dict)
+    """How often the agent has heard of each XID, by GPU and number."""
+
+
+def owner_of(claim: gpu_record.Claim, owners: Mapping[str, Owner]
+             ) -> Owner | None:
+    """Whose a claim is.
+
+    :param owners: by handle.
+    :returns: None if that is not known, or known of an earlier bind only.
+    """
+    found = owners.get(claim.handle)
+    return None if found is None or found.since != claim.since else found
+
+
+def path(state_path: str) -> str:
+    """The file.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+    return os.path.join(state_path, _NAME)
+
+
+def read(state_path: str) -> State | None:
+    """What the agent wrote last; None if it never has.
+
+    :raises JournalUnreadable: if this process cannot read it.
+    :raises JournalError: if it is damaged.
+    """
+    place = path(state_path)
+    content = durable.read(place, KIND, VERSION)
+    if content is None:
+        return None
+    try:
+        return codec.decode(State, content)
+    except ValueError as error:
+        raise exception.JournalError(
+            path=place, reason=f'is damaged: {error}') from error
+
+
+class Keeper:
+    """Counts for one agent, and writes the file.
+
+    :param state_path: ``[gpu] state_path``.
+    :param hostname: the compute node's name.
+    :param clock: the time of day, in seconds of the epoch.
+    :param timer: seconds that only grow.
+    """
+
+    def __init__(self, state_path: str, hostname: str,
+                 clock: Callable[[], float] = time.time,
+                 timer: Callable[[], float] = time.monotonic):
+        self._state_path = state_path
+        self._clock = clock
+        self._timer = timer
+        self._mutex = threading.Lock()
+        self._said = log_once.LogOnce()
+        self._operations: dict[str, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        self._latencies: dict[str, Latency] = {}
+        self._repaired: collections.Counter[str] = collections.Counter()
+        self._state = State(hostname, 0.0, {}, {})
+        self._begun = False
+
+    @contextlib.contextmanager
+    def timed(self, operation: str) -> Iterator[None]:
+        """Count what the block does, by how it ends."""
+        begun = self._timer()
+        result = 'error'
+        try:
+            yield
+            result = 'success'
+        except Exception as error:
+            result = next((name for kind, name in _RESULTS.items()
+                           if isinstance(error, kind)), 'error')
+            raise
+        finally:
+            seconds = self._timer() - begun
+            with self._mutex:
+                self._operations[operation][result] += 1
+                self._latencies[operation] = self._latencies.get(
+                    operation, Latency()).plus(seconds)
+
+    def reported(self) -> None:
+        """A report has succeeded."""
+        self.set(last_report=self._clock())
+
+    def found(self, kinds: Iterable[str], repaired: Iterable[str]) -> None:
+        """A report has compared all accounts.
+
+        :param kinds: of the differences that stay.
+        :param repaired: of those that were repaired.
+        """
+        self._repaired.update(repaired)
+        self.set(drift=dict(collections.Counter(kinds)),
+                 repaired=dict(self._repaired))
+
+    def xid(self, address: model.PciAddress, number: int) -> None:
+        """The driver has told of an error of a GPU."""
+        with self._mutex:
+            counts = collections.Counter(self._state.xids.get(address, {}))
+            counts[str(number)] += 1
+            self._state = dataclasses.replace(self._state, xids={
+                **self._state.xids, address: dict(counts)})
+
+    def gpu(self, address: model.PciAddress, known: GpuState) -> None:
+        """One GPU has changed."""
+        self.set(gpus={**self._state.gpus, address: known})
+
+    def set(self, **parts: object) -> None:
+        """Put parts of the state in the place of others."""
+        with self._mutex:
+            self._state = dataclasses.replace(self._state, **parts)
+
+    @property
+    def owners(self) -> Mapping[str, Owner]:
+        """Whose each handle is, as far as it was said; also before."""
+        if not self._begun:
+            self._begun = True
+            with contextlib.suppress(exception.JournalError):
+                known = read(self._state_path)
+                if known is not None:
+                    self.set(owners=known.owners)
+        return self._state.owners
+
+    def write(self) -> None:
+        """Write the file; never raises. Why it cannot is logged once."""
+        with self._mutex:
+            state = self._state = dataclasses.replace(
+                self._state, written=self._clock(),
+                operations={name: dict(counts) for name, counts
+                            in self._operations.items()},
+                latencies=dict(self._latencies))
+            try:
+                durable.write(path(self._state_path), KIND, VERSION,
+                              codec.encode(state))
+            except exception.JournalError as error:
+                if self._said.is_new(str(error)):
+                    LOG.warning('The metrics of this agent are stale: %s',
+                                error)
+            else:
+                self._said.over()

@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who had what from when to when, to the second. Pure.
+
+The audit record tells what has ended, the records of the GPUs what has not.
+A bind writes its time into the record of its GPU, an unbind too, and a claim
+leaves that record only after its line is in the audit record. So each claim
+is in one of the two at any time, whenever a process is killed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics.usage import document
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+_SINCE = 'since'
+_UNTIL = 'until'
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """Everything that is known of who had what, oldest first."""
+
+    usages: tuple[document.Usage, ...]
+    lost: tuple[document.Usage, ...] = ()
+    """Those whose end nobody wrote down, as where a record was lost."""
+
+
+def build(lines: Iterable[audit.Record],
+          records: Mapping[model.PciAddress, gpu_record.GpuRecord]
+          ) -> Account:
+    """What audit lines and records say together.
+
+    :param lines: of the audit record, oldest first, and read after
+        ``records``: what left the records meanwhile is in the lines then.
+    :param records: of all GPUs.
+    """
+    lines = tuple(lines)
+    ended, open_lines = _of_handles(lines)
+    found = {}
+    for claim in (claim for record in records.values()
+                  for claim in record.claims):
+        since = claim.since
+        line = open_lines.pop(claim.handle, None)
+        if since is None and line is not None:
+            since = line.since
+        if since is None or claim.phase is gpu_record.Phase.BINDING:
+            continue
+        until = (claim.until if claim.phase is gpu_record.Phase.UNBINDING
+                 else None)
+        found[claim.handle, since] = document.Usage(
+            claim.gpu, claim.profile, since, until, claim.handle,
+            function=str(claim.function))
+    # What a killed process wrote down as ended has ended.
+    found.update(ended)
+    lost = tuple(item for key, item in (
+        ((item.handle, item.since), item) for item in open_lines.values())
+        if key not in found)
+    usages = _assigned(found, lines)
+    wholes, lost_wholes = _of_wholes(lines, records)
+    return Account(tuple(sorted([*usages, *wholes], key=_order)),
+                   tuple(sorted([*lost, *lost_wholes], key=_order)))
+
+
+def _assigned(found: Mapping[tuple[str, float], document.Usage],
+              lines: Iterable[audit.Record]) -> list[document.Usage]:
+    """Usages with the server and project of each, where a line names them.
+
+    Cyborg gives a handle to one server after another. So a line names the
+    time of its bind; one of an earlier release has its own time instead.
+    """
+    begins: dict[str, list[float]] = {}
+    for handle, since in sorted(found):
+        begins.setdefault(handle, []).append(since)
+    usages = dict(found)
+    for line in lines:
+        if line.what != 'assigned' or line.subject not in begins:
+            continue
+        times = begins[line.subject]
+        index = bisect.bisect_right(times, _number(
+            line, _SINCE, line.time.timestamp()) or 0.0)
+        if index == 0:
+            continue
+        key = line.subject, times[index - 1]
+        usages[key] = dataclasses.replace(
+            usages[key], server=str(line.evidence.get('server', '')),
+            project=str(line.evidence.get('project', '')))
+    return list(usages.values())
+
+
+def _order(usage: document.Usage) -> tuple:
+    return usage.since, usage.gpu, usage.handle, usage.server
+
+
+def _of_handles(lines: Iterable[audit.Record]
+                ) -> tuple[dict[tuple[str, float], document.Usage],
+                           dict[str, document.Usage]]:
+    """What has ended, by handle and begin, and what has not, by handle."""
+    ended: dict[tuple[str, float], document.Usage] = {}
+    begun: dict[str, document.Usage] = {}
+    for line in lines:
+        if line.what == 'bound':
+            begun[line.subject] = _usage(line, _number(
+                line, _SINCE, line.time.timestamp()))
+        elif line.what == 'unbound':
+            known = begun.pop(line.subject, None)
+            since = _number(line, _SINCE, known and known.since)
+            if since is None:
+                continue
+            until = max(since, _number(line, _UNTIL,
+                                       line.time.timestamp()) or since)
+            earlier = ended.get((line.subject, since))
+            if earlier is not None and earlier.until is not None:
+                until = min(until, earlier.until)
+            ended[line.subject, since] = dataclasses.replace(
+                _usage(line, since), until=until)
+    return ended, begun
+
+
+def _usage(line: audit.Record, since: float) -> document.Usage:
+    return document.Usage(
+        line.gpu, str(line.evidence.get('profile', '')), since,
+        handle=line.subject, function=str(line.evidence.get('function', '')))
+
+
+def _number(line: audit.Record, name: str, default: float | None
+            ) -> float | None:
+    value = line.evidence.get(name)
+    return float(value) if type(value) in (int, float) else default
+
+
+def _of_wholes(lines: Iterable[audit.Record],
+               records: Mapping[model.PciAddress, gpu_record.GpuRecord]
+               ) -> tuple[list[document.Usage], list[document.Usage]]:
+    """Whole GPUs, as the agent's reports have seen them come and go.
+
+    A report that was killed may have written its lines twice.
+
+    :returns: those of which all is known, and those that have ended nobody
+        knows when.
+    """
+    found: list[document.Usage] = []
+    begun: dict[model.PciAddress, dict[str, document.Usage]] = {}
+    for line in lines:
+        if line.what not in ('given', 'returned'):
+            continue
+        before = begun.get(line.gpu, {})
+        tenants = () if line.what == 'returned' else (
+            line.evidence.get('tenants') or [line.subject])
+        now = line.time.timestamp()
+        found += (dataclasses.replace(usage, until=max(now, usage.since))
+                  for server, usage in before.items()
+                  if server not in tenants)
+        begun[line.gpu] = {
+            server: before.get(server) or document.Usage(
+                line.gpu, document.PASSTHROUGH, now, server=server)
+            for server in map(str, tenants)}
+    lost = []
+    for address, usages in begun.items():
+        known = records[address].tenancy if address in records else None
+        goes_on = known is None or known.state is cleaning.State.USED
+        (found if goes_on else lost).extend(usages.values())
+    return found, lost

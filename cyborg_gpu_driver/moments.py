@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Moments and periods that people type."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import math
+import re
+from collections.abc import Callable
+
+from oslo_utils import timeutils
+
+from cyborg_gpu_driver import exception
+
+WAYS = ('an ISO 8601 time (UTC if it has no offset), or how long ago, such '
+        'as 90m, 12h or 7d')
+_AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)
+_UNITS = {'s': 'seconds', 'm': 'minutes', 'h': 'hours', 'd': 'days',
+          'w': 'weeks'}
+
+
+def parse(option: str, text: str | None) -> datetime.datetime | None:
+    """The aware moment that a person typed, in UTC; None for none.
+
+    :param option: that it was given to, for the error.
+    :raises InvalidValue: if it is not a moment.
+    """
+    if text is None:
+        return None
+    match = _AGO.fullmatch(text)
+    try:
+        if match:
+            return timeutils.utcnow(True) - datetime.timedelta(
+                **{_UNITS[match['unit']]: int(match['number'])})
+        found = datetime.datetime.fromisoformat(text)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=datetime.timezone.utc)
+        return found.astimezone(datetime.timezone.utc)
+    except (ValueError, OverflowError):
+        raise exception.InvalidValue(
+            what=option, value=text, expected='expected a time such as '
+            '2026-11-21T09:30 or how long ago, such as 90m, 12h or 7d'
+        ) from None
+
+
+def seconds(least: float, most: float = math.inf, whole: bool = False
+            ) -> Callable[[str], float]:
+    """The type of an option for ``argparse`` that is a number of seconds.
+
+    :param least: the smallest that is allowed.
+    :param most: the largest.
+    :param whole: whether it has no fraction.
+    """
+    allowed = (f'from {least:g} to {most:g}' if most < math.inf
+               else f'of at least {least:g}')
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            number = int(text) if whole else float(text)
+            if least <= number <= most and number < math.inf:
+                return number
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a {"whole " if whole else ""}number of seconds '
+            + allowed)
+
+    return read
+
+
+def add_period(parser: argparse.ArgumentParser) -> None:
+    """Add ``--start`` and ``--end``, which :func:`period` reads."""
+    parser.add_argument(
+        '--start', metavar='TIME',
+        help=f'count from this time on: {WAYS} (default: all that is '
+             'recorded)')
+    parser.add_argument(
+        '--end', metavar='TIME',
+        help='count up to this time, in the same form (default: now)')
+
+
+def period(start: str | None, end: str | None,
+           names: tuple[str, str] = ('--start', '--end')
+           ) -> tuple[float, float]:
+    """The period that a person typed, in seconds of the epoch.
+
+    :param start: None for all that came before ``end``.
+    :param end: None for now, which is also the latest.
+    :param names: of both, for the error.
+    :raises InvalidValue: if either is not a moment, or the end comes first.
+    """
+    now = timeutils.utcnow(True)
+    begin = parse(names[0], start)
+    until = min(parse(names[1], end) or now, now)
+    if begin is not None and begin > until:
+        raise exception.InvalidValue(
+            what=names[0], value=start,
+            expected=f'expected a time before {names[1]}, and not in the '
+                     'future')
+    return begin.timestamp() if begin else 0.0, until.timestamp()

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Refuses GPUs that a request must not have, and chooses on a single host.
+
+For nova-scheduler, the only one that imports it::
+
+    [filter_scheduler]
+    available_filters = nova.scheduler.filters.all_filters
+    available_filters = cyborg_gpu_driver.nova.filter.GpuFilter
+    enabled_filters = ComputeFilter,...,GpuFilter
+"""
+
+from __future__ import annotations
+
+from nova.scheduler import filters
+from nova.scheduler import utils
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.scheduling import chooser
+
+LOG = logging.getLogger(__name__)
+
+
+class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
+    """Drops the GPUs, and hosts, that the placement policy rules out.
+
+    Nova skips the weighers if one host is left, so the filter puts the best
+    GPU of that one first. Requests without a GPU pass.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._chooser = chooser.shared()
+
+    def filter_all(self, filter_obj_list, spec_obj):
+        hosts = list(filter_obj_list)
+        # A rebuild stays where it is, and has no allocation candidates.
+        if (not chooser.resource_classes(spec_obj)
+                or utils.request_is_rebuild(spec_obj)):
+            return hosts
+        try:
+            wish = chooser.wish_of(spec_obj)
+        except exception.InvalidValue as error:
+            LOG.error('No host passes: %s', error)
+            return []
+        hosts = self._admitted(hosts, spec_obj, wish)
+        if len(hosts) == 1:
+            self._order(hosts[0], spec_obj, wish)
+        return hosts
+
+    def _admitted(self, hosts, spec, wish):
+        strict = [chooser.policy_of(wish, host).is_strict for host in hosts]
+        if not any(strict) and not any(map(chooser.multiplier, hosts)):
+            return hosts
+        request = self._chooser.request(spec, wish, hosts)
+        if request is None:
+            # Of isolated GPUs the bind refuses what must not be.
+            return [host for host, is_strict
+                    in zip(hosts, strict, strict=True) if not is_strict]
+        return [host for host in hosts if self.filter_candidates(
+            host, lambda candidate, host=host:
+            self._chooser.admits(request, host, candidate))]
+
+    def _order(self, host, spec, wish):
+        if not chooser.multiplier(host):
+            return
+        request = self._chooser.request(spec, wish, [host])
+        if request is not None:
+            figures, = self._chooser.figures(request, [host])
+            chooser.put_best_first(host.allocation_candidates, figures)
+            self._chooser.promise(request, host)

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which GPU a server prefers: placement policies and traits. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import re
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
+
+PLACEMENT = 'gpu:placement'
+"""Extra spec of a flavor: one of :class:`Placement`."""
+APPLICATION = 'gpu:application'
+"""Extra spec of a flavor: what its servers run, by the interference file."""
+PREFER = 'gpu:prefer:'
+"""Beginning of an extra spec of a flavor; a trait follows. Its value is a
+weight, negative if the trait is to be avoided."""
+TRAIT = r'[A-Z][A-Z0-9_]{0,254}'
+"""Placement's own pattern, with names of its standard traits."""
+WEIGHT = r'[+-]?[0-9]{1,4}(\.[0-9]{1,4})?'
+NAME = r'[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}'
+"""Of an application."""
+
+_TIE = 1e-3
+"""What emptiness weighs beside interference: it only decides between GPUs
+that are about equal."""
+
+
+class Placement(enum.Enum):
+    """What makes one GPU better than another."""
+
+    PACK = 'pack'
+    """The request costs little of what could still be created."""
+    SPREAD = 'spread'
+    """The GPU is empty."""
+    STANDALONE = 'standalone'
+    """Only servers of the same project are on it."""
+    QUIET = 'quiet'
+    """Servers slow each other down little."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether it rules GPUs out, instead of only preferring others."""
+        return self is Placement.STANDALONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What a flavor says about the choice of a GPU."""
+
+    placement: Placement | None = None
+    """None: it says nothing."""
+    application: str = ''
+    preferences: tuple[tuple[str, float], ...] = ()
+    """Traits and their weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Company:
+    """Who is on the GPUs that a request would take."""
+
+    neighbours: int = 0
+    """Slices or vGPUs in use there."""
+    strangers: int = 0
+    """Those that are, or may be, of another project."""
+    interference: float | None = None
+    """By how much all of them would run longer, as a sum of shares of their
+    run times; infinite if they do not fit. None: not known."""
+
+
+def wish(extra_specs: Mapping[str, str], flavor: str) -> Wish:
+    """What a flavor says.
+
+    :param flavor: its name, for the error.
+    :raises InvalidValue: one of our extra specs has another form.
+    """
+    found = extra_specs.get(PLACEMENT)
+    words = [item.value for item in Placement]
+    if found is not None and found not in words:
+        raise _wrong(PLACEMENT, flavor, found,
+                     f'expected one of {", ".join(words)}')
+    application = extra_specs.get(APPLICATION, '')
+    if application and not re.fullmatch(NAME, application):
+        raise _wrong(APPLICATION, flavor, application,
+                     'expected letters, digits and any of . _ + - , at most '
+                     '64 characters')
+    return Wish(
+        None if found is None else Placement(found), application,
+        tuple(_preference(key, value, flavor)
+              for key, value in sorted(extra_specs.items())
+              if key.startswith(PREFER)))
+
+
+def _preference(key, value, flavor):
+    trait = key[len(PREFER):]
+    if not re.fullmatch(TRAIT, trait):
+        raise _wrong(key, flavor, value, 'expected a trait after '
+                     f'{PREFER}, such as {PREFER}CUSTOM_GPU_ARCH_HOPPER')
+    if not re.fullmatch(WEIGHT, value):
+        raise _wrong(key, flavor, value, 'expected a number below 10000, '
+                     'such as 2.5, or -1 to avoid the trait')
+    return trait, float(value)
+
+
+def _wrong(key, flavor, value, expected):
+    return exception.InvalidValue(
+        what=f'Extra spec {key} of flavor {flavor}:', value=value,
+        expected=expected)
+
+
+def figure(policy: Placement, cost: weigher_cost.Cost, company: Company
+           ) -> float:
+    """How bad a GPU is; the least is preferred, infinite is impossible."""
+    if policy is Placement.PACK:
+        return cost.packing
+    if policy is Placement.SPREAD:
+        return -cost.spreading
+    if policy is Placement.STANDALONE:
+        return _standalone(cost, company)
+    trouble = (company.neighbours if company.interference is None
+               else company.interference)
+    return trouble - _TIE * cost.spreading
+
+
+def _standalone(cost, company):
+    if company.strangers or math.isinf(cost.loss):
+        return math.inf
+    # Like with like first; among equals as pack, which is below 1 here.
+    return (not company.neighbours) + cost.packing / (1 + cost.packing)

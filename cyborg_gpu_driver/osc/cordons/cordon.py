@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu cordon`` and ``openstack gpu uncordon``."""
+
+from __future__ import annotations
+
+import time
+
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cloud.cordons import change
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.osc import base
+from cyborg_gpu_driver.partition import cordon
+
+_NAMES = ('GPU', 'Cordoned', 'Cordons')
+WAIT = 180.0
+"""Seconds: an agent reports each minute, and may have just begun."""
+
+
+class CordonGpu(base.Lister):
+    """Keep new servers away from a GPU, or from all GPUs of a host.
+
+    Disables the devices in Cyborg and waits until cyborg-agent has reserved
+    all inventories of the GPUs in Placement. Running servers stay. A trait of
+    the GPU's providers holds who cordoned it, when and why, because Cyborg's
+    API takes no reason. A GPU that has been cordoned so keeps its reason.
+    Needs the role admin. The exit code is 1 if a GPU is not closed in time.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_gpus(parser)
+        add_reason(parser)
+        parser.add_argument(
+            '--wait', metavar='<seconds>', type=moments.seconds(0),
+            default=WAIT, help='wait so long until the GPUs are closed '
+                               '(default: %(default)g)')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = cordon_gpus(self.cloud, parsed_args)
+        open_ = wait_closed(self.cloud, parsed_args, found, parsed_args.wait)
+        self.code = int(open_)
+        return _NAMES, [_row(address, known)
+                        for address, known in found.items()]
+
+
+class UncordonGpu(base.Lister):
+    """Offer a GPU, or all GPUs of a host, to new servers again.
+
+    Enables the devices in Cyborg; the next report of cyborg-agent offers
+    them. Cordons that were made on the host are not lifted. Needs the role
+    admin. The exit code is 1 if a GPU is still cordoned.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_gpus(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        rows = []
+        for gpu in change.find(self.cloud, parsed_args.host,
+                               parsed_args.gpu):
+            known = change.open_(self.cloud, gpu)
+            rows.append(_row(gpu.address, known))
+            if known:
+                self.code = 1
+                base.say(
+                    f'GPU {gpu.address} is still cordoned: '
+                    f'{cordon.text(known)}. To lift that, run on '
+                    f'{parsed_args.host}: cyborg-gpu gpu uncordon '
+                    f'{gpu.address}')
+        return _NAMES, rows
+
+
+def add_gpus(parser):
+    """Add ``HOST`` and ``GPU``."""
+    parser.add_argument('host', metavar='HOST',
+                        help='name of the host, as "gpu host list" shows it')
+    parser.add_argument('gpu', metavar='GPU', nargs='?',
+                        help='PCI address of a GPU (default: all GPUs of the '
+                             'host)')
+
+
+def add_reason(parser):
+    """Add ``--reason``."""
+    parser.add_argument(
+        '--reason', metavar='<text>', required=True,
+        help='why, for whoever asks where the capacity is; one line of at '
+             f'most {cordon.REASON_BYTES} bytes')
+
+
+def cordon_gpus(cloud, parsed_args) -> dict[str, cordon.Cordons]:
+    """Cordon the GPUs of a command line; their cordons by address.
+
+    :raises InvalidValue: if the GPU or the reason is not valid.
+    :raises CloudError: if there is no such GPU, or a service does not do it.
+    """
+    new = cordon.Cordon(
+        cordon.Source.CYBORG, float(int(time.time())), cloud.user,
+        cordon.reason(parsed_args.reason))
+    return {gpu.address: change.close(cloud, gpu, new) for gpu
+            in change.find(cloud, parsed_args.host, parsed_args.gpu)}
+
+
+def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
+    """Wait until GPUs are closed; whether one is still open, which is said.
+    """
+    open_ = change.wait_closed(
+        cloud, parsed_args.host, addresses, seconds, lambda number: base.say(
+            f'Waiting until cyborg-agent has reserved {number} providers'))
+    if open_:
+        base.say(
+            f'cyborg-agent on {parsed_args.host} has not reserved '
+            f'{", ".join(open_)}. Placement may still give a new server a '
+            'part of it. Check that the agent runs and can ask Cyborg.')
+    return bool(open_)
+
+
+def _row(address, known):
+    return address, bool(known), columns.Names(map(str, known))

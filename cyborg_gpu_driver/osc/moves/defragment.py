@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu defragment``."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+
+from cliff import columns as cliff_columns
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cloud.moves import apply
+from cyborg_gpu_driver.cloud.moves import read
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.osc import base
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition.moves import planner
+
+NO_PLAN = 3
+"""The exit code if there is a profile without a plan."""
+_REASON = 'openstack gpu defragment'
+_SECONDS = 600.0
+_MOVES = 2
+_MOST = 3
+"""The work of a search grows with the power of the number of moves."""
+
+
+class _Where(cliff_columns.FormattableColumn):
+    """A GPU: two words for people, a host and an address for programs."""
+
+    def human_readable(self) -> str:
+        return ' '.join(self._value or '-')
+
+    def machine_readable(self) -> dict[str, str] | None:
+        return self._value and self._value._asdict()
+
+
+class Defragment(base.Lister):
+    """Find or carry out the fewest moves of servers that make room.
+
+    The command looks for a GPU on which the profile fits after a few servers
+    have moved to other GPUs or other placements. The steps are "offload" (a
+    shelved server that is not yet offloaded), "move" (shelve and unshelve
+    a server) and "room" (the profile now fits there). "none" means that
+    there is no such plan, "unknown" that the search reached its limit. Only
+    active servers with one accelerator and the metadata gpu_movable=true
+    move. vCPUs, memory and disks are not considered. The exit code is 0 if
+    each profile has a plan or has room already, and 3 if one has no plan.
+    With --apply, the command carries out the plan of one profile, checks each
+    step, and stops with exit code 1 at the first one that fails.
+    """
+
+    brief = ('Profile', 'Step', 'Action', 'Server', 'From', 'To')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument('--plan', action='store_true',
+                          help='show what would be done, and change nothing')
+        what.add_argument('--apply', action='store_true',
+                          help='carry out the plan; needs --profile')
+        parser.add_argument(
+            '--profile', metavar='PROFILE',
+            help='device profile or GPU profile that needs room; it must ask '
+                 'for one accelerator (default: each GPU profile)')
+        parser.add_argument(
+            '--host', metavar='HOST', action='append', default=[],
+            help='consider this compute node only; can be repeated')
+        parser.add_argument(
+            '--moves', metavar='N', type=_moves, default=_MOVES,
+            help=f'move at most N servers for a profile, 0 to {_MOST} '
+                 f'(default: {_MOVES})')
+        parser.add_argument(
+            '--yes', action='store_true',
+            help='also move servers whose owners have not set gpu_movable')
+        parser.add_argument(
+            '--timeout', metavar='<seconds>', type=moments.seconds(1),
+            default=_SECONDS,
+            help='with --apply, wait so long for each move and each report '
+                 f'of an agent (default: {_SECONDS:g})')
+        return parser
+
+    def take_action(self, parsed_args):
+        if parsed_args.apply and parsed_args.profile is None:
+            raise exception.InvalidValue(
+                what='option', value='--apply',
+                expected='expected --profile with it')
+        found = read.Snapshot(
+            self.cloud, parsed_args.host, parsed_args.yes, base.say,
+            base.show_progress)
+        rows = []
+        for name, asked in found.asked(parsed_args.profile).items():
+            wanted = found.fleet.want(asked)
+            answer = (planner.Answer(None, True) if wanted is None else
+                      planner.find(found.fleet.gpus, wanted,
+                                   parsed_args.moves))
+            if answer.plan is None:
+                self.code = NO_PLAN
+            elif not answer.plan.certain:
+                base.say(f'{name}: whether the plan works depends on '
+                         'placements that Placement does not show')
+            if answer.plan is not None and parsed_args.apply:
+                self._apply(parsed_args, asked, answer.plan)
+            rows += [(name, *row) for row in _rows(answer, found)]
+        return ('Profile', 'Step', 'Action', 'Server', 'From', 'To',
+                'Server ID', 'Certain'), rows
+
+
+    def _apply(self, parsed_args, asked, plan):
+        apply.Applying(
+            self.cloud, asked, functools.partial(
+                read.Snapshot, self.cloud, parsed_args.host,
+                parsed_args.yes),
+            cordon.Cordon(
+                cordon.Source.CYBORG, float(int(time.time())),
+                self.cloud.user, cordon.reason(_REASON)),
+            parsed_args.timeout, base.say).run(plan)
+
+
+def _moves(text):
+    if text.isdecimal() and int(text) <= _MOST:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f'{text!r} is not valid: expected 0 to {_MOST}')
+
+
+def _rows(answer, found):
+    """Step, action, server, places, UUID and certainty of each step."""
+    plan = answer.plan
+    if plan is None:
+        yield _row(1, 'none' if answer.complete else 'unknown')
+        return
+    origins = {holder.name: gpu.name for gpu in found.fleet.gpus
+               for holder in gpu.holders}
+    steps = [
+        *(('offload', uuid, origins[uuid], None) for uuid in plan.idle),
+        *(('move', move.server, move.origin, move.destination)
+          for move in plan.moves),
+        ('room', None, None, plan.gpu)]
+    for number, (action, uuid, origin, to) in enumerate(steps, start=1):
+        yield _row(number, action, uuid and found.servers[uuid], origin, to,
+                   plan.certain)
+
+
+def _row(number, action, server=None, origin=None, destination=None,
+         certain=None):
+    return (number, action, columns.Optional(server and server.name),
+            _Where(origin), _Where(destination),
+            columns.Optional(server and server.uuid),
+            columns.Optional(certain))

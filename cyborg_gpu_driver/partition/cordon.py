@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which GPUs get no new server, by whom, since when and why. Pure.
+
+A GPU may have a cordon of each source at the same time. It gets servers
+again when the last one is lifted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import datetime
+import enum
+import json
+from collections.abc import Collection
+from collections.abc import Iterable
+from typing import Annotated
+from typing import Any
+
+from cyborg_gpu_driver import exception
+
+REASON_BYTES = 90
+"""Length of a reason in UTF-8. The trait of a cordon holds it."""
+TRAIT = 'CUSTOM_GPU_CORDON_'
+"""How the traits of cordons begin. What follows is base32 of the time, who
+and the reason: Placement allows A-Z, 0-9 and _ in 255 characters (os-traits,
+placement/schemas/trait.py)."""
+_WHO_BYTES = 40
+_BLOCK = 8
+"""Base32 comes in blocks of so many characters."""
+
+
+class Source(enum.Enum):
+    """Who can lift a cordon."""
+
+    OPERATOR = 'operator'
+    """An operator on the host."""
+    CYBORG = 'cyborg'
+    """Whoever disabled the device in Cyborg, for as long as it is."""
+    HEALTH = 'health'
+    """The agent, after too many errors."""
+
+
+ON_HOST = frozenset({Source.OPERATOR, Source.HEALTH})
+"""The cordons that an operator lifts on the host."""
+
+
+def _checked_text(value: str) -> str:
+    """A name or reason, which is shown on terminals and in metrics."""
+    if type(value) is not str or not value.isprintable():
+        raise ValueError(f'{value!r} is not a line of text')
+    return value
+
+
+Text = Annotated[str, _checked_text]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cordon:
+    """Why a GPU gets no new server."""
+
+    source: Source
+    since: float | None = None
+    """Seconds of the epoch; None if that is not known."""
+    who: Text = ''
+    """User name; empty if that is not known."""
+    reason: Text = ''
+
+    def __str__(self) -> str:
+        text = {Source.OPERATOR: 'cordoned on the host',
+                Source.CYBORG: 'disabled in Cyborg',
+                Source.HEALTH: 'cordoned because of its errors'}[self.source]
+        if self.who:
+            text += f' by {self.who}'
+        if self.since is not None:
+            text += f' since {_moment(self.since)}'
+        return f'{text}: {self.reason}' if self.reason else text
+
+
+Cordons = tuple[Cordon, ...]
+
+
+def added(cordons: Iterable[Cordon], new: Cordon) -> Cordons:
+    """The cordons with a new one in the place of that of its source."""
+    return tuple(sorted((*without(cordons, {new.source}), new),
+                        key=lambda item: list(Source).index(item.source)))
+
+
+def without(cordons: Iterable[Cordon], sources: Collection[Source]
+            ) -> Cordons:
+    """The cordons that remain when those of some sources are lifted."""
+    return tuple(item for item in cordons if item.source not in sources)
+
+
+def of(cordons: Iterable[Cordon], source: Source) -> Cordon | None:
+    """The cordon of a source; None without one."""
+    return next((item for item in cordons if item.source is source), None)
+
+
+def text(cordons: Iterable[Cordon]) -> str:
+    """All cordons of a GPU for people; empty without one."""
+    return '; '.join(map(str, cordons))
+
+
+def reason(value: str) -> str:
+    """A reason as an operator gave it.
+
+    :raises InvalidValue: if it is empty, too long or cannot be printed.
+    """
+    value = value.strip()
+    if not value:
+        raise exception.InvalidValue(
+            what='reason', value=value,
+            expected='say in a few words why the GPU is cordoned')
+    if not value.isprintable():
+        raise exception.InvalidValue(
+            what='reason', value=value,
+            expected='expected one line without control characters')
+    if len(value.encode()) > REASON_BYTES:
+        raise exception.InvalidValue(
+            what='reason', value=value,
+            expected=f'expected at most {REASON_BYTES} bytes in UTF-8')
+    return value
+
+
+def trait(cordon: Cordon) -> str:
+    """The trait that tells of a cordon: when, who and why.
+
+    A user name that is too long is cut off.
+    """
+    who = cordon.who.encode()[:_WHO_BYTES].decode(errors='ignore')
+    content = f'{int(cordon.since or 0)}\n{who}\n{cordon.reason}'
+    return TRAIT + base64.b32encode(content.encode()).decode().rstrip('=')
+
+
+def plain(cordon: Cordon) -> dict[str, Any]:
+    """A cordon as messages and the API have it."""
+    return {**dataclasses.asdict(cordon), 'source': cordon.source.value}
+
+
+def to_json(cordons: Iterable[Cordon]) -> str:
+    """What Cyborg's API shows of the cordons; see :func:`of_json`."""
+    return json.dumps(list(map(plain, cordons)), sort_keys=True)
+
+
+def of_json(text: str) -> Cordons:
+    """The cordons that :func:`to_json` wrote.
+
+    :raises ValueError, KeyError, TypeError, OverflowError, OSError: if
+        ``text`` is anything else.
+    """
+    content = json.loads(text)
+    if type(content) is not list:
+        raise ValueError(f'{text!r} is not a list')
+    found = []
+    for item in content:
+        since = item['since'] if item['since'] is None else float(
+            item['since'])
+        _moment(since or 0.0)
+        found.append(Cordon(Source(item['source']), since,
+                            _checked_text(item['who']),
+                            _checked_text(item['reason'])))
+    return tuple(found)
+
+
+def of_traits(traits: Iterable[str]) -> Cordon | None:
+    """The latest cordon in Cyborg that a provider's traits tell of.
+
+    A malformed one is ignored: anybody who may write to Placement can set
+    it.
+    """
+    found = [item for item in map(_of_trait, traits) if item is not None]
+    return max(found, key=lambda item: item.since or 0.0, default=None)
+
+
+def current(told: Iterable[Cordon], enabled: bool,
+            traits: Iterable[str] = ()) -> Cordons:
+    """The cordons of a GPU as the services of the cloud tell of them.
+
+    :param told: what Cyborg's API shows, as of the agent's last report.
+    :param enabled: whether the device is enabled in Cyborg now.
+    :param traits: of the GPU's providers.
+    """
+    told = tuple(told)
+    on_host = without(told, {Source.CYBORG})
+    if enabled:
+        return on_host
+    return added(on_host, of_traits(traits) or of(told, Source.CYBORG)
+                 or Cordon(Source.CYBORG))
+
+
+def _of_trait(name: str) -> Cordon | None:
+    if not name.startswith(TRAIT):
+        return None
+    content = name.removeprefix(TRAIT)
+    try:
+        since, who, why = base64.b32decode(
+            content + '=' * (-len(content) % _BLOCK)).decode().split('\n')
+        _moment(int(since))
+        return Cordon(Source.CYBORG, float(int(since)) or None,
+                      _checked_text(who), _checked_text(why))
+    except (ValueError, OverflowError, OSError, binascii.Error):
+        return None
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(
+        seconds, datetime.timezone.utc).isoformat(timespec='seconds')

@@ -1,0 +1,383 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Find the fewest moves of servers that make room for one more.
+
+A move takes a server off its GPU and starts it again, on another GPU or on
+the same one where the agent then chooses a better placement. Idle instances
+go first and do not count. Moves are one after the other: at each of them
+the server has to fit with all that is there at that time.
+
+The search goes backwards from the server that needs room. For each GPU that
+suits it and each smallest set of holders that would make room, each holder
+gets another place: one that is free, or while moves are left one that
+becomes free by the same means. It looks for plans with no moves, then with
+one, and so on. Among plans with the same number of moves it takes the one
+that destroys the fewest idle instances and then the one that loses the least
+room, by the measure of :mod:`cyborg_gpu_driver.partition.mig.score`, then
+the first in the order of the GPUs.
+
+GPUs that are alike are the same to a plan. A plan for N moves concerns at
+most N + 1 of them, so the others are not looked at, and the work grows with
+the number of different GPUs. It ends at a limit all the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition.moves import gpus as moving
+
+LIMIT = 200_000
+"""Placements that a search tries at most: some seconds of work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A server leaves a GPU and gets a place on another or the same one."""
+
+    server: str
+    profile: str
+    origin: Hashable
+    destination: Hashable
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What makes room, in the order in which it has to be done.
+
+    :ivar gpu: which GPU has room in the end.
+    :ivar idle: names of the idle instances there and elsewhere that go
+        first.
+    :ivar certain: whether it works in every arrangement that a GPU may
+        have; if not, in one at least.
+    """
+
+    gpu: Hashable
+    idle: tuple[str, ...]
+    moves: tuple[Move, ...]
+    certain: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    :ivar plan: None if none was found.
+    :ivar complete: whether all was searched that had to be; if there is
+        neither a plan nor this, the search ended at its limit.
+    """
+
+    plan: Plan | None
+    complete: bool
+
+
+def find(gpus: Iterable[moving.Gpu], wanted: moving.Want, moves: int = 2,
+         limit: int = LIMIT) -> Answer:
+    """The plan with the fewest moves that makes room for one more server.
+
+    A plan that works in every arrangement that a GPU may have comes before
+    one with fewer moves that need not work.
+
+    :param gpus: in an order that decides where nothing else does.
+    :param moves: at most so many.
+    :param limit: at most so many placements are tried.
+    """
+    gpus = tuple(gpus)
+    unknown = any(len(gpu.rows) > 1 or holder.placement is None
+                  for gpu in gpus for holder in gpu.holders)
+    search = _Search(gpus, wanted, moves, limit)
+    try:
+        for certain in (True, False):
+            found = search.plan(certain)
+            if found is not None or not unknown:
+                return Answer(found, True)
+    except _LimitReached:
+        return Answer(None, False)
+    return Answer(None, True)
+
+
+class _LimitReached(Exception):
+    """The search has done as much as it may."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spot:
+    """A GPU in a plan that is being made.
+
+    :ivar rows: without those who leave it.
+    :ivar staying: holders that have not been told to leave.
+    :ivar arrivals: numbers of profiles that come, the first one first.
+    """
+
+    gpu: moving.Gpu
+    rows: moving.Rows
+    staying: tuple[moving.Holder, ...]
+    arrivals: tuple[int, ...] = ()
+
+
+_Spots = dict[Hashable, _Spot]
+_Left = tuple[moving.Holder, moving.Gpu]
+"""A holder that needs another place, and the GPU that it leaves."""
+_Moved = tuple[moving.Holder, moving.Gpu, moving.Gpu]
+"""A holder, the GPU that it leaves, and the GPU that it comes to."""
+_Settled = tuple[_Spots, tuple[str, ...], tuple[_Moved, ...]]
+"""The GPUs of a plan, its idle instances, and its moves in their order."""
+
+
+class _Search:
+    """One search; see :func:`find`."""
+
+    def __init__(self, gpus: Sequence[moving.Gpu], wanted: moving.Want,
+                 moves: int, limit: int):
+        self._wanted = wanted
+        self._moves = moves
+        self._left = limit
+        self._prices = _prices(gpus)
+        self._gpus = tuple(_different(gpus, wanted, moves + 1))
+        self._places: dict[tuple[moving.Want, bool],
+                           list[tuple[float, moving.Gpu]]] = {}
+        self._certain = True
+
+    def plan(self, certain: bool) -> Plan | None:
+        """The best plan.
+
+        :raises _LimitReached: if it takes too long.
+        """
+        self._certain = certain
+        for moves in range(self._moves + 1):
+            found = [made for gpu in self._gpus if self._wanted.suits(gpu)
+                     for made in self._plans(gpu, moves)]
+            if found:
+                return min(found, key=lambda made: (
+                    len(made[0].idle), made[1]))[0]
+        return None
+
+    def _plans(self, gpu: moving.Gpu, moves: int
+               ) -> Iterator[tuple[Plan, float]]:
+        """Plans that make room on a GPU, with the room that each loses."""
+        start = _Spot(gpu, gpu.rows, gpu.holders)
+        for spot, leaving in self._vacated(start, self._wanted, moves):
+            movers = _movers(leaving)
+            found = self._settle(
+                {gpu.name: spot}, tuple((one, gpu) for one in movers),
+                moves - len(movers), _idle(leaving), ())
+            if found is not None:
+                spots, idle, made = found
+                yield Plan(gpu.name, idle, tuple(
+                    Move(one.name, one.want.profile, left.name, to.name)
+                    for one, left, to in made), self._certain), sum(
+                        map(self._loss, spots.values()))
+
+    def _settle(self, spots: _Spots, pending: tuple[_Left, ...],
+                budget: int, idle: tuple[str, ...],
+                made: tuple[_Moved, ...]) -> _Settled | None:
+        """Find places for holders.
+
+        :param spots: the GPUs that the plan concerns so far.
+        :param budget: how many more may be moved.
+        :param made: moves, the last one first.
+        :returns: spots, idle and moves of the whole; None if it cannot be.
+        """
+        if not pending:
+            moves = tuple(reversed(made))
+            return (spots, idle, moves) if self._works(
+                spots, idle, moves) else None
+        (holder, origin), *rest = pending
+        for gpu in self._free(holder.want, spots):
+            found = self._settle(
+                {**spots, gpu.name: _with(_spot(spots, gpu), holder.want)},
+                tuple(rest), budget, idle, (*made, (holder, origin, gpu)))
+            if found is not None:
+                return found
+        for gpu in self._gpus if budget else ():
+            if not holder.want.suits(gpu):
+                continue
+            for spot, leaving in self._vacated(
+                    _spot(spots, gpu), holder.want, budget):
+                if not leaving:
+                    continue
+                movers = _movers(leaving)
+                found = self._settle(
+                    {**spots, gpu.name: spot},
+                    (*rest, *((one, gpu) for one in movers)),
+                    budget - len(movers), (*idle, *_idle(leaving)),
+                    (*made, (holder, origin, gpu)))
+                if found is not None:
+                    return found
+        return None
+
+    def _vacated(self, spot: _Spot, want: moving.Want, budget: int
+                 ) -> Iterator[tuple[_Spot, tuple[moving.Holder, ...]]]:
+        """A GPU with room, and who has to leave it; no one needlessly."""
+        enough: list[set[int]] = []
+        seen = set()
+        for numbers in _choices(spot.staying, budget):
+            if any(fewer <= set(numbers) for fewer in enough):
+                continue
+            leaving = tuple(spot.staying[number] for number in numbers)
+            look = frozenset(
+                collections.Counter(map(_look, leaving)).items())
+            if look in seen:
+                continue
+            seen.add(look)
+            rows = spot.rows
+            for holder in leaving:
+                rows = moving.without(rows, holder)
+            if not rows:
+                continue
+            after = _with(_Spot(spot.gpu, rows, tuple(
+                holder for number, holder in enumerate(spot.staying)
+                if number not in numbers), spot.arrivals), want)
+            if self._arrived(after) is not None:
+                enough.append(set(numbers))
+                yield after, leaving
+
+    def _free(self, want: moving.Want, spots: _Spots
+              ) -> Iterator[moving.Gpu]:
+        """GPUs with room as they are, those that lose least first."""
+        known = self._places.get((want, self._certain))
+        if known is None:
+            known = self._places[want, self._certain] = self._priced(
+                want, [_Spot(gpu, gpu.rows, gpu.holders)
+                       for gpu in self._gpus])
+        changed = self._priced(want, spots.values())
+        for _loss, gpu in sorted(
+                [*changed, *(item for item in known
+                             if item[1].name not in spots)],
+                key=lambda item: item[0]):
+            yield gpu
+
+    def _priced(self, want: moving.Want, spots: Iterable[_Spot]
+                ) -> list[tuple[float, moving.Gpu]]:
+        found = []
+        for spot in spots:
+            if want.suits(spot.gpu):
+                after = _with(spot, want)
+                if self._arrived(after) is not None:
+                    found.append((self._loss(after) - self._loss(spot),
+                                  spot.gpu))
+        return sorted(found, key=lambda item: item[0])
+
+    def _works(self, spots: _Spots, idle: tuple[str, ...],
+               moves: tuple[_Moved, ...]) -> bool:
+        """Whether each move finds room at its time, and the last one too."""
+        rows = {name: spot.gpu.rows for name, spot in spots.items()}
+        for spot in spots.values():
+            for holder in spot.gpu.holders:
+                if (holder.mobility is moving.Mobility.IDLE
+                        and holder.name in idle):
+                    rows[spot.gpu.name] = moving.without(
+                        rows[spot.gpu.name], holder)
+        for holder, origin, gpu in moves:
+            rows[origin.name] = moving.without(rows[origin.name], holder)
+            after = moving.arrived(
+                rows[gpu.name], (gpu.numbers[holder.want.profile],),
+                self._certain)
+            if after is None:
+                return False
+            rows[gpu.name] = after
+        target = next(iter(spots.values())).gpu
+        return moving.arrived(
+            rows[target.name], (target.numbers[self._wanted.profile],),
+            self._certain) is not None
+
+    def _arrived(self, spot: _Spot) -> moving.Rows | None:
+        self._left -= 1
+        if self._left < 0:
+            raise _LimitReached
+        return moving.arrived(spot.rows, spot.arrivals, self._certain)
+
+    def _loss(self, spot: _Spot) -> float:
+        """What a GPU loses of its room by a plan."""
+        after = moving.arrived(spot.rows, spot.arrivals, self._certain)
+        table = spot.gpu.rows[0].table
+        return score.loss(
+            map(float.__sub__, _room(spot.gpu.rows), _room(after or ())),
+            [self._prices[profile.name] for profile in table.profiles])
+
+
+def _spot(spots: _Spots, gpu: moving.Gpu) -> _Spot:
+    return spots.get(gpu.name) or _Spot(gpu, gpu.rows, gpu.holders)
+
+
+def _with(spot: _Spot, want: moving.Want) -> _Spot:
+    """A GPU to which one more comes, before all that came into the plan."""
+    return dataclasses.replace(spot, arrivals=(
+        spot.gpu.numbers[want.profile], *spot.arrivals))
+
+
+def _choices(staying: Sequence[moving.Holder], budget: int
+             ) -> Iterator[tuple[int, ...]]:
+    """Sets of holders that may leave, by number; the cheapest first."""
+    idle = [number for number, holder in enumerate(staying)
+            if holder.mobility is moving.Mobility.IDLE]
+    movable = [number for number, holder in enumerate(staying)
+               if holder.mobility is moving.Mobility.MOVABLE]
+    for moved in range(budget + 1):
+        for gone in range(len(idle) + 1):
+            for one in itertools.combinations(movable, moved):
+                for other in itertools.combinations(idle, gone):
+                    yield *one, *other
+
+
+def _movers(leaving: Iterable[moving.Holder]) -> list[moving.Holder]:
+    return [holder for holder in leaving
+            if holder.mobility is moving.Mobility.MOVABLE]
+
+
+def _idle(leaving: Iterable[moving.Holder]) -> tuple[str, ...]:
+    return tuple(holder.name for holder in leaving
+                 if holder.mobility is moving.Mobility.IDLE)
+
+
+def _look(holder: moving.Holder) -> tuple[object, ...]:
+    """What two holders that are the same to a plan have in common."""
+    return holder.want, holder.mobility, holder.placement
+
+
+def _room(rows: moving.Rows) -> tuple[float, ...]:
+    """The mean room that a GPU leaves for each profile of its table."""
+    if len(rows) == 1:
+        return rows[0].room
+    return tuple(map(statistics.fmean, zip(
+        *(row.room for row in rows), strict=True)))
+
+
+def _prices(gpus: Iterable[moving.Gpu]) -> dict[str, float]:
+    rooms: collections.Counter[str] = collections.Counter()
+    for gpu in gpus:
+        rooms.update(dict(zip(gpu.numbers, _room(gpu.rows), strict=True)))
+    return dict(zip(rooms, score.prices(rooms.values()), strict=True))
+
+
+def _different(gpus: Sequence[moving.Gpu], wanted: moving.Want, most: int
+               ) -> Iterator[moving.Gpu]:
+    """The GPUs, and of those that are alike no more than ``most``."""
+    groups = {want.gpus for want in itertools.chain(
+        [wanted], (holder.want for gpu in gpus for holder in gpu.holders))
+        if want.gpus is not None}
+    counts: collections.Counter[object] = collections.Counter()
+    for gpu in gpus:
+        key = (gpu.rows, tuple(map(_look, gpu.holders)),
+               tuple(gpu.name in group for group in groups))
+        counts[key] += 1
+        if counts[key] <= most:
+            yield gpu

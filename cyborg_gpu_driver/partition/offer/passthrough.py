@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU in passthrough mode offers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.offer import offer
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy,
+           driver: str | None = None) -> Iterator[offer.Offer]:
+    """The whole GPU: never one that is carved up.
+
+    A GPU that libvirt cannot take, or on which processes of this machine
+    run, is an offer, but none that can be had now: that ends some time, and
+    its handle must stay.
+
+    :param driver: ``[gpu] passthrough_driver``; None asks for none, for what
+        a GPU could offer.
+    """
+    problem = readiness.carved_up(gpu)
+    busy = '' if problem else _busy(gpu, driver)
+    yield offer.Offer(
+        gpu=gpu.address, policy=policy.name, mode=policy.mode,
+        profile=offer.PASSTHROUGH, total=1,
+        creatable=0 if problem or busy else 1,
+        parents=(gpu.address,), problem=problem, busy=busy)
+
+
+def _busy(gpu: model.Gpu, driver: str | None) -> str:
+    if gpu.processes:
+        return f'{gpu.processes} process(es) of this machine use it'
+    if driver is None or drivers.is_vfio(gpu.driver):
+        return ''
+    if driver == drivers.NVIDIA:
+        return ('' if gpu.released or gpu.driver != drivers.NVIDIA
+                else 'NVML has not been queried about it and closed yet')
+    return (f'bound to {gpu.driver}; it will be offered when it is bound to '
+            'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')

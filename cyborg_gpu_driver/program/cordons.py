@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The cordons of a machine's GPUs, kept in their records.
+
+The agent notes what Cyborg says, an operator cordons on the host, and the
+health of a GPU may cordon it (:mod:`.program.health`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+
+LOG = logging.getLogger(__name__)
+
+Explain = Callable[[model.PciAddress], cordon.Cordon | None]
+"""Who disabled a GPU in Cyborg, when and why; None if nobody has said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A GPU that got a cordon, or lost its last one."""
+
+    gpu: model.PciAddress
+    cordon: cordon.Cordon
+    """The new one, or one of those that were lifted."""
+    is_cordoned: bool
+
+
+class CordonKeeper:
+    """Knows and changes which GPUs get no new server.
+
+    :param state_path: ``[gpu] state_path``.
+    :param clock: seconds of the epoch.
+    """
+
+    def __init__(self, state_path: str,
+                 clock: Callable[[], float] = time.time):
+        self._store = store.of(state_path)
+        self._clock = clock
+        self._disabled: frozenset[model.PciAddress] | None = None
+        """What Cyborg said last to this process."""
+        self._told: Mapping[model.PciAddress, cordon.Cordons] | None = None
+        """The cordons of which :meth:`changes` has told."""
+
+    def of(self, address: model.PciAddress) -> cordon.Cordons:
+        """The cordons of a GPU; nothing of a record that is unusable."""
+        return self._store.peek(address).cordons
+
+    def known(self) -> dict[model.PciAddress, cordon.Cordons]:
+        """Every GPU that is cordoned, with its cordons."""
+        return {address: record.cordons for address, record
+                in self._store.records().items() if record.cordons}
+
+    def add(self, address: model.PciAddress, who: str, reason: str
+            ) -> cordon.Cordons:
+        """Cordon a GPU as an operator on this host.
+
+        One that an operator has cordoned already keeps that cordon.
+
+        :returns: its cordons.
+        :raises JournalError: if the record cannot be read or written.
+        """
+        with self._store.gpu(address) as draft:
+            known = draft.record.cordons
+            if cordon.of(known, cordon.Source.OPERATOR) is None:
+                known = cordon.added(known, cordon.Cordon(
+                    cordon.Source.OPERATOR, self._clock(), who, reason))
+                draft.record = dataclasses.replace(draft.record,
+                                                   cordons=known)
+        return known
+
+    def lift(self, address: model.PciAddress) -> cordon.Cordons:
+        """Lift the cordons of a GPU that an operator can lift on this host.
+
+        Its errors are counted from 0 again.
+
+        :returns: the cordons that remain, as Cyborg's.
+        :raises JournalError: if the record cannot be read or written.
+        """
+        with self._store.gpu(address) as draft:
+            left = cordon.without(draft.record.cordons, cordon.ON_HOST)
+            draft.record = dataclasses.replace(draft.record, cordons=left,
+                                               errors=0)
+        return left
+
+    def note_disabled(self, now: frozenset[model.PciAddress] | None,
+                      explain: Explain = lambda address: None) -> None:
+        """Note which GPUs are disabled in Cyborg.
+
+        :param now: None if Cyborg did not answer: what it said last counts.
+        :param explain: asked for each disabled GPU of which that is not
+            known yet.
+        """
+        if self._told is None:
+            self._told = self.known()
+        if now is not None:
+            self._disabled = now
+        elif self._disabled is None:
+            return
+        now = self._disabled
+        for address in sorted({*now, *self.known()}):
+            if address in now:
+                self._note(address, explain)
+            elif cordon.of(self.of(address), cordon.Source.CYBORG):
+                self._keep(address, lambda known: cordon.without(
+                    known, {cordon.Source.CYBORG}))
+
+    def changes(self) -> Iterator[Change]:
+        """What has changed since this was last called, or since the start.
+
+        A GPU that loses one of several cordons has not changed.
+        """
+        now = self.known()
+        before, self._told = (now if self._told is None else self._told), now
+        for address in sorted({*before, *now}):
+            old, new = before.get(address, ()), now.get(address, ())
+            for item in new:
+                if cordon.of(old, item.source) is None:
+                    LOG.info('GPU %(gpu)s gets no further server: '
+                             '%(cordon)s', {'gpu': address, 'cordon': item})
+                    yield Change(address, item, True)
+            if old and not new:
+                LOG.info('GPU %(gpu)s gets servers again. It was %(cordons)s',
+                         {'gpu': address, 'cordons': cordon.text(old)})
+                yield Change(address, old[-1], False)
+
+    def _note(self, address: model.PciAddress, explain: Explain) -> None:
+        """Note that a GPU is disabled in Cyborg, and why if that is new."""
+        known = cordon.of(self.of(address), cordon.Source.CYBORG)
+        if known is not None and known.who:
+            return
+        told = explain(address)
+        if known is None or told is not None:
+            new = told or cordon.Cordon(cordon.Source.CYBORG, self._clock())
+            self._keep(address, lambda cordons: cordon.added(cordons, new))
+
+    def _keep(self, address: model.PciAddress,
+              change: Callable[[cordon.Cordons], cordon.Cordons]) -> None:
+        def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
+            return dataclasses.replace(record,
+                                       cordons=change(record.cordons))
+
+        self._store.keep(address, changed)

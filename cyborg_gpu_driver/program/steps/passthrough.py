@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Handing a whole GPU over: what is kept of it, and which driver it gets.
+
+The nvidia driver does not let go of a GPU that a process has open: its
+remove callback waits for the last one to close (nv_pci_remove_helper in
+kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules). libvirt calls
+it when it binds a GPU to vfio-pci for a server. So a GPU is read, recorded
+and closed here, and bound to vfio-pci, before anybody can ask for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.health import reader as host_health
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.steps import blockers
+
+_BESIDE = (None, 'pcieport', 'pci-stub')
+"""Drivers that leave the DMA of their functions to somebody else, beside those
+of VFIO (driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
+
+
+def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
+    """Bind a GPU to vfio-pci; what NVML reports of it is recorded before.
+
+    :param gpu: of a complete snapshot that was taken just now.
+    :raises StepFailed: if NVML says that it is unhealthy.
+    :raises GpuInUse: naming who has it open.
+    :raises JournalError: if its record cannot be written.
+    :raises DriverError, SysfsError: as the machine refused it.
+    """
+    if gpu.driver == drivers.NVIDIA:
+        keep(machine, gpu, bound_from=gpu.driver)
+    bind(machine, gpu.address, drivers.VFIO_PCI)
+
+
+def bind(machine: platform.Platform, address: model.PciAddress,
+         driver: str) -> None:
+    """Bind a GPU to another driver, with NVML closed in all our processes.
+
+    :raises GpuInUse: naming who has it open.
+    :raises NvmlHeld: naming a process of ours that does not let go of it.
+    :raises DriverError, UsageUnknown, SysfsError: as the machine refused it.
+    """
+    with machine.nvml.alone():
+        privileged_driver.bind(str(address), driver)
+
+
+def release(machine: platform.Platform, gpu: model.Gpu) -> None:
+    """Have no process of this library open a GPU any more.
+
+    libvirt then takes the GPU alone for a server, and VFIO gives a guest no
+    IOMMU group of which a function has another driver
+    (Documentation/driver-api/vfio.rst of the kernel).
+
+    :raises StepFailed: as :func:`hand_over`, or naming such a function.
+    :raises SysfsError: if its IOMMU group cannot be read.
+    :raises JournalError: if its record cannot be written.
+    """
+    for name in pci.PciBus(machine.sysfs).group_members(gpu.iommu_group):
+        driver = machine.sysfs.link_name(*pci.DEVICES, name, 'driver')
+        if (name != str(gpu.address) and driver not in _BESIDE
+                and not drivers.is_vfio(driver)):
+            raise exception.StepFailed(
+                reason=f'{name} is in its IOMMU group and bound to {driver}, '
+                'so that no server can have the GPU: bind that function to '
+                'vfio-pci at boot, or set passthrough_driver to vfio-pci')
+    keep(machine, gpu, released=True)
+    with machine.nvml.alone():
+        # Nobody has it open now, and whoever opens NVML again leaves it out.
+        pass
+
+
+def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
+    """Undo :func:`release`.
+
+    :raises JournalError: if its record cannot be written.
+    """
+    record = machine.records.get(gpu.address)
+    if record is not None:
+        machine.records.put(gpu.address, dataclasses.replace(
+            record, released=False))
+
+
+def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
+    """Record what NVML and PCI say of a GPU.
+
+    :param done: ``bound_from`` or ``released`` of its record.
+    :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
+    :raises JournalError: if its record cannot be written.
+    """
+    now = time.time()
+    facts = host_health.HealthReader(machine.nvml).read(gpu.address)
+    if not facts.answered:
+        raise exception.StepFailed(reason='NVML does not return its health')
+    verdict = health.judge(health.seen((), facts, now))
+    if verdict.sick:
+        raise exception.StepFailed(
+            reason='it is unhealthy: ' + '; '.join(verdict.reasons))
+    seen = pci_health.read(machine.sysfs, gpu.address)
+    machine.records.put(gpu.address, gpu_record.of(
+        gpu, machine.boot_id(), now, machine.nvml.driver_version(),
+        health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
+        link_width=seen.width, aer_fatal=seen.fatal, **done))
+
+
+def blockers_of(machine: platform.Platform, gpu: model.Gpu,
+                actions: Collection[action.Action]) -> tuple[str, ...]:
+    """What keeps a GPU from being handed over, for people.
+
+    A vGPU does, running or not: the driver takes the vGPUs on the GPU itself
+    with it (mdev_unregister_parent in drivers/vfio/mdev/mdev_core.c of the
+    kernel), and the server that has one cannot start again. Who has its
+    device node open is found out as it is bound.
+
+    :raises NvmlError, UsageUnknown: if it cannot be found out.
+    """
+    found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
+                  for vgpu in gpu.vgpus)
+    if (found or action.Action.BIND_VFIO not in actions
+            or not gpu.visible_to_nvml):
+        return found
+    return blockers.of_running(machine, gpu)

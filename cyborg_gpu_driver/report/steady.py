@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which GPUs a report sends in full, and which it sends as stubs.
+
+Cyborg's conductor reads and writes its database for each provider and each
+attach handle of a device, whether the device has changed or not
+(drv_device_make_diff in cyborg/conductor/manager.py). A stub says that the
+device is as it was, and costs nothing but the list that the conductor reads
+anyway. So a GPU is sent in full when it has changed, and from time to time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import values
+
+_TIMES = 2
+"""How often a change is sent: a report can get lost, and the agent does not
+hear of it."""
+_REQUESTS = 18
+"""Requests to Placement with which the conductor makes one provider; counted
+with Cyborg 17 (get_placement_needed_info_and_report)."""
+_SHARE = 4
+"""The conductor makes new providers for at most this part of the RPC timeout.
+When that has passed, the next report begins while it still works on this
+one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All GPUs in full, and what else decides which of them Cyborg needs."""
+
+    devices: tuple[values.ReportedDevice, ...]
+    there: Collection[str] | None
+    """UUIDs of the providers that Placement has; None if that is not
+    known."""
+    leaving: Collection[model.PciAddress] = ()
+    """GPUs that have providers which are to go. They are sent in full until
+    Cyborg has deleted those."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """The last full report of one GPU."""
+
+    device: values.ReportedDevice
+    times: int
+    """How many full reports in a row said the same."""
+    at: float
+
+
+class Steady:
+    """Remembers what was sent of each GPU since the agent has started.
+
+    :param interval: seconds after which an unchanged GPU is sent in full; 0
+        sends all GPUs in full in each report.
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, interval: float,
+                 clock: Callable[[], float] = time.monotonic):
+        self._interval = interval
+        self._clock = clock
+        self._sent: dict[model.PciAddress, _Sent] = {}
+
+    def thin(self, report: Report, room: int
+             ) -> tuple[values.ReportedDevice, ...]:
+        """The same devices, with stubs for those that are not sent in full.
+
+        :param room: how many new providers the report may bring. The first
+            GPU with new providers is sent in any case.
+        """
+        thinned = []
+        brought = 0
+        for device in report.devices:
+            missing = 0 if report.there is None else sum(
+                item.provider_uuid not in report.there
+                for item in device.deployables)
+            if missing:
+                is_full = not brought or brought + missing <= room
+                brought += missing if is_full else 0
+            else:
+                is_full = (device.address in report.leaving
+                           or self._is_due(device))
+            if is_full and not device.stub:
+                self._note(device)
+                thinned.append(device)
+            else:
+                thinned.append(build.stub_device(device.address))
+        return tuple(thinned)
+
+    def _is_due(self, device: values.ReportedDevice) -> bool:
+        known = self._sent.get(device.address)
+        return (known is None
+                or known.device != _compared(device)
+                or known.times < _TIMES
+                or self._clock() >= known.at + self._interval)
+
+    def _note(self, device: values.ReportedDevice) -> None:
+        known = self._sent.get(device.address)
+        compared = _compared(device)
+        times = known.times if known and known.device == compared else 0
+        self._sent[device.address] = _Sent(compared, times + 1,
+                                           self._clock())
+
+
+def room(timeout: float, latency: float) -> int:
+    """How many new providers one report may bring.
+
+    :param timeout: seconds that the agent waits for the conductor
+        (``[DEFAULT] rpc_response_timeout``).
+    :param latency: seconds that Placement needs for one request.
+    """
+    return int(timeout / _SHARE / (_REQUESTS * latency))
+
+
+def _compared(device: values.ReportedDevice) -> values.ReportedDevice:
+    """What Cyborg is told of a device; who uses it is not."""
+    return dataclasses.replace(device, busy='')

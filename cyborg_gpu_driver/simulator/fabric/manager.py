@@ -1,0 +1,195 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What nv-fabricmanager does, with the machine held.
+
+From the fabric manager's user guide: "Fabric Manager SDK", "Partition Life
+Cycle Errors", "Resiliency" and "Interoperability with MIG". Where it does
+not say which code a refusal has, the code is the one whose text fits.
+"""
+
+from __future__ import annotations
+
+import pynvml
+
+from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.fabric import partitions
+
+BARE_METAL, SHARED, VGPU = range(3)
+BADPARAM = -1
+GENERIC_ERROR = -2
+NOT_SUPPORTED = -3
+UNINITIALIZED = -4
+IN_USE = -7
+NOT_CONFIGURED = -8
+
+
+class Manager:
+    """The fabric manager of a machine and the NVSwitches behind it."""
+
+    def __init__(self, machine):
+        self._machine = machine
+
+    @property
+    def state(self):
+        return self._machine.state.fabric
+
+    @property
+    def _architecture(self):
+        return next(gpu.model.architecture for gpu in self._machine.gpus
+                    if gpu.on_switches)
+
+    @property
+    def is_ampere(self) -> bool:
+        """Whether it trains NVLinks itself, so that it knows them."""
+        return self._architecture == pynvml.NVML_DEVICE_ARCH_AMPERE
+
+    def gpu(self, physical_id: int) -> gpu_module.Gpu | None:
+        """The GPU with that physical id, which is its module id."""
+        host = self._machine.host
+        return next((gpu for gpu in self._machine.gpus
+                     if gpu.on_switches
+                     and host.module(gpu.address) == physical_id), None)
+
+    # Its life
+
+    def start(self, restart: bool) -> None:
+        """Start it; ``restart`` is the option ``--restart``.
+
+        A start without it initializes the NVSwitches: no partition is
+        active.
+        """
+        fabric = self.state
+        self._machine.state.fabric_manager = True
+        fabric.starts += 1
+        fabric.mode = fabric.configured
+        fabric.waiting = restart and fabric.mode != BARE_METAL
+        if fabric.waiting:
+            return
+        for number in list(fabric.active):
+            self._cut_off(number, 'fabric manager started under a guest')
+        fabric.active.clear()
+        fabric.excluded = [
+            gpu.address for gpu in self._machine.gpus
+            if self.is_ampere and gpu.on_switches and (
+                gpu.state.lost or gpu.state.mig
+                or gpu.state.driver != drivers.NVIDIA)]
+
+    # Its API
+
+    def supported(self) -> tuple[partitions.Partition, ...]:
+        """Partitions whose GPUs were all there at the start."""
+        self._need(SHARED, VGPU)
+        return tuple(item for item in self._all()
+                     if not self._is_excluded(item))
+
+    def unsupported(self) -> tuple[partitions.Partition, ...]:
+        """The others."""
+        self._need(SHARED, VGPU)
+        return tuple(filter(self._is_excluded, self._all()))
+
+    def failed(self) -> None:
+        """Whether failed NVLinks can be asked about."""
+        if self.state.waiting:
+            raise refusal.Refused(NOT_SUPPORTED)
+
+    def activate(self, number: int) -> None:
+        self._need(SHARED)
+        self._activate(number, [])
+
+    def activate_functions(self, number: int, functions: list[str]) -> None:
+        """Activate a partition with one virtual function of each GPU.
+
+        NVIDIA/kubevirt-gpu-device-plugin#133 found on hardware that it takes
+        no more of them than the partition has GPUs.
+        """
+        self._need(VGPU)
+        wanted = self._found(number)
+        carriers = [next((gpu for gpu in map(self.gpu, wanted.gpus)
+                          if function in gpu.vfs()), None)
+                    for function in functions]
+        if (None in carriers or len(carriers) != len(wanted.gpus)
+                or len(set(carriers)) != len(carriers)):
+            raise refusal.Refused(BADPARAM)
+        self._activate(number, functions)
+
+    def deactivate(self, number: int) -> None:
+        self._need(SHARED, VGPU)
+        self._found(number)
+        if str(number) not in self.state.active:
+            raise refusal.Refused(UNINITIALIZED)
+        self._cut_off(number, 'fabric partition deactivated under a guest')
+        del self.state.active[str(number)]
+
+    def restore(self, numbers: list[int]) -> None:
+        """Take the list of active partitions after a restart."""
+        fabric = self.state
+        if fabric.mode == BARE_METAL or not fabric.waiting:
+            raise refusal.Refused(NOT_SUPPORTED)
+        found = [self._known(number) for number in numbers]
+        taken = [gpu for item in found for gpu in item.gpus]
+        if len(taken) != len(set(taken)):
+            raise refusal.Refused(BADPARAM)
+        for number in list(fabric.active):
+            if int(number) not in numbers:
+                self._cut_off(number, 'fabric partition left out of the list '
+                              'under a guest')
+        fabric.active = {str(number): fabric.active.get(str(number), [])
+                         for number in numbers}
+        fabric.waiting = False
+
+    def _activate(self, number, functions):
+        wanted = self._found(number)
+        if any(set(self._known(int(other)).gpus) & set(wanted.gpus)
+               for other in self.state.active):
+            raise refusal.Refused(IN_USE)
+        if (self.is_ampere and len(wanted.gpus) > 1
+                and any(self.gpu(one).state.mig for one in wanted.gpus)):
+            raise refusal.Refused(GENERIC_ERROR)
+        self.state.active[str(number)] = functions
+
+    def _need(self, *modes):
+        if self.state.mode not in modes:
+            raise refusal.Refused(NOT_SUPPORTED)
+        if self.state.waiting:
+            raise refusal.Refused(NOT_CONFIGURED)
+
+    def _all(self):
+        return tuple(item for item in partitions.table(self._architecture)
+                     if all(map(self.gpu, item.gpus)))
+
+    def _known(self, number):
+        for item in self._all():
+            if item.number == number:
+                return item
+        raise refusal.Refused(BADPARAM)
+
+    def _found(self, number):
+        found = self._known(number)
+        if self._is_excluded(found):
+            raise refusal.Refused(BADPARAM)
+        return found
+
+    def _is_excluded(self, partition):
+        return any(self.gpu(one).address in self.state.excluded
+                   for one in partition.gpus)
+
+    def _cut_off(self, number, mistake):
+        """Take NVLinks from a guest that has them: it does not survive."""
+        functions = self.state.active[str(number)]
+        for gpu in map(self.gpu, self._known(int(number)).gpus):
+            if gpu.state.guest or any(
+                    vgpu.guest for vgpu in gpu.state.vgpus
+                    if vgpu.function in functions):
+                gpu.harm(mistake)

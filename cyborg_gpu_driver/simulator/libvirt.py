@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""libvirt on a simulated machine, as its Python module shows it.
+
+Of a connection that can only read there are the calls that list domains and
+show their XML (libvirt's reference of the Python bindings).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+_NAME = 'libvirt'
+_ACTIVE, _INACTIVE = 1, 2
+"""VIR_CONNECT_LIST_DOMAINS_ACTIVE and _INACTIVE (libvirt-domain.h)."""
+
+
+class LibvirtError(Exception):
+    """libvirt.libvirtError, of which callers see the text."""
+
+
+class Connection:
+    """What ``libvirt.openReadOnly`` returns.
+
+    :param machine: the machine; faults of the name ``libvirt`` make it fail.
+    :raises LibvirtError: as a fault says.
+    """
+
+    def __init__(self, machine: Any):
+        self._machine = machine
+        self._open = True
+        machine.faults.wait(_NAME)
+        fault = machine.faults.symbol(_NAME, None)
+        if fault:
+            raise LibvirtError(os.strerror(fault.code))
+
+    def listAllDomains(self, flags: int) -> list[Domain]:
+        """Domains, running or not: both flags, or none, ask for all."""
+        self.getVersion()
+        if flags not in (0, _ACTIVE | _INACTIVE):
+            raise LibvirtError(os.strerror(errno.EINVAL))
+        with self._machine.operation():
+            return [Domain(self._machine, uuid)
+                    for uuid in self._machine.state.domains]
+
+    def getVersion(self) -> int:
+        """The hypervisor's version; fails once the connection is closed."""
+        if not self._open:
+            raise LibvirtError('invalid connection pointer')
+        return 8002000
+
+    def close(self) -> int:
+        """Close it."""
+        self._open = False
+        return 0
+
+
+class Domain:
+    """A ``virDomain``."""
+
+    def __init__(self, machine: Any, uuid: str):
+        self._machine = machine
+        self._uuid = uuid
+
+    def XMLDesc(self, flags: int) -> str:
+        """Its XML; flags of 0 leave out what is secret."""
+        with self._machine.operation():
+            xml = self._machine.state.domains.get(self._uuid)
+        if xml is None or flags:
+            raise LibvirtError('Domain not found')
+        return xml

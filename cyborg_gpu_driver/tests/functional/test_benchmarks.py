@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The benchmarks that need the released services run, small."""
+
+import contextlib
+import io
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.tests.functional import base as functional
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
+
+cloud = test_packing.program('cloud')
+discover = test_packing.program('discover')
+operations = test_packing.program('operations')
+reports = test_packing.program('reports')
+
+
+class BenchmarkTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+
+    def by_name(self, figures):
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = {figure.name: figure for figure in figures}
+        self.assertEqual([], [name for name, figure in found.items()
+                              if figure.is_exceeded])
+        return found
+
+    def test_discover(self):
+        bench = discover.full_host.FullHost(self.directory,
+                                            gpu_cloud.TWO_GPUS)
+        self.addCleanup(bench.close)
+        found = self.by_name(discover.measure(bench, self.directory, 1))
+        self.assertEqual((2, 14, 2), tuple(found[name].value for name in (
+            'GPUs', 'instances',
+            'in-tree discover(), GPUs only: devices reported')))
+        for name in ('discover()', 'bind', 'unbind'):
+            self.assertGreater(found[f'{name}: NVML calls'].value, 0)
+
+    def test_operations(self):
+        found = self.by_name(operations.measure(
+            self.directory, 1, gpu_cloud.TWO_GPUS))
+        restored = found['reboot to 14 GPU instances: NVML calls']
+        # Each instance takes three calls, whoever makes it.
+        self.assertGreater(restored.floor, 3 * 14)
+        self.assertGreater(restored.value, restored.floor)
+        self.assertLess(0, found['XID to reserved'].value)
+
+    def test_reports(self):
+        found = self.by_name(reports.measure((1, 2), 1))
+        for count in (1, 2):
+            full, unchanged = (
+                found[f'{count} hosts: {name}, SELECTs']
+                for name in ('full', 'unchanged'))
+            self.assertGreater(unchanged.value, 0)
+            self.assertGreater(full.value, unchanged.value)
+            self.assertGreater(unchanged.baseline, 0)
+            self.assertGreater(
+                found[f'{count} hosts: first report, requests to Placement']
+                .value, found['providers of a host'].value)
+
+    def test_cloud(self):
+        # Fewer than a dozen servers would be asked for one by one.
+        found = self.by_name(cloud.measure(
+            (6, 12), 1, functional.make_templates()))
+        for name in cloud.WHOLE:
+            figure = found[f'{name}: requests for a host']
+            self.assertEqual(1, figure.value, name)
+            # Three for each provider.
+            self.assertEqual(3 * len(cloud.PROFILES), figure.baseline)
+        for name in ('explain', 'explain, refused'):
+            self.assertGreater(
+                found[f'{name}: requests for a host that is examined'].value,
+                1)
+        self.assertLess(
+            found['explain: requests at 10000 hosts'].value, 250)
+
+    def test_cloud_that_asks_for_each_provider(self):
+        """The limit is not only there for show."""
+        self.addCleanup(cloud.WHOLE.update, dict(cloud.WHOLE))
+        cloud.WHOLE['host list'] = cloud.by_provider
+        with contextlib.redirect_stderr(io.StringIO()):
+            exceeded = [figure.name for figure in cloud.measure(
+                (3, 4), 1, functional.make_templates())
+                if figure.is_exceeded and figure.name.startswith('host')]
+        self.assertEqual(['host list: requests for a host',
+                          'host list: requests at 1000 hosts'], exceeded)

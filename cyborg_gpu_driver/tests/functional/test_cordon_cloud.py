@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""openstack gpu cordon, uncordon and drain, on the released services."""
+
+import json
+
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.cordons import change
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.osc import host
+from cyborg_gpu_driver.osc.cordons import cordon
+from cyborg_gpu_driver.osc.cordons import drain
+from cyborg_gpu_driver.partition import cordon as cordons
+from cyborg_gpu_driver.program import cordons as keepers
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import explain_case
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import test_disable
+from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
+
+FIRST, SECOND = test_disable.FIRST, test_disable.SECOND
+_LARGE = 'CUSTOM_NVIDIA_3G_40GB'
+
+
+class CloudCordonTest(test_disable.DisableCase):
+
+    def setUp(self):
+        super().setUp()
+        self.compute = explain_case.NovaThatShelves(self.cloud)
+        self.cloud_of_operator = self.useFixture(services.Services({
+            'accelerator': cyborg_app.load_app(),
+            'placement': services.forwarded(
+                self.cloud.placement.url, 'admin'),
+            'compute': self.compute})).cloud
+        self.openstack = running.Openstack(self.cloud_of_operator)
+        self.keeper = keepers.CordonKeeper(self.state_path)
+        self.large = self.profile(_LARGE)
+
+    def run_gpu(self, command, *arguments, code=0):
+        return self.openstack.run(command, gpu_cloud.HOST, *arguments,
+                                  '-f', 'json', code=code)
+
+    def rows(self, command, *arguments, code=0):
+        return json.loads(self.run_gpu(command, *arguments, code=code)[0])
+
+    def close(self, *gpus):
+        """Cordon, and let the agent report."""
+        self.rows(cordon.CordonGpu, *gpus, '--reason', 'Umzug nach Süden!',
+                  '--wait', '0', code=1)
+        self.report()
+        return self.rows(cordon.CordonGpu, *gpus, '--reason', 'other')
+
+    def traits(self):
+        """The traits about cordons, by GPU, and all of Placement's."""
+        placement = self.cloud.placement
+        of_gpus = {
+            name.split('_')[2]: placement.traits(provider['uuid'])
+            for name, provider in placement.providers().items()
+            if '_gpu_' in name}
+        known = self.cloud_of_operator.ask('placement', '/traits', '1.26')
+        return ({gpu for gpu, traits in of_gpus.items()
+                 if cordons.of_traits(traits)},
+                [name for name in known['traits']
+                 if name.startswith(cordons.TRAIT)])
+
+    def test_it_is_known_on_the_host_and_in_the_cloud(self):
+        (row,) = self.close(SECOND)
+        self.assertEqual((SECOND, True), (row['GPU'], row['Cordoned']))
+        self.assert_disabled()
+        (known,) = self.keeper.of(next(iter(self.keeper.known())))
+        self.assertEqual((cordons.Source.CYBORG, 'Umzug nach Süden!'),
+                         (known.source, known.reason))
+        self.assertTrue(known.who and known.since)
+        self.assertEqual([str(known)], row['Cordons'])
+        self.assertEqual({SECOND}, self.traits()[0])
+        shown = self.rows(host.ShowHost)['gpus']
+        self.assertEqual(
+            {FIRST: [], SECOND: [cordons.plain(known)]},
+            {gpu['address']: gpu['cordons'] for gpu in shown})
+        for _ in range(2):
+            self.restart_agent()
+            self.report()
+            self.assert_disabled()
+        (row,) = self.rows(cordon.UncordonGpu, SECOND)
+        self.assertFalse(row['Cordoned'])
+        self.report()
+        self.assertEqual({False}, self.is_closed(SECOND))
+        self.assertEqual({}, self.keeper.known())
+        self.assertEqual((set(), []), self.traits())
+
+    def test_a_whole_host(self):
+        self.assertEqual([FIRST, SECOND],
+                         [row['GPU'] for row in self.close()])
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.large)
+        found = self.openstack.rows(explain.ExplainRequest,
+                                    '--profile', self.large, code=1)
+        self.assertIn('RESERVED_CORDONED', json.dumps(found))
+        self.assertIn('Umzug nach S', json.dumps(found))
+        self.rows(cordon.UncordonGpu)
+        self.report()
+        self.assertEqual((set(), []), self.traits())
+        self.cloud.unbind(self.cloud.bind(self.large))
+
+    def test_a_cordon_on_the_host_stays(self):
+        self.close(SECOND)
+        self.command('gpu', 'cordon', SECOND, '--reason', 'a fan')
+        self.report()
+        output, errors = self.run_gpu(cordon.UncordonGpu, SECOND, code=1)
+        self.assertIn('cordoned on the host', output)
+        self.assertIn('still cordoned: cordoned on the host', errors)
+        self.assertIn(f'cyborg-gpu gpu uncordon {SECOND}', errors)
+        self.report()
+        self.assert_disabled()
+
+    def test_what_is_not_there(self):
+        for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
+                          (gpu_cloud.HOST, 'x')):
+            self.assertRaises(exception.GpuDriverError, change.find,
+                              self.cloud_of_operator, *arguments)
+
+    def drain(self, *arguments, code=0):
+        return self.rows(drain.DrainGpu, SECOND, '--reason', 'a move',
+                         *arguments, code=code)
+
+    def boot_on_both(self, **metadata):
+        """Fill both GPUs; those of the second by their buses' names."""
+        servers = [self.compute.boot(self.large, f's{number}', **metadata)
+                   for number in range(4)]
+        return sorted(server.uuid for server in servers
+                      if server.arqs[0]['attach_handle_info']['bus'] == '0f')
+
+    def test_who_has_it(self):
+        mine = self.boot_on_both()
+        self.close(SECOND)
+        rows = self.drain(code=1)
+        self.assertEqual(mine, sorted(row['Server'] for row in rows))
+        for row in rows:
+            self.assertEqual(([SECOND], False, 1, 'ACTIVE'), (
+                row['GPU'], row['Consents'], len(row['Handles']),
+                row['Status']))
+            self.assertTrue(row['Project'])
+
+    def test_who_consents_is_shelved(self):
+        mine = self.boot_on_both()
+        self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
+        self.close(SECOND)
+        (row,) = self.drain('--shelve', code=1)
+        self.assertEqual((mine[1], 'no gpu_movable=true'),
+                         (row['Server'], row['Result']))
+        self.assertEqual('SHELVED_OFFLOADED',
+                         self.compute.servers[mine[0]]['status'])
+        self.assertEqual([], self.drain('--shelve', '--yes'))
+        self.assert_disabled()
+        self.assertEqual({}, self.mdevs(SECOND))
+
+    def test_servers_move_to_another_gpu(self):
+        mine = self.boot_on_both(gpu_movable='true')
+        other = next(uuid for uuid in self.compute.servers
+                     if uuid not in mine)
+        self.compute.servers.pop(other)
+        self.cloud.unbind(self.compute._bound.pop(other)[1])
+        self.close(SECOND)
+        output, errors = self.run_gpu(
+            drain.DrainGpu, SECOND, '--reason', 'a move', '--migrate', code=1)
+        self.assertEqual([], json.loads(output))
+        # The other GPU has room for one.
+        self.assertEqual(['ACTIVE', 'SHELVED_OFFLOADED'], sorted(
+            self.compute.servers[uuid]['status'] for uuid in mine))
+        self.assertEqual(1, errors.count('no other host takes it'))
+        self.assertIn(f'Free: {SECOND}', errors)
+        self.assertEqual({}, self.mdevs(SECOND))
+
+    def test_a_planned_reboot(self):
+        """As doc/source/admin/cordon.rst says."""
+        mine = self.boot_on_both()
+        self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
+        self.close()
+        rows = self.rows(drain.DrainGpu, '--reason', 'new kernel', '--shelve',
+                         code=1)
+        self.assertEqual(3, len(rows))
+        there = self.mdevs(SECOND)
+        self.assertEqual(1, len(there))
+        self.end_agent()
+        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.assertEqual({}, self.mdevs(SECOND))
+        self.restore()
+        self.assertEqual(there.keys(), self.mdevs(SECOND).keys())
+        self.report()
+        for gpu in (FIRST, SECOND):
+            self.assertEqual({True}, self.is_closed(gpu))
+        self.assertEqual((0, []), self.doctor())
+        self.rows(cordon.UncordonGpu)
+        self.report()
+        self.assertEqual(
+            SECOND.split(':')[1],
+            self.cloud.bind(self.large).arqs[0]['attach_handle_info']['bus'])

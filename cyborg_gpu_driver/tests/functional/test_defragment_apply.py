@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import functools
+
+from cyborg.api import app as cyborg_app
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.moves import apply
+from cyborg_gpu_driver.cloud.moves import read
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.tests.functional import explain_case
+from cyborg_gpu_driver.tests.functional import test_disable
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+_NEW = cordon.Cordon(cordon.Source.CYBORG, 1795000000.0, 'op', 'defragment')
+
+
+class ApplyTest(test_disable.DisableCase):
+    """Each of two GPUs has a server on one half; then a 7g needs room."""
+
+    overrides = {
+        'gpu': {'policies': 'both', 'os_cloud': 'here'},
+        'gpu_policy:both': {
+            'mode': 'mig', 'profiles': '1g.10gb, 3g.40gb, 7g.80gb',
+            'match_address': f'{test_disable.FIRST}, {test_disable.SECOND}'}}
+
+    def setUp(self):
+        super().setUp()
+        self.compute = explain_case.NovaThatShelves(self.cloud)
+        self.operator = self.useFixture(services.Services({
+            'accelerator': cyborg_app.load_app(),
+            'placement': services.forwarded(
+                self.cloud.placement.url, 'admin'),
+            'compute': self.compute})).cloud
+        self.half = self.profile(explain_case.THIRD)
+        booted = [self.compute.boot(self.half, f'server-{number}',
+                                    gpu_movable='true')
+                  for number in range(4)]
+        self.kept = {server.providers: server for server in booted}
+        for server in booted:
+            if server not in self.kept.values():
+                self.cloud.unbind(server)
+                del self.compute.servers[server.uuid]
+        self.whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
+        self.report()
+        self.look = functools.partial(read.Snapshot, self.operator)
+        self.now = 0.0
+        self.said = []
+
+    def sleep(self, seconds):
+        """The agent reports while the command waits."""
+        self.now += seconds
+        self.report()
+
+    def plan(self):
+        found = self.look()
+        asked = found.asked(self.whole)[self.whole]
+        return asked, planner.find(
+            found.fleet.gpus, found.fleet.want(asked)).plan
+
+    def run_plan(self):
+        asked, plan = self.plan()
+        self.assertEqual(1, len(plan.moves))
+        return plan, apply.Applying(
+            self.operator, asked, self.look, _NEW, 12.0, self.said.append,
+            lambda: self.now, self.sleep)
+
+    def closed(self):
+        return {gpu for gpu in (test_disable.FIRST, test_disable.SECOND)
+                if self.is_closed(gpu) == {True}}
+
+    def test_it_makes_room(self):
+        plan, applying = self.run_plan()
+        found = applying.run(plan)
+        self.assertEqual((plan.gpu, ()), (found.gpu, found.moves))
+        self.assertEqual(set(), self.closed())
+        self.cloud.bind(self.whole)
+        self.assertEqual({'ACTIVE'}, {
+            server['status'] for server in self.compute.servers.values()})
+
+    def test_a_server_that_cannot_move_comes_back(self):
+        plan, applying = self.run_plan()
+        # Somebody takes the only place to which the server could go, while
+        # its GPU is closed already.
+        sleep, taken = self.sleep, []
+
+        def take(seconds):
+            sleep(seconds)
+            if self.closed() and not taken:
+                taken.append(self.compute.boot(self.half, 'late'))
+
+        applying._sleep = take
+        error = self.assertRaises(
+            exception.CloudError, applying.run, plan)
+        self.assertTrue(taken)
+        self.assertIn('done before that: nothing', str(error))
+        self.assertIn(plan.moves[0].server, str(error))
+        self.assertEqual(set(), self.closed())
+        self.assertEqual({'ACTIVE'}, {
+            server['status'] for server in self.compute.servers.values()})
+
+    def test_a_plan_that_does_not_hold_moves_nothing(self):
+        plan, applying = self.run_plan()
+        self.compute.boot(self.half, 'late')
+        self.compute.boot(self.half, 'later')
+        self.report()
+        error = self.assertRaises(
+            exception.CloudError, applying.run, plan)
+        self.assertIn('does not make room any more', str(error))
+        self.assertEqual([], self.said)

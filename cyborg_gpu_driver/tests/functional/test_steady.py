@@ -1,0 +1,90 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What reports cost Cyborg when nothing changes, and what they restore."""
+
+import contextlib
+
+import sqlalchemy
+from cyborg import context
+from cyborg import objects
+
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+
+_INTERVAL = 600
+_LIST = 16
+"""SELECTs with which the conductor lists one GPU that is offered with seven
+profiles (DriverDevice.list)."""
+
+
+class SteadyTest(gpu_cloud.GpuTestCase):
+
+    overrides = {'gpu': {'policies': 'slices',
+                         'full_report_interval': _INTERVAL},
+                 'gpu_policy:slices': {'mode': 'mig'}}
+
+    @contextlib.contextmanager
+    def statements(self):
+        """First words of what Cyborg's and Placement's databases are asked.
+
+        Two lists, which are filled until the end of the context.
+        """
+        cyborg, placement = [], []
+
+        def note(connection, cursor, statement, *_):
+            (placement if 'placement' in str(connection.engine.url)
+             else cyborg).append(statement.split()[0].upper())
+
+        engine = sqlalchemy.engine.Engine
+        sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
+        try:
+            yield cyborg, placement
+        finally:
+            sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
+
+    def handles(self):
+        """UUIDs of all attach handles."""
+        return {handle.uuid for handle in objects.AttachHandle.list(
+            context.get_admin_context())}
+
+    def test_an_unchanged_host_costs_one_list(self):
+        self.cloud.report()
+        with self.statements() as (cyborg, placement):
+            self.cloud.report()
+        gpus = len(self.driver._running()._host.host().gpus)
+        # One more for the provider of the compute node.
+        self.assertLessEqual(cyborg.count('SELECT'), _LIST * gpus + 1)
+        self.assertLessEqual({*cyborg, *placement}, {'BEGIN', 'SELECT'})
+        self.assertIn('SELECT', placement)
+
+    def test_a_full_report_restores_what_was_deleted(self):
+        self.cloud.report()
+        before = len(self.handles())
+        for handle in objects.AttachHandle.list(context.get_admin_context()):
+            handle.destroy(context.get_admin_context())
+        steady = self.driver._running()._steady
+        now = steady._clock()
+        steady._clock = lambda: now  # However long a report takes.
+        self.cloud.report()
+        self.assertEqual(set(), self.handles())
+        steady._clock = lambda: now + _INTERVAL
+        self.cloud.report()
+        self.assertEqual(before, len(self.handles()))
+
+    def test_an_agent_that_starts_restores_what_was_deleted(self):
+        self.cloud.report()
+        before = len(self.handles())
+        for handle in objects.AttachHandle.list(context.get_admin_context()):
+            handle.destroy(context.get_admin_context())
+        self.end_agent()
+        self.cloud.report()
+        self.assertEqual(before, len(self.handles()))

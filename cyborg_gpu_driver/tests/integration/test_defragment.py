@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.moves import fleet
+from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_GPUS = 4
+"""With MIG on; each has room for one 4g."""
+
+
+class DefragmentTest(base.TestCase):
+
+    def test_a_plan_is_carried_out(self):
+        """A 3g leaves a GPU that it has for itself, and a 7g takes it."""
+        cloud = connection.Cloud(self.admin, 'admin')
+        large = self.flavor_of('CUSTOM_NVIDIA_4G_40GB')
+        blockers = [self.boot(large, self.admin) for _ in range(_GPUS)]
+        movable = self.boot(self.flavor_of('CUSTOM_NVIDIA_3G_40GB'),
+                            metadata={fleet.CONSENT: 'true'})
+
+        def place(server):
+            found, = servers.read(cloud, server.id)
+            return found.provider.host, found.provider.gpu
+
+        origin = place(movable)
+        beside, = (server for server in blockers if place(server) == origin)
+        self.delete(beside)
+        openstack = running.Openstack(cloud)
+
+        def run(action):
+            return openstack.rows(
+                defragment.Defragment, action, '--profile', '7g.80gb')
+
+        def planned():
+            try:
+                return run('--plan')
+            except AssertionError:
+                # The agent has not reported yet what is free.
+                return None
+
+        self.until(planned, 'there is a plan', base.SETTLE)
+        move, room = run('--apply')
+        self.assertEqual(('move', movable.id, 'room'), (
+            move['Action'], move['Server ID'], room['Action']))
+        self.assertNotEqual(origin, place(movable))
+        whole = self.boot(self.flavor_of('CUSTOM_NVIDIA_7G_80GB'))
+        self.assertEqual(origin, place(whole))

@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A server keeps its accelerators when its host is lost, and boots again."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from openstack import exceptions
+
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.integration import minicloud
+
+_ASK = """
+import json, sys, types
+from nova import config, context
+from nova.accelerator import cyborg
+from cyborg_gpu_driver.nova import compute
+path, server, node = sys.argv[1:]
+config.parse_args(['nova-compute', '--config-file', path])
+compute.with_credentials(cyborg, context)
+json.dump(compute.requests(cyborg).of(
+    context.get_admin_context(), types.SimpleNamespace(
+        uuid=server, node=node, flavor=types.SimpleNamespace(
+            extra_specs={'accel:device_profile': 'gpu'}))), sys.stdout)
+"""
+"""What cyborg-gpu-nova-compute does for a server at the boot of its host."""
+
+
+class KeepTest(base.TestCase):
+
+    def test_evacuation(self):
+        lost, other = self.cloud.hosts
+        server = self.boot(self.flavor_of('CUSTOM_NVIDIA_1G_10GB'),
+                           self.admin, host=lost)
+        self.assertEqual(1, len(self.accelerators(server)))
+        self.assertEqual(self.arqs(server), self.asked_at_boot(server))
+
+        self.addCleanup(self.revive, lost)
+        self.cloud.kill(f'nova-compute-{lost}')
+        self.force_down(lost, True)
+        # Later versions leave the server stopped.
+        exceptions.raise_from_response(self.admin.compute.post(
+            f'/servers/{server.id}/action', json={'evacuate': {}},
+            microversion='2.14'))
+        server = self.wait(server)
+        self.assertEqual(('ACTIVE', other),
+                         (server.status, server.compute_host), server.fault)
+        self.assertEqual({}, self.slices(lost))
+        self.assertEqual(self.arqs(server), self.asked_at_boot(server))
+
+        # nova-compute of the lost host removes what it had when it starts.
+        self.revive(lost)
+        self.assertEqual(1, len(self.accelerators(server)))
+        self.delete(server)
+        self.assert_nothing_left()
+
+    def revive(self, host):
+        self.cloud.command('start')
+        self.until(lambda: self.force_down(host, False),
+                   'nothing of the evacuated servers is left', base.SETTLE)
+
+    def asked_at_boot(self, server):
+        """The requests that Nova's own user gets of Cyborg."""
+        config = (self.cloud.directory / 'etc' / 'nova'
+                  / f'nova-compute-{server.compute_host}.conf')
+        return json.loads(minicloud.output([
+            sys.executable, '-W', 'ignore', '-c', _ASK, str(config),
+            server.id, server.compute_host]))
+
+    def force_down(self, host, down):
+        """Whether Nova takes it: not while evacuated servers are there."""
+        (service,) = self.admin.compute.services(
+            binary='nova-compute', host=host)
+        try:
+            self.admin.compute.update_service_forced_down(
+                service, host, 'nova-compute', down)
+        except exceptions.BadRequestException:
+            return False
+        return True

@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+from openstack import exceptions
+
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.osc import quota
+from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_CLASS = 'CUSTOM_NVIDIA_1G_10GB'
+_GPU = '1g.10gb'
+_PROJECT = ('--project', 'project1')
+
+
+class QuotaTest(base.TestCase):
+    """What Nova does with quotas for device profiles."""
+
+    def setUp(self):
+        super().setUp()
+        self.openstack = running.Openstack(
+            connection.Cloud(self.admin, 'admin'))
+        # Keystone deletes a default only after the limits of projects.
+        self.addCleanup(self.set, '--default', f'{_GPU}=unset')
+        self.addCleanup(self.set, *_PROJECT, f'{_GPU}=unset')
+
+    def set(self, *arguments, code=0):
+        return [(row['Action'], row['Result']) for row in
+                self.openstack.rows(quota.SetQuota, *arguments, code=code)]
+
+    def show(self, project='project1'):
+        (row,) = [row for row in self.openstack.rows(
+            quota.ShowQuota, project) if row['Resource Class'] == _CLASS]
+        return row['Limit'], row['Used'], row['Free'], row['Source']
+
+    def test_nova_refuses_a_server_over_the_limit(self):
+        flavor = self.flavor_of(_CLASS)
+        self.assertEqual((None, 0, None, 'none'), self.show())
+        self.assertEqual([('refuse', '')],
+                         self.set(*_PROJECT, f'{_GPU}=1', code=1))
+        self.assertEqual([('create', 'done')],
+                         self.set('--default', f'{_GPU}=0'))
+        self.assertEqual([('create', 'done')],
+                         self.set(*_PROJECT, f'{_GPU}=1'))
+        self.assertEqual([], self.set(*_PROJECT, f'{_GPU}=1'))
+        server = self.boot(flavor)
+        self.assertEqual((1, 1, 0, 'project'), self.show())
+        self.assertEqual((0, 0, 0, 'default'), self.show('project2'))
+        refused = self.assertRaises(exceptions.ForbiddenException,
+                                    self.create, flavor)
+        self.assertIn(f'class:{_CLASS}', str(refused))
+        self.assertEqual(
+            {(None, 0, None), ('project1', 1, 1)},
+            {(row['Project'], row['Limit'], row['Used']) for row
+             in self.openstack.rows(quota.ListQuota)
+             if row['Resource Class'] == _CLASS})
+        self.delete(server)
+        self.assertEqual((1, 0, 1, 'project'), self.show())
+
+    def test_sync_leaves_these_limits_alone(self):
+        self.set('--default', f'{_GPU}=0')
+        self.set(*_PROJECT, f'{_GPU}=1')
+        # Keystone needs the project's limit gone meanwhile.
+        self.assertEqual([('update', 'done')],
+                         self.set('--default', f'{_GPU}=2'))
+        self.openstack.run(sync.SyncProfile, '-', '--yes', '--prune',
+                           answer='version: v1')
+        self.assertEqual((1, 0, 1, 'project'), self.show())

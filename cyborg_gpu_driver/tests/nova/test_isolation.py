@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""GPUs that are for one project at a time, with the released Nova."""
+
+from __future__ import annotations
+
+import collections
+
+import fixtures
+from keystoneauth1 import exceptions as keystone_exceptions
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.tests.nova import weigher_case
+
+FIRST, SECOND = weigher_case.GPUS
+SMALL = '1g.10gb'
+BOARD = tuple(f'0000:{bus}:00.0' for bus in (
+    '18', '2a', '3a', '5d', '9a', 'ab', 'ba', 'db'))
+"""The GPUs of an HGX H100."""
+
+
+class IsolationCase(weigher_case.WeigherCase):
+
+    def start(self, *gpus, isolated=True):
+        """An agent whose GPUs are isolated, while the test runs."""
+        agent = self.useFixture(weigher_case.Agent(
+            self.client, 'one', gpus, set(), profiles=(SMALL,),
+            isolated=isolated))
+        self.hosts[agent.root] = 'one'
+        return agent
+
+
+class BindTest(IsolationCase):
+    """Without the filter."""
+
+    def setUp(self):
+        super().setUp()
+        self.agent = self.start(FIRST, SECOND)
+        self.server = self.boot('a')
+
+    def boot(self, project, gpu=FIRST):
+        return self.agent.boot(SMALL, gpu, project=project)
+
+    def refused(self, project, gpu=FIRST):
+        error = self.assertRaises(exception.BindRefused, self.boot, project,
+                                  gpu)
+        self.assertIn('isolation = project', str(error))
+        return str(error)
+
+    def test_another_project_is_refused(self):
+        self.assertIn('projects a and b', self.refused('b'))
+
+    def test_the_same_project_is_not(self):
+        self.boot('a')
+
+    def test_other_gpus_are_free(self):
+        self.boot('b', SECOND)
+
+    def test_a_gpu_is_free_again_when_all_have_left(self):
+        self.agent.delete(self.server)
+        self.boot('b')
+
+    def test_what_has_no_allocation_is_of_an_unknown_project(self):
+        server, _handle = self.server
+        self.client.delete(f'/allocations/{server}', version='1.36')
+        self.assertIn('not known', self.refused('b'))
+
+    def test_refused_if_placement_does_not_answer(self):
+        def fail(client, url, **kwargs):
+            raise keystone_exceptions.ConnectFailure('no route')
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.client.report.SchedulerReportClient.get', fail))
+        self.assertIn('no route', self.refused('a'))
+
+    def test_providers_have_the_trait(self):
+        provider, = (item for item in self.client.get(
+            f'/resource_providers?required={traits.ISOLATED}'
+            f'&in_tree={self.agent.root}', version='1.36').json()
+            ['resource_providers'] if FIRST in item['name'])
+        self.assertIn(SMALL, provider['name'])
+
+
+class FilterTest(IsolationCase):
+
+    def create(self, agent, filters, project, number):
+        """Create a server; the GPU that it gets, or None."""
+        spec = self.spec(SMALL)
+        spec.project_id = project
+        states = self.candidates(spec)
+        for state in states:
+            # Nova counts what it has claimed.
+            state.num_instances = number
+        handler, loaded = filters
+        for host in handler.get_filtered_objects(loaded, states, spec):
+            gpu = self.gpus(host)[0]
+            agent.boot(SMALL, gpu, project=project)
+            return gpu
+        return None
+
+    def creates(self, isolated):
+        """Sixty creates of three projects: who is where, and how many."""
+        agent = self.start(*BOARD, isolated=isolated)
+        filters = self.filters()
+        found = collections.defaultdict(collections.Counter)
+        for number in range(60):
+            project = 'abc'[number % 3]
+            gpu = self.create(agent, filters, project, number)
+            found[gpu][project] += 1
+        return sum(found.pop(None, {}).values()), found
+
+    def test_sixty_creates_of_three_projects(self):
+        refused, found = self.creates(isolated=True)
+        self.assertEqual([1] * 8, [len(there) for there in found.values()])
+        # Each project has 20 servers and whole GPUs of 7 slices.
+        self.assertEqual(6, refused)
+
+    def test_without_isolation(self):
+        refused, found = self.creates(isolated=False)
+        self.assertEqual(4, refused)
+        self.assertIn(3, [len(there) for there in found.values()])

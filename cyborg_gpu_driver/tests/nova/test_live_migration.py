@@ -1,0 +1,173 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The released Nova plans live migrations with the lines that we write."""
+
+from __future__ import annotations
+
+from lxml import etree
+from nova import conf
+from nova import exception
+from nova import objects
+from nova.compute import api
+from nova.compute import pci_placement_translator
+from nova.conductor.tasks import live_migrate
+from nova.network import model as network_model
+from nova.objects import pci_device
+from nova.pci import request
+from nova.pci import whitelist
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import migration
+
+from cyborg_gpu_driver.tests.nova import test_pci_lines
+
+IN_PLACEMENT = '[filter_scheduler]\npci_in_placement = true\n'
+
+
+def asked(count=1):
+    """What a flavor with that many of the alias asks for."""
+    return request._translate_alias_to_requests(f'L40S-12Q:{count}')
+
+
+def lines(text, option):
+    return ''.join(line for line in text.splitlines(keepends=True)
+                   if line.startswith(f'{option} = '))
+
+
+class LiveMigrationTest(test_pci_lines.PciLinesCase):
+    """Five fixed vGPUs of one type: three on a GPU, two on the next."""
+
+    def setUp(self):
+        super().setUp()
+        self.first, self.second, *_ = self.machine.gpus
+        # Nova asks Neutron, and for the age of both nova-computes, also
+        # where no request comes from a port.
+        self.useFixture(nova_fixtures.NeutronFixture(self))
+        for host in ('source', 'destination'):
+            objects.Service(self.context, host=host, binary='nova-compute',
+                            topic='compute').create()
+
+    def write_lines(self, *arguments):
+        """What the command writes for the machine as it is now."""
+        return self.lines(*arguments, policies=test_pci_lines.ONE_TYPE)
+
+    def check_request(self):
+        """What nova-conductor checks before it looks for a destination."""
+        server = objects.Instance(
+            self.context, uuid=self.context.request_id[4:],
+            host='source', pci_requests=objects.InstancePCIRequests(
+                requests=asked()))
+        live_migrate.LiveMigrationTask(
+            self.context, server, 'destination', False, False, None, None,
+            None, None, None)._check_can_migrate_pci('source', 'destination')
+
+    def test_conductor_takes_the_request(self):
+        for arguments, more in (((), IN_PLACEMENT),
+                                (('--no-pci-in-placement',), '')):
+            self.read(self.write_lines(*arguments) + more)
+            (found,) = asked()
+            self.assertTrue(found.is_live_migratable())
+            self.check_request()
+
+    def test_conductor_refuses_where_nvml_reports_no_support(self):
+        for gpu in self.machine.gpus:
+            self.machine.set_migration(gpu.address, False)
+        text = self.write_lines()
+        self.assertNotIn('live_migratable', text)
+        self.read(text + IN_PLACEMENT)
+        self.assertRaises(exception.MigrationPreCheckError,
+                          self.check_request)
+
+    def test_one_gpu_without_support(self):
+        """The alias must not hide its functions from servers."""
+        self.machine.set_migration(self.second.address, False)
+        text = self.write_lines()
+        self.assertEqual(3, lines(text, 'device_spec').count(
+            '"live_migratable": "yes"'))
+        self.assertNotIn('live_migratable', lines(text, 'alias'))
+
+    def test_a_function_without_it_is_not_chosen(self):
+        source = self.write_lines('--no-pci-in-placement')
+        self.read(source)
+        self.assertTrue(self.pools().support_requests(asked(5), {}))
+        self.machine.set_migration(self.second.address, False)
+        destination = self.write_lines('--no-pci-in-placement')
+        self.read('[pci]\n' + lines(destination, 'device_spec')
+                  + lines(source, 'alias'))
+        pools = self.pools()
+        self.assertFalse(pools.support_requests(asked(4), {}))
+        chosen = pools.consume_requests(asked(3))
+        self.assertEqual(set(self.first.vf_addresses[:3]),
+                         {device.address for device in chosen})
+
+    def test_the_domain_gets_the_function_of_the_destination(self):
+        self.read(self.write_lines('--no-pci-in-placement'))
+        (chosen,) = self.pools().consume_requests(asked())
+        domain = etree.fromstring(
+            '<domain><devices><hostdev mode="subsystem" type="pci" '
+            'managed="no"><source><address domain="0x0000" bus="0x16" '
+            'slot="0x00" function="0x5"/></source></hostdev></devices>'
+            '</domain>')
+        migration._update_pci_dev_xml(
+            domain, {'0000:16:00.5': chosen.address})
+        found = domain.find('./devices/hostdev/source/address')
+        self.assertEqual(chosen.address, '{}:{}:{}.{}'.format(*(
+            found.get(name).removeprefix('0x')
+            for name in ('domain', 'bus', 'slot', 'function'))))
+
+    def test_the_api_refuses_accelerators_of_cyborg(self):
+        flavor = objects.Flavor(self.context, extra_specs={
+            'accel:device_profile': 'gpu'})
+        server = objects.Instance(
+            self.context, uuid=self.context.request_id[4:], flavor=flavor,
+            info_cache=objects.InstanceInfoCache(
+                network_info=network_model.NetworkInfo()))
+        objects.InstanceMapping(
+            self.context, instance_uuid=server.uuid, project_id='p',
+            cell_mapping=self.cell_mappings['cell1']).create()
+        self.assertRaises(
+            exception.ForbiddenWithAccelerators, api.API().live_migrate,
+            self.context, server, False, False, 'destination')
+
+    def test_placement_gets_novas_trait(self):
+        self.machine.set_migration(self.second.address, False)
+        self.read(self.write_lines())
+        specs = whitelist.Whitelist(conf.CONF.pci.device_spec)
+        for gpu, expected in ((self.first, True), (self.second, False)):
+            address = gpu.vf_addresses[0]
+            (spec,) = (specs.device_assignable(device)
+                       for device in self.devices()
+                       if device['address'] == address)
+            provider = pci_placement_translator.PciResourceProvider('x')
+            provider.add_child(pci_device.PciDevice(
+                address=address, vendor_id='10de', product_id='26b9'),
+                spec.get_tags())
+            self.assertEqual(expected, 'HW_PCI_LIVE_MIGRATABLE'
+                             in provider.traits)
+
+    def test_libvirt_and_qemu_that_nova_wants(self):
+        self.read(self.write_lines())
+        self.connection.fakeLibVersion = self.version(
+            libvirt_driver.MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION)
+        self.connection.fakeVersion = self.version(
+            libvirt_driver.MIN_VFIO_PCI_VARIANT_QEMU_VERSION)
+        self.driver._check_pci_whitelist()
+        self.connection.fakeVersion = fakelibvirt.FAKE_QEMU_VERSION
+        self.assertRaises(exception.InvalidConfiguration,
+                          self.driver._check_pci_whitelist)
+
+    @staticmethod
+    def version(parts):
+        return parts[0] * 1_000_000 + parts[1] * 1000 + parts[2]

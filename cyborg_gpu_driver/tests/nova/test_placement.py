@@ -1,0 +1,307 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Placement policies in the released Nova, by weigher and filter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import types
+import uuid
+
+import fixtures
+from nova import exception as nova_exception
+from nova import objects
+from nova.api.validation.extra_specs import validators
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import extra_specs
+from cyborg_gpu_driver.tests.nova import weigher_case
+
+FIRST, SECOND = weigher_case.GPUS
+SMALL = '1g.10gb'
+FAST = 'CUSTOM_FAST'
+"""A trait of the second GPU, which the operator has set."""
+
+
+class PlacementCase(weigher_case.WeigherCase):
+
+    def best(self, spec, states=None):
+        """The host and the GPU that Nova claims with the weigher."""
+        states = states or self.candidates(spec)
+        name = next(iter(self.order(spec, states)))
+        state, = (state for state in states if state.host == name)
+        return name, self.gpus(state)[0]
+
+
+class PolicyTest(PlacementCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('mine', f'3g.40gb@{FIRST}', gpus=(FIRST, SECOND))
+        self.host('theirs', f'{SMALL}@{FIRST}~other', f'{SMALL}@{FIRST}',
+                  gpus=(FIRST,))
+
+    def test_flavor_decides(self):
+        for policy, expected in (
+                ('pack', ('theirs', FIRST)), ('spread', ('mine', SECOND)),
+                ('standalone', ('mine', FIRST)), ('quiet', ('mine', SECOND))):
+            self.assertEqual(expected, self.best(
+                self.spec(SMALL, placement=policy)), policy)
+
+    def test_option_decides_for_the_others(self):
+        self.flags(placement='quiet', group='gpu_weigher')
+        self.assertEqual(('mine', SECOND), self.best(self.spec(SMALL)))
+        self.assertEqual(('theirs', FIRST), self.best(
+            self.spec(SMALL, placement='pack')))
+
+    def test_filter_refuses_gpus_of_other_projects(self):
+        spec = self.spec(SMALL, placement='standalone')
+        host, = self.filtered(spec)
+        self.assertEqual('mine', host.host)
+        self.assertEqual([FIRST, SECOND], self.gpus(host))
+        self.assertEqual({'mine', 'theirs'}, {
+            host.host for host in self.filtered(self.spec(SMALL))})
+
+    def test_filter_knows_a_project_by_its_servers(self):
+        spec = self.spec(SMALL, placement='standalone')
+        spec.project_id = 'other'
+        host, = self.filtered(spec)
+        self.assertEqual(('mine', [SECOND]), (host.host, self.gpus(host)))
+
+    def test_filter_refuses_all_if_placement_does_not_answer(self):
+        spec = self.spec(SMALL, placement='standalone')
+        states = self.candidates(spec)
+
+        def fail(client, url, **kwargs):
+            raise OSError('no route')
+
+        with fixtures.MonkeyPatch(
+                'nova.scheduler.client.report.SchedulerReportClient.get',
+                fail):
+            self.assertEqual([], self.filtered(spec, states))
+
+    def test_filter_refuses_a_flavor_that_is_wrong(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.assertEqual([], self.filtered(
+            self.spec(SMALL, placement='tight')))
+        for part in ('gpu:placement', 'm1.gpu', "'tight'",
+                     'pack, spread, standalone, quiet'):
+            self.assertIn(part, logged.output)
+
+    def test_weigher_goes_on_with_a_flavor_that_is_wrong(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.assertEqual(('theirs', FIRST), self.best(
+            self.spec(SMALL, placement='tight')))
+        self.assertIn("'tight'", logged.output)
+
+    def test_requests_without_a_gpu_pass(self):
+        spec = self.spec(SMALL, placement='tight')
+        states = self.candidates(spec)
+        spec.requested_resources = []
+        self.assertEqual(states, self.filtered(spec, states))
+        self.assertEqual([], self.asked)
+
+
+class SingleHostTest(PlacementCase):
+    """Nova skips the weighers, so the filter chooses."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', f'3g.40gb@{SECOND}', gpus=(FIRST, SECOND))
+
+    def claimed(self, **extra_specs):
+        host, = self.filtered(self.spec(SMALL, **extra_specs))
+        return self.gpus(host)[0]
+
+    def test_filter_puts_the_best_gpu_first(self):
+        for policy, expected in (('pack', SECOND), ('spread', FIRST),
+                                 ('standalone', SECOND), ('quiet', FIRST)):
+            self.assertEqual(expected, self.claimed(placement=policy))
+
+    def test_multiplier_of_zero_leaves_the_order(self):
+        self.flags(gpu_weight_multiplier=0.0, group='gpu_weigher')
+        spec = self.spec(SMALL)
+        states = self.candidates(spec)
+        before = self.gpus(states[0])
+        self.asked.clear()
+        self.filtered(spec, states)
+        self.assertEqual([], self.asked)
+        self.assertEqual(before, self.gpus(states[0]))
+
+    def test_equal_gpus_take_turns(self):
+        self.host('two', gpus=(FIRST, SECOND))
+        spec = self.spec(SMALL)
+        state, = (state for state in self.candidates(spec)
+                  if state.host == 'two')
+        found = set()
+        for _ in range(100):
+            self.filtered(spec, [state])
+            found.add(self.gpus(state)[0])
+        # By chance alone one of 2 ** 99 runs fails.
+        self.assertEqual({FIRST, SECOND}, found)
+
+
+class StormTest(PlacementCase):
+    """Twenty requests that see the same state, one slice of 14 in use."""
+
+    def storm(self, choose):
+        """How many of them get a slice."""
+        spec = self.spec(SMALL)
+        rounds = [self.candidates(spec) for _ in range(20)]
+        accepted = 0
+        for server, states in enumerate(rounds):
+            host = choose(spec, states)
+            answer = self.client.put(
+                f'/allocations/{uuid.UUID(int=server)}', {
+                    'allocations': host.allocation_candidates[0][
+                        'allocations'], 'project_id': 'project',
+                    'user_id': 'user', 'consumer_generation': None,
+                    'consumer_type': 'INSTANCE'}, version='1.38')
+            accepted += answer.status_code == 204
+        return accepted
+
+    def test_filter_on_one_host(self):
+        self.host('one', f'{SMALL}@{FIRST}', gpus=(FIRST, SECOND))
+        handler, loaded = self.filters()
+
+        def choose(spec, states):
+            host, = handler.get_filtered_objects(loaded, states, spec)
+            return host
+
+        self.assertEqual(13, self.storm(choose))
+
+    def test_weigher_on_two_hosts(self):
+        self.host('one', f'{SMALL}@{FIRST}', gpus=(FIRST,))
+        self.host('two', gpus=(FIRST,))
+        loaded = self.weighers()
+
+        def choose(spec, states):
+            name = next(iter(self.order(spec, states, loaded)))
+            return next(state for state in states if state.host == name)
+
+        self.assertEqual(13, self.storm(choose))
+
+
+class TraitTest(PlacementCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', f'3g.40gb@{FIRST}', gpus=(FIRST, SECOND))
+        state, = self.candidates(self.spec(SMALL))
+        position = self.gpus(state).index(SECOND)
+        provider, = set(state.allocation_candidates[position]
+                        ['allocations']) - {state.uuid}
+        url = f'/resource_providers/{provider}/traits'
+        self.client.put(f'/traits/{FAST}', None, version='1.36')
+        before = self.client.get(url, version='1.36').json()
+        self.client.put(url, {**before, 'traits': [
+            *before['traits'], FAST]}, version='1.36')
+
+    def claimed(self, weight, **extra_specs):
+        host, = self.filtered(self.spec(SMALL, **extra_specs, **{
+            f'prefer:{FAST}': weight}))
+        return self.gpus(host)[0]
+
+    def test_preference_outweighs_the_policy(self):
+        self.assertEqual(FIRST, self.claimed('0'))
+        self.assertEqual(FIRST, self.claimed('0.9'))
+        self.assertEqual(SECOND, self.claimed('1.1'))
+
+    def test_negative_preference_avoids(self):
+        self.assertEqual(SECOND, self.claimed('-0.9', placement='spread'))
+        self.assertEqual(FIRST, self.claimed('-1.1', placement='spread'))
+
+
+class QuietTest(PlacementCase):
+    """By measured slowdowns."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', f'{SMALL}@{FIRST}', f'{SMALL}@{FIRST}',
+                  f'{SMALL}@{SECOND}', gpus=(FIRST, SECOND))
+
+    def claimed(self, document, application, *running):
+        """:param running: what the three servers run."""
+        path = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'slowdown.json')
+        path.write_text(json.dumps(document), encoding='utf-8')
+        self.flags(interference_file=str(path), group='gpu_weigher')
+        spec = self.spec(SMALL, placement='quiet', application=application)
+        states = self.candidates(spec)
+        states[0].instances = {
+            server: types.SimpleNamespace(flavor=objects.Flavor(
+                extra_specs={'gpu:application': name}))
+            for server, name in zip(
+                self.servers['one'], running, strict=True)}
+        self.filtered(spec, states)
+        return self.gpus(states[0])[0]
+
+    def test_fewer_neighbours_without_a_file(self):
+        host, = self.filtered(self.spec(SMALL, placement='quiet'))
+        self.assertEqual(SECOND, self.gpus(host)[0])
+
+    def test_measured_slowdowns_decide(self):
+        pairs = {'slowdown': {'calm': {'calm': 1.0, 'loud': 1.5},
+                              'loud': {'calm': 1.0, 'loud': 1.0}}}
+        self.assertEqual(FIRST, self.claimed(
+            pairs, 'calm', 'calm', 'calm', 'loud'))
+        self.assertEqual(SECOND, self.claimed(
+            pairs, 'calm', 'loud', 'calm', 'loud'))
+
+    def test_what_others_suffer_counts_as_well(self):
+        pairs = {'slowdown': {'calm': {'calm': 1.0, 'loud': 1.5},
+                              'loud': {'calm': 1.0, 'loud': 1.0}}}
+        self.assertEqual(SECOND, self.claimed(
+            pairs, 'loud', 'calm', 'calm', 'loud'))
+
+    def test_those_that_do_not_fit_are_kept_apart(self):
+        pairs = {'slowdown': {'big': {'big': None, 'small': 9.0}}}
+        self.assertEqual(FIRST, self.claimed(
+            pairs, 'big', 'small', 'small', 'big'))
+
+    def test_wrong_file_is_an_error_of_the_option(self):
+        error = self.assertRaises(
+            exception.InvalidConfiguration, self.claimed, ['slowdown'], 'a',
+            '', '', '')
+        for part in ('[gpu_weigher] interference_file', '"slowdown"'):
+            self.assertIn(part, str(error))
+
+
+class ExtraSpecTest(weigher_case.WeigherCase):
+    """What nova-api says when somebody makes a flavor."""
+
+    def setUp(self):
+        super().setUp()
+        for item in extra_specs.register():
+            self.useFixture(fixtures.MonkeyPatch(
+                'nova.api.validation.extra_specs.validators.VALIDATORS',
+                {**validators.VALIDATORS, item.name: item}))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.api.validation.extra_specs.validators.NAMESPACES',
+            {*validators.NAMESPACES, 'gpu'}))
+
+    def test_right(self):
+        for key, value in (('gpu:placement', 'quiet'),
+                           ('gpu:application', 'LAMMPS-2'),
+                           ('gpu:prefer:CUSTOM_GPU_ARCH_HOPPER', '-2.5')):
+            validators.validate(key, value)
+
+    def test_wrong(self):
+        for key, value in itertools.chain(
+                (('gpu:placement', 'tight'), ('gpu:application', ' '),
+                 ('gpu:plaecment', 'pack')),
+                (('gpu:prefer:CUSTOM_X', value)
+                 for value in ('', 'much', 'nan', '1e9'))):
+            self.assertRaises(nova_exception.ValidationError,
+                              validators.validate, key, value)

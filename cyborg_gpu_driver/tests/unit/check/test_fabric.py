@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Checks of the NVSwitches, from plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check.rules import fabric as rules
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.check import case
+
+ADDRESS = model.PciAddress.parse('0000:18:00.0')
+GPU = model.Gpu(ADDRESS, '10de', '2330', '0302', driver='nvidia',
+                visible_to_nvml=True)
+SINGLE = fabric.Partition(7, (fabric.Member(1),))
+GOOD = fabric.Fabric({ADDRESS: 1}, running=True, mode=fabric.Mode.VGPU,
+                     version='550.144.02', installed=True,
+                     partitions=(SINGLE,))
+VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('H100-80C',))
+WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
+SLICES = policy.Policy('s', policy.Mode.MIG)
+
+
+class FabricTest(case.FindingCase):
+
+    def find(self, policy_=VGPUS, gpu=GPU, **changes):
+        return list(rules.manager(facts.Facts(
+            model.Host((gpu,), driver_version='550.144.02'),
+            policies.Settings((policy_,)),
+            fabric=dataclasses.replace(GOOD, **changes))))
+
+    def fails(self, words, findings):
+        self.check(result.Code.FAILURE, words, findings)
+
+    def test_all_is_well(self):
+        self.assertEqual([], self.find())
+        self.assertEqual([], self.find(SLICES, mode=fabric.Mode.BARE_METAL))
+        self.assertEqual([], self.find(
+            WHOLE, mode=fabric.Mode.SHARED_NVSWITCH))
+
+    def test_no_nvswitches(self):
+        self.assertEqual([], list(rules.manager(facts.Facts(
+            model.Host((GPU,)), policies.Settings((VGPUS,))))))
+
+    def test_a_gpu_that_is_not_on_the_board(self):
+        self.assertEqual([], self.find(modules={}, running=False))
+        self.fails('does not run', self.find(
+            WHOLE, dataclasses.replace(GPU, driver='vfio-pci'), modules={},
+            running=False))
+
+    def test_not_installed(self):
+        self.fails('no fabric manager is installed',
+                   self.find(SLICES, installed=False, running=False))
+
+    def test_stopped(self):
+        self.fails('systemctl enable --now nvidia-fabricmanager',
+                   self.find(SLICES, running=False))
+
+    def test_another_version_than_the_driver(self):
+        self.fails('535.1 and the driver of version 550.144.02',
+                   self.find(version='535.1'))
+        self.check(result.Code.SKIPPED, '--version',
+                   self.find(version=None))
+
+    def test_vgpus_need_their_mode(self):
+        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.SHARED_NVSWITCH):
+            self.fails('FABRIC_MODE=2', self.find(mode=mode))
+
+    def test_whole_gpus_need_theirs(self):
+        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):
+            self.check(result.Code.WARNING, 'FABRIC_MODE=1',
+                       self.find(WHOLE, mode=mode))
+
+    def test_the_mode_is_not_known(self):
+        self.check(result.Code.SKIPPED, 'fabric_manager_config',
+                   self.find(mode=None, mode_problem='No such file'))
+
+    def test_no_answer(self):
+        self.fails('waits for the list', self.find(
+            partitions=(), problem='waits for the list'))
+
+    def test_failed_links(self):
+        self.fails('NVLinks have failed', self.find(failed=('0000:01:00.0',)))
+
+    def test_no_partition_for_a_gpu(self):
+        self.fails('for this GPU alone', self.find(partitions=()))
+        self.fails('for this GPU alone', self.find(partitions=(
+            dataclasses.replace(SINGLE, supported=False),)))
+        self.assertEqual([], self.find(SLICES, partitions=()))

@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.profiles import plan
+from cyborg_gpu_driver.cloud.profiles import quota
+from cyborg_gpu_driver.cloud.profiles import resources
+
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+_DEFAULT = resources.RegisteredLimit(f'class:{_SLICE}', 2)
+_OWN = resources.Limit(f'class:{_SLICE}', 'p', 8)
+
+
+def _there(*items):
+    return [resources.Existing(item, item.name) for item in items]
+
+
+class ShowTest(base.BaseTestCase):
+
+    def quotas(self, limits, usages, classes=(), project='p'):
+        return [(one.resource_class, one.limit, one.own, one.used, one.free)
+                for one in quota.of_project(project, _there(*limits), usages,
+                                            classes)]
+
+    def test_own_limit_is_before_default(self):
+        self.assertEqual([(_SLICE, 8, True, 3, 5)],
+                         self.quotas([_DEFAULT, _OWN], {_SLICE: 3}))
+        self.assertEqual([(_SLICE, 2, False, 3, 0)], self.quotas(
+            [_DEFAULT, _OWN], {_SLICE: 3}, project='other'))
+
+    def test_no_limit(self):
+        unlimited = resources.Limit(f'class:{_SLICE}', 'p', -1)
+        self.assertEqual([(_SLICE, None, True, 3, None)],
+                         self.quotas([_DEFAULT, unlimited], {_SLICE: 3}))
+        self.assertEqual([('PGPU', None, False, 0, None)],
+                         self.quotas([], {}, ['PGPU']))
+
+    def test_only_gpus(self):
+        limits = [resources.RegisteredLimit('class:VCPU', 4),
+                  resources.Limit('servers', 'p', 4)]
+        self.assertEqual([], self.quotas(limits, {'VCPU': 2, 'VGPU': 1},
+                                         ['FPGA']))
+        self.assertEqual([], list(quota.defaults(_there(*limits))))
+
+    def test_defaults(self):
+        (found,) = quota.defaults(_there(_DEFAULT, _OWN))
+        self.assertEqual(quota.Quota(None, _SLICE, 2, False, None), found)
+        self.assertIsNone(found.free)
+
+    def test_requested_classes(self):
+        found = quota.requested(_there(resources.DeviceProfile('mixed', (
+            (('resources:PGPU', '1'), ('trait:CUSTOM_NVIDIA_20B5',
+                                       'required')),
+            ((f'resources:{_SLICE}', '2'),), (('resources:FPGA', '1'),)))))
+        self.assertEqual({'PGPU', _SLICE}, found)
+
+
+class ParseTest(base.BaseTestCase):
+
+    def test_what_can_be_given(self):
+        for text, expected in (
+                ('1g.10gb=4', (_SLICE, 4)), (f'{_SLICE}=0', (_SLICE, 0)),
+                ('passthrough=-1', ('PGPU', -1)),
+                ('PGPU=2147483647', ('PGPU', 2147483647)),
+                ('T4-2B=unset', ('CUSTOM_NVIDIA_T4_2B', None))):
+            found = quota.parse(text)
+            self.assertEqual(expected, (found.resource_class, found.limit))
+
+    def test_what_cannot_be_given(self):
+        for text, expected in (
+                ('1g.10gb', 'expected PROFILE=LIMIT'), ('=4', 'PROFILE=LIMIT'),
+                ('1g.10gb=', 'limit of CUSTOM_NVIDIA_1G_10GB'),
+                ('1g.10gb=-2', 'a number from 0 to 2147483647'),
+                ('1g.10gb=2147483648', 'a number from 0'),
+                ('1g.10gb=\u0664', 'a number from 0'),
+                ('1g.10gb=1e3', 'a number from 0'), ('VCPU=4', 'VCPU')):
+            error = self.assertRaises(exception.InvalidValue, quota.parse,
+                                      text)
+            self.assertIn(expected, str(error))
+
+    def test_class_given_twice(self):
+        error = self.assertRaises(exception.InvalidValue, quota.parse_all,
+                                  ['1g.10gb=4', f'{_SLICE}=5'])
+        self.assertIn(f'{_SLICE} is given twice', str(error))
+        self.assertEqual([quota.Setting(_SLICE, 4)],
+                         quota.parse_all(['1g.10gb=4']))
+
+
+class ChangesTest(base.BaseTestCase):
+
+    def changes(self, limit, *items, project='p'):
+        return [(change.action, change.item) for change in quota.changes(
+            [quota.Setting(_SLICE, limit)], project, _there(*items))]
+
+    def test_limits_of_projects(self):
+        self.assertEqual([(plan.Action.CREATE, _OWN)],
+                         self.changes(8, _DEFAULT))
+        self.assertEqual(
+            [(plan.Action.UPDATE, resources.Limit(_OWN.resource, 'p', 9))],
+            self.changes(9, _DEFAULT, _OWN))
+        self.assertEqual([], self.changes(8, _DEFAULT, _OWN))
+        self.assertEqual([(plan.Action.DELETE, _OWN)],
+                         self.changes(None, _DEFAULT, _OWN))
+        self.assertEqual([], self.changes(None, _DEFAULT))
+
+    def test_keystone_needs_a_default_first(self):
+        self.assertEqual([(plan.Action.REFUSE, _OWN)], self.changes(8))
+
+    def test_defaults(self):
+        self.assertEqual([(plan.Action.CREATE, _DEFAULT)],
+                         self.changes(2, project=None))
+        self.assertEqual([(plan.Action.DELETE, _DEFAULT)],
+                         self.changes(None, _DEFAULT, project=None))

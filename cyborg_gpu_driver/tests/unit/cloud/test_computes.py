@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Servers, as Nova lists them."""
+
+from __future__ import annotations
+
+from urllib import parse
+
+from oslotest import base
+
+from cyborg_gpu_driver.cloud import computes
+from cyborg_gpu_driver.tests.unit.cloud import services
+
+
+def _server(uuid):
+    return {'id': uuid, 'name': f'server {uuid}', 'status': 'ACTIVE',
+            'tenant_id': 'project',
+            'OS-EXT-SRV-ATTR:hypervisor_hostname': 'compute1'}
+
+
+class KnownServersTest(base.BaseTestCase):
+    """Nova lists the servers of two hosts in pages of five."""
+
+    def setUp(self):
+        super().setUp()
+        self.listed = []
+        self.hosts = {'one': [f'a{number:02}' for number in range(12)],
+                      'two': ['b1']}
+        self.answers = {'/v2.1/servers/detail': self.page}
+        self.cloud = self.useFixture(services.Services({
+            'compute': services.documents(self.answers, services.NOVA)})).cloud
+
+    def page(self, query):
+        asked = {key: value for key, (value,) in
+                 parse.parse_qs(query).items()}
+        self.listed.append((asked.get('host'), asked.get('marker')))
+        self.assertEqual('true', asked['all_tenants'])
+        every = [uuid for host, uuids in sorted(self.hosts.items())
+                 if asked.get('host') in (None, host) for uuid in uuids]
+        start = every.index(asked['marker']) + 1 if 'marker' in asked else 0
+        found = {'servers': [_server(uuid)
+                             for uuid in every[start:start + 5]]}
+        if start + 5 < len(every):
+            found['servers_links'] = [{'rel': 'next'}]
+        return found
+
+    def show(self, *uuids):
+        self.answers.update((f'/v2.1/servers/{uuid}', {
+            'server': _server(uuid)}) for uuid in uuids)
+
+    def test_a_few_are_asked_for_one_by_one(self):
+        self.show('a00', 'a01')
+        self.assertEqual({'a00', 'a01'}, computes.known_servers(
+            self.cloud, {'a00', 'a01', 'gone'}).keys())
+        self.assertEqual([], self.listed)
+
+    def test_many_are_listed(self):
+        # One is in a cell that is down: it is not in the list.
+        self.show('c1')
+        wanted = {*self.hosts['one'], 'b1', 'c1', 'gone'}
+        found = computes.known_servers(self.cloud, wanted)
+        self.assertEqual(wanted - {'gone'}, found.keys())
+        self.assertEqual('compute1', found['a00'].host)
+        self.assertEqual([(None, None), (None, 'a04'), (None, 'a09')],
+                         self.listed)
+
+    def test_those_of_some_hosts(self):
+        self.show('b1')
+        wanted = {*self.hosts['one'], 'b1'}
+        self.assertEqual(wanted, computes.known_servers(
+            self.cloud, wanted, {'one'}).keys())
+        self.assertEqual([('one', None), ('one', 'a04'), ('one', 'a09')],
+                         self.listed)

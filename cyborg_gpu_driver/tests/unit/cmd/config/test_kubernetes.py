@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu kubernetes render`` on simulated hosts."""
+
+import io
+import json
+import os
+import sys
+
+import yaml
+
+from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
+
+
+class RenderCase(layouts.LayoutCase):
+
+    def render(self, *arguments, code=0):
+        return self.run_on_host('kubernetes', 'render', *arguments,
+                                code=code)
+
+    def found(self, *arguments):
+        """What programs are told."""
+        return json.loads(self.render(*arguments, '-f', 'json')[0])
+
+    def refused(self, arguments, *words):
+        output, errors = self.render(*arguments, code=1)
+        self.assertEqual('', output)
+        for word in words:
+            self.assertIn(word, errors)
+        self.assertNotIn('Traceback', errors)
+
+
+class LayoutTest(RenderCase):
+
+    def test_layout_of_a_file(self):
+        found = self.found('--layout', self.file, '--name', 'halves')
+        self.assertEqual('single', found['strategy'])
+        self.assertEqual({'nvidia.com/gpu': 16}, found['allocatable'])
+        self.assertEqual(
+            [{'devices': 'all', 'mig-enabled': True,
+              'mig-devices': {'3g.40gb': 2}}],
+            found['files'][render.MIG_PARTED]['mig-configs']['halves'])
+
+    def test_layout_that_is_there(self):
+        _, errors = self.render('--layout', self.file, '--name', 'halves')
+        self.assertIn('GPU 0000:18:00.0 does not match the layout yet: '
+                      '3g.40gb: 0 instead of 2', errors)
+        self.apply('halves')
+        _, errors = self.render('--layout', self.file, '--name', 'halves')
+        self.assertNotIn('does not match the layout yet', errors)
+        found, there = (self.found('--name', 'halves', *more) for more in (
+            (), ('--layout', self.file)))
+        self.assertEqual(there, found)
+        self.assertEqual(
+            ['all-disabled', 'current'], list(self.found()['files'][
+                render.MIG_PARTED]['mig-configs']))
+
+    def test_layout_from_standard_input(self):
+        self.addCleanup(setattr, sys, 'stdin', sys.stdin)
+        sys.stdin = io.StringIO(layouts.LAYOUTS)
+        self.assertEqual({'nvidia.com/gpu': 16}, self.found(
+            '--layout', '-', '--name', 'halves')['allocatable'])
+
+    def test_some_of_the_gpus(self):
+        self.apply('mixed')
+        found = self.found('--gpu', '2', '--gpu', '0000:18:00.0',
+                           '--gpu', '0', '--strategy', 'none')
+        self.assertEqual({'nvidia.com/gpu': 2}, found['allocatable'])
+        self.assertEqual(2, len(found['notes']))
+        self.assertEqual([[0], [1]], [
+            item['devices'] for item in found['files'][render.MIG_PARTED][
+                'mig-configs']['current']])
+
+    def test_every_simulated_host_can_be_rendered(self):
+        for host in files.names():
+            self.run_program('--simulate', host, 'kubernetes', 'render',
+                             '--strategy', 'none', '--replicas', '2')
+
+
+class SeveralTest(RenderCase):
+
+    def layouts(self, found):
+        return list(found['files'][render.MIG_PARTED]['mig-configs'])
+
+    def test_several_of_a_file(self):
+        found = self.found('--layout', self.file, '--name', 'halves',
+                           '--name', 'off')
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual({'halves': {'nvidia.com/gpu': 16},
+                          'off': {'nvidia.com/gpu': 8}},
+                         found['allocatable'])
+        _, errors = self.render('--layout', self.file, '--name', 'halves',
+                                '--name', 'off')
+        self.assertIn('on nodes of off for 8 x nvidia.com/gpu', errors)
+
+    def test_of_another_host(self):
+        directory = os.path.join(self.directory, 'values')
+        self.render('--layout', self.file, '--name', 'halves',
+                    '--strategy', 'mixed', '--output', directory)
+        found = self.found(
+            '--layout', self.file, '--name', 'off', '--merge',
+            os.path.join(directory, render.OPERATOR))
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual('mixed', found['strategy'])
+
+    def test_what_cannot_be(self):
+        self.refused(('--name', 'a', '--name', 'b'), '--name', '--layout')
+        self.refused(('--merge', '/nonexistent'), '/nonexistent')
+        self.refused(('--strategy', 'none', '--merge', self.directory),
+                     self.directory)
+        self.refused(('--layout', self.file, '--name', 'off', '--name',
+                      'off'), "'off'", 'rename')
+
+
+class SharingTest(RenderCase):
+
+    host = 't4x4'
+
+    def test_one_gpu_becomes_four(self):
+        for method in ('time-slicing', 'mps'):
+            found = self.found('--gpu', '0', '--replicas', '4', '--sharing',
+                               method)
+            self.assertEqual({'nvidia.com/gpu': 4}, found['allocatable'])
+            given = found['files'][render.LABELS]['metadata']['labels']
+            self.assertEqual('4', given['nvidia.com/gpu.replicas'])
+            self.assertEqual(method, given['nvidia.com/gpu.sharing-strategy'])
+
+    def test_time_slicing_unless_told_otherwise(self):
+        output, errors = self.render('--replicas', '4', '--rename',
+                                     '--allow-several')
+        config = next(yaml.safe_load_all(output))
+        self.assertEqual(
+            {'renameByDefault': True, 'failRequestsGreaterThanOne': False,
+             'resources': [{'name': 'nvidia.com/gpu', 'replicas': 4}]},
+            config['sharing']['timeSlicing'])
+        self.assertIn('16 x nvidia.com/gpu.shared', errors)
+        self.assertIn('their memory is not isolated', errors)
+
+
+class OutputTest(RenderCase):
+
+    host = 't4x4'
+
+    def test_files_of_a_directory(self):
+        directory = os.path.join(self.directory, 'new', 'files')
+        output, _ = self.render('--output', directory)
+        paths = output.splitlines()
+        self.assertEqual(
+            [render.PLUGIN, render.LABELS, render.POD, render.OPERATOR],
+            [os.path.relpath(path, directory) for path in paths])
+        found = self.found('--output', directory)
+        self.assertEqual(paths, found['written'])
+        for path in paths:
+            with open(path, encoding='utf-8') as stream:
+                self.assertEqual(
+                    found['files'][os.path.basename(path)],
+                    yaml.safe_load(stream))
+
+    def test_standard_output_names_each_document(self):
+        output, _ = self.render()
+        self.assertEqual(
+            [render.PLUGIN, render.LABELS, render.POD, render.OPERATOR],
+            [line[2:] for line in output.splitlines()
+             if line.startswith('# ')])
+
+
+class RefusalTest(RenderCase):
+
+    def test_strategies_that_do_not_suit(self):
+        self.apply('mixed')
+        self.refused(('--strategy', 'single'), 'without MIG devices', 'mixed')
+        self.refused(('--strategy', 'mixed'), '1c.3g.40gb')
+        self.refused(('--gpu', '1', '--gpu', '2', '--replicas', '2',
+                      '--sharing', 'mps'), "'mps'", 'MIG mode')
+
+    def test_sharing_that_cannot_be(self):
+        self.refused(('--strategy', 'none', '--replicas', '1'), '2 or more')
+        self.refused(('--strategy', 'none', '--replicas', '2', '--resource',
+                      'mig-1g.10gb'), 'has nvidia.com/gpu')
+        for option in (('--sharing', 'mps'), ('--resource', 'gpu'),
+                       ('--rename',), ('--allow-several',)):
+            self.refused(option, option[0], '--replicas')
+
+    def test_layouts_that_do_not_suit(self):
+        for name, word in (('unknown', '1g.5gb'), ('too-much', 'at most 2'),
+                           ('nowhere', 'no GPU 8'), ('none', 'mixed')):
+            self.refused(('--layout', self.file, '--name', name), word)
+        self.refused(('--layout', '/nonexistent'), '/nonexistent')
+        self.refused(('--name', 'with space'), 'with space', 'label')
+
+    def test_gpus_that_are_not_there(self):
+        self.refused(('--gpu', '8'), 'there is no GPU 8')
+        self.refused(('--gpu', '0000:ff:00.0'), '0000:ff:00.0')
+
+    def test_a_gpu_that_nvml_does_not_see(self):
+        self.host = 'mixed'
+        self.state += '.mixed'
+        self.refused(('--gpu', '0000:c1:00.0'), 'GPU 3 (0000:c1:00.0)',
+                     'vfio-pci')
+
+    def test_a_gpu_that_is_lost(self):
+        self.machine().lose_gpu('0000:18:00.0')
+        self.refused((), 'GPU 0 (0000:18:00.0) cannot be reached: lost')
+        found = self.found('--gpu', '3', '--strategy', 'none')
+        self.assertEqual({'nvidia.com/gpu': 1}, found['allocatable'])
+
+    def test_output_that_cannot_be_written(self):
+        self.refused(('--strategy', 'none', '--output', self.file),
+                     '--output', self.file)

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What the doctor makes of what its sections find, or do not."""
+
+import threading
+
+import testtools
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.cmd.diagnose import diagnosis
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import reconcile
+
+_HOST = diagnosis.Section.HOST
+_GPU = model.PciAddress.parse('0000:07:00.0')
+
+
+def _finding(severity):
+    return diagnosis.Finding(_HOST, 'x', severity, 'it is', 'do')
+
+
+class AttemptTest(testtools.TestCase):
+
+    def test_an_answer(self):
+        found = [_finding(diagnosis.Severity.ERROR)]
+        self.assertEqual(found, diagnosis.section(
+            _HOST, 60, lambda: iter(found)))
+        self.assertIsNone(diagnosis.attempt(_HOST, 60, lambda: None))
+
+    def test_one_that_hangs(self):
+        ended = threading.Event()
+        self.addCleanup(ended.set)
+        (found,) = diagnosis.section(_HOST, 0.01, ended.wait)
+        self.assertEqual(
+            (diagnosis.NOT_LOOKED_AT, diagnosis.Severity.UNKNOWN,
+             'it took longer than 0.01 seconds'),
+            (found.code, found.severity, found.message))
+        self.assertIn('doctor --only host', found.action)
+
+    def test_one_that_fails(self):
+        for error, text in (
+                (exception.HostUnusable(reason='no'), 'no'),
+                (OSError(5, 'Input/output error'),
+                 'OSError: [Errno 5] Input/output error'),
+                (KeyError('x'), "KeyError: 'x'")):
+            def look(error=error):
+                yield _finding(diagnosis.Severity.ERROR)
+                raise error
+
+            (found,) = diagnosis.section(_HOST, 60, look)
+            self.assertEqual(diagnosis.NOT_LOOKED_AT, found.code)
+            self.assertIn(text, found.message)
+
+
+class FindingTest(testtools.TestCase):
+
+    def test_exit_codes(self):
+        error, warning, unknown = map(_finding, (
+            diagnosis.Severity.ERROR, diagnosis.Severity.WARNING,
+            diagnosis.Severity.UNKNOWN))
+        for findings, code in (
+                ((), 0), ((error,), 1), ((warning,), 1), ((unknown,), 2),
+                ((unknown, warning), 1)):
+            self.assertEqual(code, diagnosis.exit_code(findings))
+
+    def test_checks(self):
+        found = list(diagnosis.of_check((
+            ('MIG mode and SR-IOV', result.failure(_GPU, 'off', 'do')),
+            ('kernel', result.warning(result.HOST, 'old', 'do')),
+            ('kernel', result.success(result.HOST, 'good')),
+            ('NVML', result.skipped(result.HOST, 'simulated')),
+            ('NVML', result.skipped(result.HOST, 'no file', 'name it')),
+            ('IOMMU', result.skipped(result.HOST, 'no file', 'name it')))))
+        self.assertEqual(
+            [('mig-mode-and-sr-iov', 'error', str(_GPU)),
+             ('kernel', 'warning', None),
+             ('not-looked-at', 'unknown', None)],
+            [(item.code, item.severity.value, item.gpu) for item in found])
+
+    def test_every_difference_has_a_section(self):
+        found = list(diagnosis.of_differences(
+            reconcile.Difference(kind, _GPU, 'subject', 'text', 'remedy')
+            for kind in reconcile.Kind))
+        self.assertEqual([kind.value for kind in reconcile.Kind],
+                         [item.code for item in found])
+        self.assertEqual(
+            {'gpus', 'records', 'cloud'},
+            {item.section.value for item in found})

@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu doctor`` on simulated hosts, without a cloud."""
+
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import fixtures
+
+from cyborg_gpu_driver.cmd.diagnose import doctor
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+
+class DoctorTest(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        keystone.forget_clouds(self)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.config = self.configure(
+            '[gpu]\npolicies = p\n'
+            '[gpu_policy:p]\nmode = mig\n', self.directory)
+
+    def doctor(self, *arguments, code=0):
+        """Rows and what is said to people."""
+        output, said = self.run_program(
+            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--state', self.directory + '/state', *arguments, code=code)
+        return output and json.loads(output), said
+
+    def compared(self, *arguments, code=0,
+                 sections=('gpus', 'records', 'cloud')):
+        """Findings of these sections, and what is said to people."""
+        only = [word for name in sections for word in ('--only', name)]
+        return self.doctor('doctor', '-f', 'json', *only, *arguments,
+                           code=code)
+
+    def test_a_host_without_differences(self):
+        rows, said = self.compared()
+        self.assertEqual([], rows)
+        self.assertIn('No problem was found.', said)
+        self.assertIn('Placement is left out', said)
+
+    def test_what_cannot_be_read_is_not_compared(self):
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.lose_gpu('0000:0f:00.0')
+        rows, said = self.compared(code=2)
+        self.assertEqual(
+            [('gpus', 'not-looked-at', 'unknown', '0000:0f:00.0')],
+            [tuple(row[name] for name in ('section', 'code', 'severity',
+                                          'gpu')) for row in rows])
+        self.assertIn('lost', rows[0]['message'])
+        self.assertNotIn('No problem', said)
+        machine.unload_library()
+        rows, said = self.compared(code=2)
+        self.assertIn('no NVML library', said)
+        self.assertEqual(8, len(rows))
+        self.assertNotIn('No problem', said)
+
+    def test_a_difference_is_listed_with_its_remedy(self):
+        self.run_program(
+            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--state', self.directory + '/state', 'instance', 'create',
+            '0000:07:00.0', '1g.10gb')
+        for arguments in ((), ('--repair',)):
+            (row,), _ = self.compared(*arguments, code=1)
+            self.assertEqual(
+                ('gpus', 'foreign-instance', 'error', '0000:07:00.0',
+                 '1g.10gb@6', False),
+                tuple(row[key] for key in ('section', 'code', 'severity',
+                                           'gpu', 'subject', 'safe')))
+            self.assertIn('instance destroy', row['action'])
+            self.assertEqual([], self.compared(
+                *arguments, sections=('records', 'cloud'))[0])
+
+    def test_a_cloud_that_cannot_be_asked(self):
+        (row,), _ = self.compared('--os-cloud', 'nowhere', code=2)
+        self.assertEqual(('cloud', 'not-looked-at', 'unknown', None),
+                         tuple(row[key] for key in ('section', 'code',
+                                                    'severity', 'gpu')))
+        self.assertIn('nowhere', row['message'])
+        self.assertIn('doctor --only cloud', row['action'])
+        # Nothing is repaired without what it knows.
+        _, said = self.doctor('doctor', '--repair', '--os-cloud', 'nowhere',
+                              code=1)
+        self.assertIn('nowhere', said)
+
+    def test_who_does_not_ask_for_the_cloud_needs_none(self):
+        self.assertEqual([], self.compared(
+            '--os-cloud', 'nowhere', sections=('gpus', 'records'))[0])
+
+    def test_a_journal_that_is_lost(self):
+        records = store.Store(
+            os.path.join(self.directory, 'state.records'))
+        path = records.path(model.PciAddress.parse('0000:07:00.0'))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        rows, _ = self.compared(code=1)
+        self.assertEqual([('records', 'bad-record', '0000:07:00.0')],
+                         [(row['section'], row['code'], row['gpu'])
+                          for row in rows])
+        self.assertIn(path, rows[0]['message'])
+        # The health of the GPU is in that record, too.
+        (row,), _ = self.compared(sections=('health',), code=2)
+        self.assertIn(path, row['message'])
+        _, said = self.compared('--repair')
+        self.assertIn('The journal of binds was rebuilt.', said)
+        self.compared(sections=('health', 'gpus', 'records', 'cloud'))
+
+    def test_all_sections(self):
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.set_health('0000:0f:00.0', uncorrected=2)
+        self.run_program(
+            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--state', self.directory + '/state', 'instance', 'create',
+            '0000:07:00.0', '1g.10gb')
+        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
+        self.assertEqual(
+            ['section', 'code', 'severity', 'gpu', 'subject', 'message',
+             'action', 'safe'], [*rows[0]])
+        found = {(row['section'], row['code'], row['gpu']): row
+                 for row in rows}
+        unhealthy = found['health', 'unhealthy-gpu', '0000:0f:00.0']
+        self.assertIn('uncorrected', unhealthy['message'])
+        self.assertIn('health clear 0000:0f:00.0', unhealthy['action'])
+        self.assertIn(('gpus', 'foreign-instance', '0000:07:00.0'), found)
+        self.assertIn('no nova.conf', [
+            row['message'] for row in rows if row['section'] == 'host'
+            and row['severity'] == 'unknown'][-1])
+        self.assertTrue(all(row['action'] for row in rows))
+
+    def test_a_gpu_that_hangs_costs_its_section_alone(self):
+        """The command ends, although NVML never returns."""
+        state = self.directory + '/two'
+        config = self.configure(
+            '[gpu]\npolicies = p\nnvml_timeout = 3600\n'
+            '[gpu_policy:p]\nmode = mig\n', self.directory)
+        machine = simulator.Machine.load('h100nvlx2', state)
+        machine.hang_gpu('0000:17:00.0')
+        self.addCleanup(machine.hang_gpu, '0000:17:00.0', False)
+        done = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', config, '--simulate', 'h100nvlx2', '--state',
+             state, 'doctor', '-f', 'json', '--timeout', '0.5'],
+            capture_output=True, text=True, check=False, timeout=600)
+        self.assertEqual(2, done.returncode, done.stderr)
+        (row,) = json.loads(done.stdout)
+        self.assertEqual(
+            ('host', 'not-looked-at', 'unknown',
+             'it took longer than 0.5 seconds'),
+            tuple(row[name] for name in ('section', 'code', 'severity',
+                                         'message')))
+        self.assertNotIn('No problem', done.stderr)
+
+    def test_placement_does_not_answer(self):
+        with (socket.socket() as closed,
+              socket.create_server(('127.0.0.1', 0)) as silent):
+            # Bound and not listening: the kernel refuses connections. The
+            # other takes a connection and never sends a byte.
+            closed.bind(('127.0.0.1', 0))
+            for server in (closed, silent):
+                self.config = self.configure(
+                    '[gpu]\npolicies = p\n'
+                    '[gpu_policy:p]\nmode = mig\n'
+                    '[placement]\nauth_type = admin_token\ntoken = x\n'
+                    f'endpoint = http://127.0.0.1:{server.getsockname()[1]}\n'
+                    'timeout = 1\n', self.directory)
+                rows, said = self.compared(sections=('cloud',), code=2)
+                self.assertEqual(
+                    {('cloud', 'not-looked-at', 'unknown')},
+                    {(row['section'], row['code'], row['severity'])
+                     for row in rows})
+                self.assertIn('Placement does not answer',
+                              [row['message'] for row in rows])
+                self.assertNotIn('No problem', said)
+                # What does not need Placement is looked at.
+                self.assertEqual([], self.compared(sections=('gpus',))[0])
+
+    def test_sections_say_what_the_commands_say(self):
+        """Nothing is left out of what check and health show find."""
+        state = ('--config-file', self.config, '--simulate', 'dgx-a100-80',
+                 '--state', self.directory + '/state')
+        output, _ = self.run_program(*state, 'check', '-f', 'json', code=2)
+        wanted = dict.fromkeys(
+            (row['details'], row['action']) for row in json.loads(output)
+            if row['result'] != 'success' and row['action'])
+        rows, _ = self.compared(sections=('host',), code=1)
+        self.assertEqual([*wanted], [(row['message'], row['action'])
+                                  for row in rows])
+        machine = simulator.Machine.load('dgx-a100-80',
+                                         self.directory + '/state')
+        machine.set_health('0000:0f:00.0', uncorrected=2)
+        output, _ = self.run_program(*state, 'health', 'show', '-f', 'json',
+                                     code=1)
+        wanted = [row['address'] for row in json.loads(output)
+                  if row['state'] != 'ok']
+        rows, _ = self.compared(sections=('health',), code=1)
+        self.assertEqual(wanted, [row['gpu'] for row in rows])
+
+    def test_what_is_wrong_about_the_arguments(self):
+        for arguments, words in (
+                (('--only', 'x'), "invalid choice: 'x'"),
+                (('--timeout', '0'), 'a number of seconds of at least 0.1'),
+                (('--timeout', 'nan'), 'a number of seconds of at least 0.1')):
+            errors = io.StringIO()
+            with contextlib.redirect_stderr(errors):
+                self.assertRaises(
+                    SystemExit, doctor.Doctor(None, None).get_parser(
+                        'doctor').parse_args, arguments)
+            self.assertIn(words, errors.getvalue())

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""gpu cordon, gpu uncordon and gpu drain, without a cloud."""
+
+import json
+import os
+import pwd
+
+import fixtures
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.program import cordons
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_HANDLE = '3d1a1d0e-1c5c-4d8c-9a3b-0a6b0f0a3c11'
+
+
+class CordonCase(base.CommandCase):
+
+    host = 'a30x4'
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.state_path = f'{directory}/records'
+        self.conf = self.configure(
+            f'[gpu]\nsimulate = {self.host}\n'
+            f'state_path = {self.state_path}\n', directory)
+        self.useFixture(fixtures.EnvironmentVariable('SUDO_USER'))
+        self.keeper = cordons.CordonKeeper(self.state_path)
+        rows = self.run_json('gpu', 'list')[0]
+        self.all = [row['address'] for row in rows]
+        self.one, self.other, *_ = map(model.PciAddress.parse, self.all)
+
+    def run_json(self, *arguments, code=0):
+        output, errors = self.run_program(
+            '--config-file', self.conf, *arguments, '-f', 'json', code=code)
+        return json.loads(output), errors
+
+    def cordon(self, *gpus, reason='a fan'):
+        return self.run_json('gpu', 'cordon', *gpus, '--reason', reason)[0]
+
+
+class CordonTest(CordonCase):
+
+    def test_one_gpu_and_back(self):
+        user = pwd.getpwuid(os.getuid()).pw_name
+        (row,) = self.cordon(str(self.one))
+        self.assertEqual((str(self.one), True),
+                         (row['address'], row['cordoned']))
+        self.assertRegex(row['cordons'][0], 'cordoned on the host by '
+                         f'{user} since .*: a fan')
+        (known,) = self.keeper.of(self.one)
+        self.assertEqual((cordon.Source.OPERATOR, user, 'a fan'),
+                         (known.source, known.who, known.reason))
+        listed = {row['address']: row['cordons'] for row
+                  in self.run_json('gpu', 'list')[0]}
+        self.assertEqual({str(self.one): row['cordons']}, {
+            address: found for address, found in listed.items() if found})
+        self.assertEqual(row['cordons'], self.run_json(
+            'gpu', 'show', str(self.one))[0]['cordons'])
+        self.assertEqual(
+            [{'address': str(self.one), 'cordoned': False, 'cordons': []}],
+            self.run_json('gpu', 'uncordon', '0')[0])
+        self.assertEqual({}, self.keeper.known())
+
+    def test_all_gpus(self):
+        self.assertEqual(self.all, [row['address'] for row in self.cordon()])
+        self.assertEqual(4, len(self.keeper.known()))
+        self.run_json('gpu', 'uncordon')
+        self.assertEqual({}, self.keeper.known())
+
+    def test_all_of_the_inventories_are_reserved(self):
+        self.cordon(str(self.one))
+        for row in self.run_json('report', 'show')[0]:
+            self.assertEqual(
+                row['total'] if row['address'] == str(self.one) else 0,
+                row['reserved'])
+
+    def test_what_cyborg_has_disabled_stays_so(self):
+        self.keeper.note_disabled(frozenset({self.one}))
+        self.cordon(str(self.one))
+        (row,), errors = self.run_json('gpu', 'uncordon', str(self.one),
+                                       code=1)
+        self.assertTrue(row['cordoned'])
+        self.assertIn(f'GPU {self.one} is still cordoned: disabled in Cyborg',
+                      errors)
+        self.assertRegex(errors, 'openstack gpu uncordon .* '
+                         + str(self.one))
+
+    def test_a_gpu_that_is_gone(self):
+        gone = model.PciAddress.parse('0000:fe:00.0')
+        self.keeper.add(gone, 'root', 'a fan')
+        self.run_json('gpu', 'uncordon', str(gone))
+        self.assertEqual({}, self.keeper.known())
+        _, errors = self.run_program(
+            '--config-file', self.conf, 'gpu', 'cordon', str(gone),
+            '--reason', 'a fan', code=1)
+        self.assertIn(str(gone), errors)
+
+    def test_no_gpu_is_cordoned_without_a_good_reason(self):
+        self.assertRaises(SystemExit, self.run_program, '--config-file',
+                          self.conf, 'gpu', 'cordon')
+        _, errors = self.run_program(
+            '--config-file', self.conf, 'gpu', 'cordon', '--reason', ' ',
+            code=1)
+        self.assertIn("reason '' is not valid", errors)
+        self.assertEqual({}, self.keeper.known())
+
+    def test_who_used_sudo(self):
+        self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
+        self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))
+        self.cordon(str(self.one))
+        self.assertEqual('ann', self.keeper.of(self.one)[0].who)
+
+
+class DrainTest(CordonCase):
+
+    def drain(self, *arguments, code=0):
+        return self.run_json('gpu', 'drain', '--reason', 'a fan', *arguments,
+                             code=code)
+
+    def test_a_free_gpu(self):
+        rows, errors = self.drain(str(self.one))
+        self.assertEqual([], rows)
+        self.assertIn(f'Free: {self.one}', errors)
+        self.assertTrue(self.keeper.of(self.one))
+
+    def test_what_still_has_it(self):
+        store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
+            _HANDLE, self.one, self.one, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+        rows, _ = self.drain('--wait', '0.1', code=1)
+        self.assertEqual([{
+            'address': str(self.one), 'server': None, 'project': None,
+            'what': '1g.6gb', 'handle': _HANDLE}], rows)
+        self.assertEqual([], self.drain(str(self.other))[0])

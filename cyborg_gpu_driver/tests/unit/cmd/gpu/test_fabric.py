@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""``cyborg-gpu gpu fabric`` and what ``check`` makes of the same."""
+
+from __future__ import annotations
+
+import json
+
+import fixtures
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_VGPUS = '[gpu]\npolicies = v\n[gpu_policy:v]\nmode = vgpu\n'
+
+
+class FabricTest(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.state = f'{self.directory}/state'
+        self.machine = simulator.Machine.load('hgx-h200-vfio', self.state)
+        self.host = ('--simulate', 'hgx-h200-vfio', '--state', self.state)
+
+    def test_the_partitions(self):
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active['3'] = []
+        rows = self.rows(*self.host, 'gpu', 'fabric')
+        self.assertEqual(15, len(rows))
+        pair = rows[3]
+        self.assertEqual((3, 'active', 2, [1, 3], 18, [0, 1, 7, 9]), tuple(
+            pair[name] for name in ('partition', 'state', 'count',
+                                    'module_ids', 'nvlinks', 'overlaps')))
+        for address in pair['gpus']:
+            self.assertEqual(address, str(model.PciAddress.parse(address)))
+        self.assertEqual(0, rows[7]['nvlinks'])
+        self.assertEqual({'inactive'}, {row['state'] for row in rows
+                                        if row is not pair})
+
+    def test_for_people(self):
+        output, _ = self.run_program(*self.host, 'gpu', 'fabric')
+        self.assertLessEqual(max(map(len, output.splitlines())), 80)
+
+    def test_why_there_are_none(self):
+        for simulated, words in ((('--simulate', 'l40sx4'), 'no NVSwitches'),
+                                 (self.host, 'NOT_SUPPORTED')):
+            self.machine.configure_fabric_manager(mode=0)
+            self.machine.start_fabric_manager()
+            _, errors = self.run_program(*simulated, 'gpu', 'fabric', code=1)
+            self.assertIn(words, errors)
+
+    def test_check(self):
+        conf = self.configure(_VGPUS + 'vgpu_types = H200X-141C\n',
+                              self.directory)
+
+        self.machine.configure_fabric_manager(version='535.104.05')
+        self.machine.stop_fabric_manager()
+        (row,) = self.run_check(conf)
+        self.assertIn('does not run', row['details'])
+        self.machine.start_fabric_manager()
+        (row,) = self.run_check(conf)
+        self.assertIn('535.104.05', row['details'])
+
+    def run_check(self, conf):
+        output, _ = self.run_program('--config-file', conf, *self.host,
+                                     'check', '-f', 'json', code=2)
+        return [row for row in json.loads(output)
+                if row['check'] == 'NVSwitches']

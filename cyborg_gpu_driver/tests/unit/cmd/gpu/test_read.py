@@ -1,0 +1,290 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The commands that look: gpu list, gpu show, offer list, report show."""
+
+import csv
+import io
+import json
+import os
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_MIG = {
+    # host: GPUs, profile to total (NVIDIA's MIG guide)
+    # No vGPU type of the A100-40 is backed by its 1g.10gb.
+    'dgx-a100-40': (8, {'1g.5gb': 7, '1g.5gb+me': 1, '2g.10gb': 3,
+                        '3g.20gb': 2, '4g.20gb': 1, '7g.40gb': 1}),
+    'dgx-a100-80': (8, {'1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4,
+                        '2g.20gb': 3, '3g.40gb': 2, '4g.40gb': 1,
+                        '7g.80gb': 1}),
+    'hgx-h100': (8, {'1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4,
+                     '2g.20gb': 3, '3g.40gb': 2, '4g.40gb': 1,
+                     '7g.80gb': 1}),
+    'hgx-h200': (8, {'1g.18gb': 7, '1g.18gb+me': 1, '1g.35gb': 4,
+                     '2g.35gb': 3, '3g.71gb': 2, '4g.71gb': 1,
+                     '7g.141gb': 1}),
+    'a30x4': (4, {'1g.6gb': 4, '1g.6gb+me': 1, '2g.12gb': 2,
+                  '2g.12gb+me': 1, '4g.24gb': 1}),
+    # Only profiles with graphics can back a vGPU on this board.
+    'rtxpro6000x8': (8, {'1g.24gb+gfx': 4, '2g.48gb+gfx': 2,
+                         '4g.96gb+gfx': 1}),
+}
+
+
+class GpuListTest(base.CommandCase):
+
+    def test_eight_gpus(self):
+        rows = self.rows('--simulate', 'dgx-a100-80', 'gpu', 'list')
+        self.assertEqual(8, len(rows))
+        self.assertEqual(
+            ['index', 'address', 'uuid', 'model', 'mode', 'numa_node',
+             'memory_mib', 'driver', 'vgpu_framework', 'partitions',
+             'health', 'cordons'],
+            list(rows[0]))
+        self.assertEqual([*range(8)], [row['index'] for row in rows])
+        first = dict(rows[0], uuid=None)
+        self.assertEqual(
+            {'index': 0, 'address': '0000:07:00.0', 'uuid': None,
+             'model': 'NVIDIA A100-SXM4-80GB', 'mode': 'mig', 'numa_node': 3,
+             'memory_mib': 81920, 'driver': 'nvidia',
+             'vgpu_framework': 'mdev-vf', 'partitions': {}, 'health': 'ok',
+             'cordons': []},
+            first)
+        self.assertEqual(8, len({row['uuid'] for row in rows}))
+
+    def test_a_gpu_that_nvml_cannot_see_is_there(self):
+        rows = self.rows('--simulate', 'mixed', 'gpu', 'list')
+        self.assertEqual(
+            [('0000:c1:00.0', None, 'vfio-pci', 'bound to vfio-pci')],
+            [(row['address'], row['model'], row['driver'], row['health'])
+             for row in rows if row['uuid'] is None])
+
+    def test_under_wsl_it_is_shown_and_not_reported(self):
+        rows = self.rows('--simulate', 'wsl', 'gpu', 'list')
+        self.assertEqual(['ok'], [row['health'] for row in rows])
+        output, errors = self.run_program('--simulate', 'wsl', 'report',
+                                          'show', '-f', 'json')
+        (row,) = json.loads(output)
+        self.assertEqual(('no', 0), (row['reported'], row['total']))
+        self.assertIn('WSL', row['problem'])
+        _, errors = self.run_program('--simulate', 'wsl', 'offer', 'list')
+        self.assertIn('WSL', errors)
+
+    def test_every_format(self):
+        output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list',
+                                     '-f', 'csv')
+        self.assertEqual(5, len([*csv.reader(io.StringIO(output))]))
+        output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list',
+                                     '-f', 'yaml')
+        self.assertEqual(4, len(yaml.safe_load(output)))
+        output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list')
+        self.assertIn('| 0000:41:00.0 |', output)
+
+    def test_every_host_is_listed(self):
+        for name in simulator.names():
+            self.assertTrue(self.rows('--simulate', name, 'gpu', 'list'),
+                            name)
+
+
+class OfferListTest(base.CommandCase):
+
+    def test_every_mig_host(self):
+        for name, (count, profiles) in _MIG.items():
+            rows = self.rows('--simulate', name, 'offer', 'list')
+            self.assertEqual(
+                ['address', 'profile', 'resource_class', 'total', 'in_use',
+                 'creatable', 'reported', 'problem', 'traits'],
+                list(rows[0]), name)
+            by_gpu = {}
+            for row in rows:
+                self.assertEqual(
+                    (0, row['total'] if row['reported'] == 'yes' else 0),
+                    (row['in_use'], row['creatable']))
+                by_gpu.setdefault(row['address'], {})[
+                    row['profile']] = row['total']
+            self.assertEqual([profiles] * count, [*by_gpu.values()], name)
+
+    def test_time_sliced_types(self):
+        rows = self.rows('--simulate', 't4x4', 'offer', 'list', '--all')
+        totals = {row['profile']: row['total'] for row in rows
+                  if row['address'] == '0000:3b:00.0'}
+        self.assertEqual(1, totals['passthrough'])
+        for profile, total in (('T4-1Q', 16), ('T4-2Q', 8), ('T4-4Q', 4),
+                               ('T4-8Q', 2), ('T4-16Q', 1)):
+            self.assertEqual(total, totals[profile])
+
+    def test_without_mig_mode_a_gpu_is_whole(self):
+        rows = self.rows('--simulate', 'mixed', 'offer', 'list')
+        self.assertEqual(['passthrough'], [row['profile'] for row in rows
+                                     if row['address'] == '0000:81:00.0'])
+
+    def test_a_busy_gpu(self):
+        state = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')
+        simulator.Machine.load('mixed', state).add_process(
+            '0000:81:00.0', 4711)
+        where = ('--simulate', 'mixed', '--state', state)
+        _, errors = self.run_program(*where, 'offer', 'list')
+        self.assertIn('0000:81:00.0: not reported (passthrough): 1 '
+                      'process(es) of this machine use it', errors)
+        row, = [row for row in self.rows(*where, 'report', 'show')
+                if row['address'] == '0000:81:00.0']
+        self.assertEqual(('no', 0), (row['reported'], row['total']))
+
+    def test_what_is_in_the_way_is_said(self):
+        _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
+        self.assertIn('0000:16:00.0: not reported (passthrough): partitioned',
+                      errors)
+
+
+class GpuShowTest(base.CommandCase):
+
+    def test_the_grid_is_drawn(self):
+        output, _ = self.run_program('--simulate', 'a30x4', 'gpu', 'show',
+                                     '0000:31:00.0')
+        self.assertIn('A30', output)
+        self.assertIn('0 of 4 units', output)
+
+    def test_programs_get_no_picture(self):
+        shown = self.rows('--simulate', 'dgx-a100-40', 'gpu', 'show',
+                          '0000:07:00.0')
+        self.assertEqual('enabled', shown['mig_mode'])
+        self.assertEqual(7, len(shown['mig_profiles']))
+        self.assertEqual(7, len(shown['nvlink_peers']))
+
+    def test_a_bad_and_an_unknown_address(self):
+        _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',
+                                     'x', code=1)
+        self.assertIn('expected an index', errors)
+        _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',
+                                     '0000:fe:00.0', code=1)
+        self.assertIn('there is no GPU 0000:fe:00.0', errors)
+
+
+class ReportShowTest(base.CommandCase):
+
+    def test_all_that_is_sent(self):
+        row = self.rows('--simulate', 'mixed', 'report', 'show')[-1]
+        self.assertEqual(('yes', 1), (row['reported'], row['total']))
+        self.assertEqual('PGPU', row['attributes']['rc'])
+        self.assertEqual('10de', row['device']['vendor'])
+        (handle,) = row['attach_handles']
+        self.assertEqual('PCI', handle['attach_type'])
+
+    def test_policies_of_a_file(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            '[DEFAULT]\nhost = compute7\n[gpu]\nsimulate = t4x4\n'
+            f'state_path = {directory}\npolicies = t4\n'
+            '[gpu_policy:t4]\nmode = vgpu\nvgpu_types = T4-2Q\n'
+            'match_address = 0000:5e:00.0\n', directory)
+        (row,) = self.rows('--config-file', path, 'report', 'show')
+        self.assertEqual('compute7_gpu_0000:5e:00.0_T4-2Q', row['name'])
+        self.assertEqual((8, 0), (row['total'], row['reserved']))
+        modes = [row['mode'] for row in self.rows('--config-file', path,
+                                                  'gpu', 'list')]
+        self.assertEqual(['off', 'vgpu', 'off', 'off'], modes)
+
+    def test_what_is_withheld_is_reserved(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            f'[gpu]\nsimulate = mixed\nstate_path = {directory}\n', directory)
+        command = '--config-file', path, 'report', 'show'
+        rows = [row for row in self.rows(*command) if row['total']]
+        self.assertEqual({0}, {row['reserved'] for row in rows})
+        disabled, *_, whole = rows
+        self.assertEqual('PGPU', whole['attributes']['rc'])
+        records = store.of(directory)
+        records.put(model.PciAddress.parse(disabled['address']),
+                    cordons=(cordon.Cordon(cordon.Source.OPERATOR),))
+        records.put(model.PciAddress.parse(whole['address']),
+                    tenancy=cleaning.Known(cleaning.State.STUCK, ('server',),
+                                           reason='it cannot be reset'))
+        for row in self.rows(*command):
+            withheld = row['address'] in (disabled['address'],
+                                          whole['address'])
+            self.assertEqual(row['total'] if withheld else 0, row['reserved'])
+
+    def test_looking_writes_nothing(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(f'[gpu]\nstate_path = {directory}/state\n',
+                              directory)
+        for command in (('gpu', 'list'), ('offer', 'list'),
+                        ('report', 'show')):
+            self.run_program('--config-file', path, '--simulate', 'mixed',
+                             *command)
+        self.assertEqual(['cyborg.conf'], os.listdir(directory))
+
+
+class StateTest(base.CommandCase):
+
+    def test_commands_share_a_machine(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        state = f'{directory}/machine'
+        world = simulator.Machine.load('mixed', state)
+        world.bind_driver('0000:81:00.0', 'vfio-pci')
+        rows = self.rows('--simulate', 'mixed', '--state', state, 'gpu',
+                         'list')
+        self.assertEqual(['vfio-pci'], [
+            row['driver'] for row in rows
+            if row['address'] == '0000:81:00.0'])
+
+
+class MistakeTest(base.CommandCase):
+
+    def test_each_is_named(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        binary = os.path.join(directory, 'binary')
+        with open(binary, 'wb') as stream:
+            stream.write(b'\x80')
+        for arguments, words in (
+                (('--config-file', directory), '--config-file'),
+                (('--config-file', binary), '--config-file'),
+                (('--simulate', 'nonsense'), 'dgx-a100-80'),
+                (('--simulate', f'{directory}/none.yaml'), 'none.yaml'),
+                (('--state', 'x'), '--simulate'),
+                (('--config-file', f'{directory}/none'), f'{directory}/none'),
+                (('--config-file', self.configure(
+                    '[gpu]\npolicies = a\n', directory)),
+                 '[gpu_policy:a] mode')):
+            _, errors = self.run_program(*arguments, 'gpu', 'list', code=1)
+            self.assertIn(words, errors)
+            self.assertNotIn('Traceback', errors)
+
+
+class NoGpuTest(base.CommandCase):
+
+    def test_empty_and_why(self):
+        if os.path.exists('/proc/driver/nvidia/version'):
+            self.skipTest('this machine has an NVIDIA driver')
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(f'[gpu]\nsysfs_root = {directory}\n',
+                              directory)
+        guard = simulator.Machine.load('t4x4')
+        guard.install()
+        self.addCleanup(guard.uninstall)
+        guard.unload_library()
+        for command in (('gpu', 'list'), ('offer', 'list'),
+                        ('report', 'show')):
+            output, errors = self.run_program('--config-file', path,
+                                              *command, '-f', 'json')
+            self.assertEqual('[]', output.strip())
+            self.assertIn('No NVIDIA GPU was found', errors)
+            self.assertIn('no NVML library', errors)

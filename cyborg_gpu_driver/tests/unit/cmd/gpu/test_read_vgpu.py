@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""gpu list and gpu show, of GPUs that carry vGPUs."""
+
+import uuid
+
+import fixtures
+
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_L40S = '0000:16:00.0'
+_A100 = '0000:41:00.0'
+_T4 = '0000:3b:00.0'
+
+
+class VgpuCase(base.CommandCase):
+    """A simulated host that is kept in a file between commands."""
+
+    def use(self, host):
+        self.host = host
+        self.state = self.useFixture(fixtures.TempDir()).path + '/machine'
+        self.world = simulator.Machine.load(host, self.state)
+        self.platform = platform.open_platform(self.world)
+        self.addCleanup(self.world.uninstall)
+
+    def write(self, text, *place):
+        self.platform.sysfs.write(text, 'bus', 'pci', 'devices', *place)
+
+    def shown(self, *arguments):
+        return self.rows('--simulate', self.host, '--state', self.state,
+                         'gpu', *arguments)
+
+    def printed(self, *arguments):
+        return self.run_program('--simulate', self.host, '--state',
+                                self.state, 'gpu', *arguments)[0]
+
+
+class VendorTest(VgpuCase):
+
+    def setUp(self):
+        super().setUp()
+        self.use('l40sx4')
+        device = self.platform.nvml.device(model.PciAddress.parse(_L40S))
+        nvml_vgpu.set_mixed_sizes(self.platform.nvml, device, True)
+        nvml_vgpu.set_scheduler(self.platform.nvml, device,
+                                model.SchedulerPolicy.EQUAL_SHARE, 2_000_000)
+        before = self.shown('show', _L40S)
+        self.type = next(item for item in before['vgpu_types']
+                         if item['name'] == 'L40S-24Q')
+        self.function = before['virtual_functions'][1]['address']
+        self.write(self.type['type'].removeprefix('nvidia-'), self.function,
+                   'nvidia', 'current_vgpu_type')
+
+    def test_for_programs(self):
+        shown = self.shown('show', _L40S)
+        self.assertEqual(
+            ('vendor-vfio', 'on', 'equal-share', 2_000_000,
+             ['best-effort', 'equal-share', 'fixed-share'], 0),
+            (shown['vgpu_framework'], shown['vgpu_mixed_sizes'],
+             shown['vgpu_scheduler'], shown['vgpu_time_slice_ns'],
+             shown['vgpu_schedulers'], shown['processes']))
+        self.assertEqual(
+            [{'name': 'L40S-24Q', 'type': self.type['type'],
+              'function': self.function, 'uuid': None,
+              'gpu_instance_id': None}], shown['vgpus'])
+        type_now = next(item for item in shown['vgpu_types']
+                        if item['name'] == 'L40S-24Q')
+        self.assertEqual(
+            (24, [0, 24], [24], None),
+            (type_now['placement_size'], type_now['placements'],
+             type_now['free_placements'], type_now['per_instance']))
+
+    def test_functions(self):
+        first, second, *_ = self.shown('show', _L40S)['virtual_functions']
+        number = int(self.type['type'].removeprefix('nvidia-'))
+        self.assertEqual((0, None), (first['current_type'],
+                                     first['placement_id']))
+        self.assertIn(number, first['creatable_types'])
+        self.assertEqual((number, [], 0),
+                         (second['current_type'], second['creatable_types'],
+                          second['placement_id']))
+
+    def test_for_people(self):
+        text = self.printed('show', _L40S)
+        self.assertIn(f'{self.function} L40S-24Q', text)
+        self.assertIn('vgpu_mixed_sizes', text)
+
+    def test_list_counts_them(self):
+        first, second, *_ = self.shown('list')
+        self.assertEqual(('vendor-vfio', {'L40S-24Q': 1}),
+                         (first['vgpu_framework'], first['partitions']))
+        self.assertEqual({}, second['partitions'])
+
+
+class MdevTest(VgpuCase):
+
+    def setUp(self):
+        super().setUp()
+        self.use('t4x4')
+        self.uuid = str(uuid.uuid4())
+        types = self.shown('show', _T4)['vgpu_types']
+        self.type = next(item['type'] for item in types
+                         if item['name'] == 'T4-8C')
+        self.write(self.uuid, _T4, 'mdev_supported_types', self.type,
+                   'create')
+
+    def test_on_the_gpu_itself(self):
+        shown = self.shown('show', _T4)
+        self.assertEqual(
+            ('mdev-pf', None, []),
+            (shown['vgpu_framework'], shown['vgpu_mixed_sizes'],
+             shown['virtual_functions']))
+        self.assertEqual(
+            [{'name': 'T4-8C', 'type': self.type, 'function': _T4,
+              'uuid': self.uuid, 'gpu_instance_id': None}], shown['vgpus'])
+        self.assertEqual([self.uuid],
+                         [mdev['uuid'] for mdev in shown['mdevs']])
+
+    def test_list_counts_it(self):
+        row = next(row for row in self.shown('list')
+                   if row['address'] == _T4)
+        self.assertEqual(('mdev-pf', {'T4-8C': 1}),
+                         (row['vgpu_framework'], row['partitions']))
+
+
+class CreatableTest(VgpuCase):
+    """mdevs on virtual functions."""
+
+    def _functions(self):
+        return self.shown('show', _A100)['virtual_functions']
+
+    def test_in_mig_mode_it_follows_from_the_instances(self):
+        self.use('mixed')
+        self.assertEqual({(None, None)}, {
+            (vf['current_type'], vf['creatable_types'])
+            for vf in self._functions()})
+
+    def test_time_sliced(self):
+        self.use('mixed')
+        self.world.sriov_manage(_A100, enable=False)
+        nvml = self.platform.nvml
+        nvml.set_mig_mode(nvml.device(model.PciAddress.parse(_A100)), False)
+        self.world.reset_gpu(_A100)
+        self.world.sriov_manage(_A100)
+        first, second, *_ = self._functions()
+        self.assertIn(620, first['creatable_types'])
+        self.write(str(uuid.uuid4()), first['address'],
+                   'mdev_supported_types', 'nvidia-620', 'create')
+        first, second, *_ = self._functions()
+        self.assertEqual(([], [620]), (first['creatable_types'],
+                                       second['creatable_types']))
+
+
+class SharedInstanceTest(VgpuCase):
+
+    def test_scheduler_of_each_instance(self):
+        self.use('rtxpro6000x8')
+        nvml = self.platform.nvml
+        device = nvml.device(model.PciAddress.parse(_L40S))
+        for profile, start in ((14, 0), (47, 3)):
+            made = nvml.create_gpu_instance(device, profile,
+                                            model.Placement(start, 3))
+        nvml_vgpu.set_instance_scheduler(
+            nvml, device, made.instance_id,
+            model.SchedulerPolicy.FIXED_SHARE, 3_000_000)
+        shown = self.shown('show', _L40S)
+        self.assertIsNone(shown['vgpu_scheduler'])
+        self.assertEqual(
+            [(None, None), ('fixed-share', 3_000_000)],
+            [(item['vgpu_scheduler'], item['vgpu_time_slice_ns'])
+             for item in shown['mig_instances']])

@@ -1,0 +1,324 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu interference``, with small real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import testscenarios
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd.interference import measure
+from cyborg_gpu_driver.cmd.interference import plan
+from cyborg_gpu_driver.cmd.interference import predict
+from cyborg_gpu_driver.cmd.interference import show
+from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.tests import command
+from cyborg_gpu_driver.tests.unit.interference import commands
+from cyborg_gpu_driver.tests.unit.tools import documents
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+_COMMANDS = {'measure': measure.MeasureInterference,
+             'plan': plan.PlanInterference,
+             'predict': predict.PredictInterference,
+             'show': show.ShowInterference}
+_PROGRAM = '''
+import sys
+from cyborg_gpu_driver.tests.unit.cmd.interference import test_interference
+sys.exit(test_interference.entry(sys.argv[1:]))
+'''
+
+
+def entry(argv):
+    """Run a command, also where an older setup.cfg was installed."""
+    program = main.CyborgGpu()
+    for name, found in _COMMANDS.items():
+        program.command_manager.add_command(f'interference {name}', found)
+    try:
+        return program.run(argv)
+    except SystemExit as error:
+        return error.code
+    finally:
+        program.close()
+
+
+class InterferenceCase(commands.CommandsCase):
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.directory / 'results.json'
+
+    def run_program(self, *arguments, code=0):
+        result, output, errors = command.run(
+            '--simulate', 'wsl', 'interference', *arguments,
+            entry=entry)
+        self.assertEqual(code, result, errors)
+        return output, errors
+
+    def measure(self, *arguments, code=0):
+        return self.run_program(
+            'measure', '--repeats', 1, '--warmups', 0, '--output', self.path,
+            *arguments, code=code)
+
+    def rows(self, *arguments):
+        return json.loads(self.run_program(*arguments, '-f', 'json')[0])
+
+    def write(self, document):
+        self.path.write_text(json.dumps(document))
+
+
+class MeasureTest(InterferenceCase):
+
+    TWO = ('--application', 'a=true', '--application', "b=sh -c 'exit 0'")
+
+    def test_all_pairs(self):
+        output, errors = self.measure(*self.TWO, '-f', 'json')
+        self.assertEqual(
+            [('a', None), ('b', None), ('a', 'a'), ('a', 'b'), ('b', 'a'),
+             ('b', 'b')], [(row['Application'], row['Beside'])
+                           for row in json.loads(output)])
+        self.assertIn('5 of 6 measured, now b beside b', errors)
+        document = json.loads(self.path.read_text())
+        self.assertEqual(['sh', '-c', 'exit 0'],
+                         document['applications']['b']['command'])
+        interference.parse(document)
+        for row in json.loads(output):
+            if row['Beside']:
+                # None where a run of so little was disturbed by far.
+                self.assertEqual(row['Slowdown'], document['slowdown'].get(
+                    row['Application'], {}).get(row['Beside']))
+        self.assertEqual(json.loads(output),
+                         self.rows('show', self.path))
+
+    def test_file_of_applications(self):
+        file = self.directory / 'applications.yaml'
+        file.write_text('version: 1\napplications:\n  a: {command: "true"}\n')
+        self.measure('--file', file)
+        self.assertEqual(['a'], list(
+            json.loads(self.path.read_text())['pairs']))
+
+    def test_nothing_is_measured_twice(self):
+        self.measure('--application', f'a={self.counted()}')
+        first = self.path.read_text()
+        before = self.logged()
+        _, errors = self.measure('--application', f'a={self.counted()}')
+        self.assertEqual(before, self.logged())
+        self.assertNotIn('now a', errors)
+        self.assertEqual(first, self.path.read_text())
+        self.measure('--application', f'a={self.counted()}', '--force')
+        self.assertGreater(len(self.logged()), len(before))
+
+    def test_results_of_other_applications(self):
+        self.measure('--application', 'a=true')
+        before = self.path.read_text()
+        _, errors = self.measure('--application', 'a=false', code=1)
+        self.assertIn('--force', errors)
+        self.assertEqual(before, self.path.read_text())
+
+    def test_pair_that_runs_out_of_memory(self):
+        self.measure('--application', f'a={self.second_fails()}',
+                     '--oom-exit-code', 7)
+        self.assertEqual({'a': {'a': None}}, json.loads(
+            self.path.read_text())['slowdown'])
+        self.assertIn('out of memory',
+                      self.run_program('show', self.path)[0])
+
+    def test_pair_that_fails(self):
+        _, errors = self.measure(
+            '--application', f'a={self.second_fails()}', code=1)
+        self.assertIn('Some pairs failed', errors)
+        row = self.rows('show', self.path)[1]
+        self.assertEqual(('failed', 'a: exit code 7'),
+                         (row['Outcome'], row['Problem']))
+
+    def test_application_that_fails_alone(self):
+        _, errors = self.measure('--application', 'a=false', code=1)
+        self.assertIn('alone it failed (a: exit code 1)', errors)
+
+    def test_heat_map(self):
+        picture = self.directory / 'map.svg'
+        self.measure(*self.TWO, '--heat-map', picture)
+        first = picture.read_text()
+        self.assertIn('b beside a', first)
+        self.run_program('show', self.path, '--heat-map', picture)
+        self.assertEqual(first, picture.read_text())
+
+    def test_ctrl_c(self):
+        """It ends the commands and keeps what was measured."""
+        os.mkfifo(self.directory / 'ready')
+        application = self.script(
+            'a', 'echo $$ >> $D/pids; [ "$(wc -l < $D/pids)" -lt 3 ] || '
+            '{ : > $D/ready; mkfifo $D/f; read x < $D/f; }')
+        process = subprocess.Popen(
+            [sys.executable, '-c', 'import signal\nsignal.signal('
+             f'signal.SIGINT, signal.default_int_handler)\n{_PROGRAM}',
+             '--simulate', 'wsl', 'interference', 'measure', '--repeats', '1',
+             '--warmups', '0', '--output', self.path, '--application',
+             f"a=sh -c '{application.command[-1]}'"],
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.addCleanup(process.kill)
+        (self.directory / 'ready').read_text()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        self.assertNotEqual(0, process.returncode)
+        self.assertIn('1 of 2 steps are in', errors)
+        self.assert_ended(self.pids())
+        self.assertEqual(
+            ['a'], list(json.loads(self.path.read_text())['alone']))
+
+    def counted(self):
+        return f"sh -c 'echo x >> {self.log}'"
+
+    def second_fails(self):
+        """Only the first run succeeds."""
+        return (f"sh -c '[ ! -e {self.directory}/fail ] || exit 7; "
+                f": > {self.directory}/fail'")
+
+
+class WrongOptionTest(InterferenceCase):
+
+    scenarios = [(words, {'arguments': arguments, 'words': words})
+                 for arguments, words in (
+        ((), '--application'),
+        (('--application', 'a'), 'NAME=COMMAND'),
+        (('--application', 'a=true', '--application', 'a=true'), "'a'"),
+        (('--file', '/none'), '/none'),
+        (('--application', 'a=/none'), 'command of a'))]
+
+    def test_error_names_it(self):
+        self.assertIn(self.words, self.measure(*self.arguments, code=1)[1])
+        self.assertFalse(self.path.exists())
+
+
+class WrongNumberTest(InterferenceCase):
+
+    scenarios = [(option, {'option': option, 'value': value})
+                 for option, value in (
+        ('--repeats', '0'), ('--warmups', '-1'), ('--timeout', 'nan'),
+        ('--oom-exit-code', '256'))]
+
+    def test_error_names_it(self):
+        _, errors = self.measure('--application', 'a=true', self.option,
+                                 self.value, code=2)
+        self.assertIn(self.option, errors)
+
+
+class PredictionTest(InterferenceCase):
+
+    def setUp(self):
+        super().setUp()
+        self.write({
+            'alone': {'a': {'seconds': [10, 30, 20], 'gpu_memory_mib': 8},
+                      'b': {'seconds': [40], 'gpu_memory_mib': 4}},
+            'slowdown': {'a': {'a': 2, 'b': 1}, 'b': {'a': 1, 'b': None}}})
+
+    def test_predict(self):
+        rows = self.rows('predict', '--file', self.path, 'a', 'a=10', 'b')
+        self.assertEqual(
+            [('a', 20.0, 2.0, 30.0), ('a', 10.0, 2.0, 20.0),
+             ('b', 40.0, 1.0, 40.0)],
+            [(row['Application'], row['Alone'], row['Slowdown'], row['End'])
+             for row in rows])
+
+    def test_two_that_do_not_fit(self):
+        for arguments in ('b', 'b'), ('a', 'b', '--memory', 11):
+            output, errors = self.run_program(
+                'predict', '--file', self.path, *arguments)
+            self.assertIn('does not fit', output)
+            self.assertIn('do not fit together', errors)
+
+    def test_plan(self):
+        arguments = ('plan', '--file', self.path, '--gpus', 2, *'aabb')
+        rows = self.rows(*arguments)
+        self.assertEqual(
+            ['predicted'] * 2 + ['pack'] * 2 + ['spread'] * 2,
+            [row['Placement'] for row in rows])
+        self.assertEqual([['a', 'b'], ['a', 'b']],
+                         [sorted(row['Applications']) for row in rows[:2]])
+        self.assertEqual({40.0}, {row['Makespan'] for row in rows[:2]})
+        self.assertIn('No other placement', self.run_program(*arguments)[1])
+
+    def test_plan_of_many_has_a_bound(self):
+        self.assertIn('times as long', self.run_program(
+            'plan', '--file', self.path, '--gpus', 2, *'a' * 12)[1])
+
+    def test_plan_without_room(self):
+        for count in 2, 12:
+            output, errors = self.run_program(
+                'plan', '--file', self.path, '--gpus', 1, *'b' * count)
+            self.assertIn('fits', errors)
+            self.assertIn('-', output)
+
+    def test_pair_whose_slowdown_cannot_be(self):
+        self.write({
+            'alone': {'a': {'seconds': [1]}},
+            'pairs': {'a': {'a': {'seconds': [5000]},
+                            'b': {'seconds': [2]}}},
+            'slowdown': {'a': {'b': 2}, 'b': {'a': 3}}})
+        rows = self.rows('show', self.path)
+        self.assertEqual(
+            [('a', None, None), ('a', 'a', None), ('a', 'b', 2.0),
+             ('b', 'a', 3)],
+            [(row['Application'], row['Beside'], row['Slowdown'])
+             for row in rows])
+        self.assertIn('too short', rows[1]['Problem'])
+
+    def test_the_example_in_the_documentation(self):
+        admin = documents.SOURCE / 'admin'
+        picture = self.directory / 'map.svg'
+        output = self.run_program(
+            'show', admin / 'example-interference.json', '--heat-map',
+            picture)[0]
+        page = documents.text(admin / 'interference.rst')
+        for line in output.splitlines():
+            self.assertIn(f'   {line}\n', page)
+        self.assertEqual(
+            (admin / 'example-interference.svg').read_text(encoding='utf-8'),
+            picture.read_text(encoding='utf-8'))
+        _, errors = self.run_program(
+            'plan', '--file', admin / 'example-interference.json', '--gpus',
+            2, 'matrix', 'gzip', 'sha256sum', 'sort')
+        self.assertIn('No other placement', errors)
+
+    def test_tables_are_narrow(self):
+        for arguments in (('show', self.path),
+                          ('predict', '--file', self.path, 'a', 'b'),
+                          ('plan', '--file', self.path, '--gpus', 2,
+                           *'aaaaaabbbb')):
+            output = self.run_program(*arguments)[0]
+            self.assertLessEqual(max(map(len, output.splitlines())), 80)
+
+
+class WrongJobTest(InterferenceCase):
+
+    scenarios = [(words, {'document': document, 'arguments': arguments,
+                          'words': words})
+                 for document, arguments, words in (
+        ({'slowdown': {'a': {'b': 1}}}, ('c=1',), 'a, b'),
+        ({'slowdown': {'a': {'b': 1}}}, ('a',), 'NAME=SECONDS'),
+        ({'slowdown': {'a': {'b': 1}}}, ('a=0',), 'positive number'),
+        ({'slowdown': {'a': {'b': 1}}}, ('a=1', '--memory', 5),
+         'leave --memory out'),
+        ({'slowdown': {'a': 1}}, ('a=1',), 'slowdown'))]
+
+    def test_error_says_what_is_right(self):
+        self.write(self.document)
+        for action in ('predict',), ('plan', '--gpus', 2):
+            self.assertIn(self.words, self.run_program(
+                *action, '--file', self.path, *self.arguments, code=1)[1])

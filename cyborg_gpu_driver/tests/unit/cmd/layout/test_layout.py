@@ -1,0 +1,338 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The commands that plan and change: layout list, plan, apply, assert ..."""
+
+import io
+import json
+import os
+import stat
+import sys
+import textwrap
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
+
+
+class ApplyTest(layouts.LayoutCase):
+
+    def test_apply_assert_and_apply_again(self):
+        self.assert_layout('mixed', code=1)
+        output, _ = self.apply('mixed', '-o', 'json')
+        self.assertEqual(['changed'] * 3,
+                         [row['status'] for row in json.loads(output)])
+        self.assert_layout('mixed')
+        self.assertEqual([0, 7, 7, 0], [
+            len([item for item in self.instances(index) if item[0] == 19])
+            for index in range(4)])
+        self.assertEqual([1, 3], sorted(
+            count for _, _, count in self.instances(0)))
+        output, _ = self.apply('mixed', '-o', 'json')
+        self.assertEqual(['unchanged'] * 3,
+                         [row['status'] for row in json.loads(output)])
+
+    def test_device_filter_of_another_board_matches_nothing(self):
+        self.host = 'hgx-h200'
+        self.state += '.h200'
+        self.assertEqual('[]\n', self.apply('halves', '-o', 'json')[0])
+
+    def test_layout_from_standard_input(self):
+        self.addCleanup(setattr, sys, 'stdin', sys.stdin)
+        sys.stdin = io.StringIO(layouts.LAYOUTS)
+        self.layout('apply', '--layout-file', '-', '-c', 'halves')
+        self.assert_layout('halves')
+
+    def test_a_file_by_mig_parteds_option(self):
+        _, errors = self.layout('plan', '-f', self.file, '-c', 'halves')
+        self.assertIn('-f FILE is deprecated; use --layout-file FILE.',
+                      errors)
+        _, errors = self.layout('plan', '--layout-file', self.file, '-c',
+                                'halves', '--format', 'json')
+        self.assertNotIn('deprecated', errors)
+        path = os.path.join(os.path.dirname(self.file), 'checkpoint.json')
+        for words in ('checkpoint', 'restore'):
+            _, errors = self.layout(words, '-f', path)
+            self.assertIn('-f FILE is deprecated; use --checkpoint-file FILE.',
+                          errors)
+
+    def test_options_from_mig_parteds_environment(self):
+        self.useFixture(fixtures.EnvironmentVariable(
+            'MIG_PARTED_CONFIG_FILE', self.file))
+        self.useFixture(fixtures.EnvironmentVariable(
+            'MIG_PARTED_SELECTED_CONFIG', 'halves'))
+        self.layout('apply')
+        self.layout('assert')
+
+    def test_only_entry_needs_no_name(self):
+        output, _ = self.layout('export')
+        self.layout('assert', '--layout-file', self.write('now.yaml', output))
+        self.assert_one_is_chosen()
+
+    def assert_one_is_chosen(self):
+        _, errors = self.layout('assert', '--layout-file', self.file, code=1)
+        self.assertIn('mixed', errors)
+
+    def test_mig_mode_off_and_mode_only(self):
+        self.apply('halves')
+        self.assert_layout('off', '--mode-only', code=1)
+        self.assert_layout('mixed', '-m')
+        self.apply('off')
+        self.assert_layout('off', '-m')
+        self.assertEqual([], self.instances(0))
+        self.apply('halves', '--mode-only')
+        self.assert_layout('halves', '--mode-only')
+        self.assertEqual([], self.instances(0))
+
+    def test_ignored_gpu_is_left_alone(self):
+        self.conf = self.configure(
+            '[gpu]\n'
+            f'ignored_devices = {layouts.GPU}\n', self.directory)
+        _, errors = self.apply('halves')
+        self.assertIn('ignored_devices', errors)
+        self.assertEqual([], self.instances(0))
+        self.assertEqual(2, len(self.instances(1)))
+
+    def test_skip_reset(self):
+        self.host = 'dgx-a100-80'
+        self.state += '.a100'
+        machine = self.machine()
+        with machine.operation(write=True):
+            for gpu in machine.gpus:
+                gpu.state.vfs = gpu.state.mig = gpu.state.pending = 0
+        for gpu in machine.gpus:
+            machine.add_holder(gpu.address, 815, 'nv-hostengine')
+        output, _ = self.apply('mixed', '-o', 'json', '--skip-reset', code=1)
+        self.assertEqual(['pending'] * 3,
+                         [row['status'] for row in json.loads(output)])
+        self.apply('mixed', '--skip-reset', '--mode-only')
+        machine.remove_holder(815)
+        self.apply('mixed')
+        self.assert_layout('mixed')
+
+
+class RefusalTest(layouts.LayoutCase):
+    """A clear error, exit code 1, and nothing changed."""
+
+    def refused(self, arguments, *words):
+        before = [self.instances(index) for index in range(8)]
+        _, errors = self.layout('apply', *arguments, code=1)
+        for word in words:
+            self.assertIn(word, errors)
+        self.assertNotIn('Traceback', errors)
+        self.assertEqual(before, [self.instances(index)
+                                  for index in range(8)])
+
+    def test_bad_files(self):
+        for text, word in (
+                ('{', 'YAML'), ('version: v2\nmig-configs: {}', 'v1'),
+                ('version: v1\nmig-configs: {x: [{devices: all}]}',
+                 'mig-enabled'),
+                ('version: v1\nvgpu-configs: {x: []}',
+                 "unknown key 'vgpu-configs'"),
+                ('version: v1\nmig-configs: {x: [{devices: [0, -1], '
+                 'mig-enabled: false}]}', 'mig-configs.x[0].devices[1]: found '
+                 '-1; expected the index of a GPU, from 0')):
+            path = self.write('bad.yaml', text)
+            self.refused(('--layout-file', path, '-c', 'x'), 'bad.yaml', word)
+        self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')
+        self.refused(('-c', 'x'), '--layout-file')
+
+    def test_bad_entries(self):
+        for name, *words in (
+                ('unknown', '1g.5gb', '1g.10gb'),
+                ('too-much', '3 x 3g.40gb', '2 x 3g.40gb'),
+                ('nowhere', 'no GPU 8', '0 to 7'),
+                ('none', "'none'", 'halves')):
+            self.refused(('--layout-file', self.file, '-c', name), *words)
+
+    def test_busy_gpu_fails_alone(self):
+        self.apply('halves')
+        machine = self.machine()
+        for busy in machine.gpus[0].state.instances:
+            machine.add_process(layouts.GPU, os.getpid(), busy, 0)
+        before = self.instances(0)
+        output, errors = self.apply('mixed', '-o', 'json', code=1)
+        self.assertEqual(
+            ['failed', 'changed', 'changed'],
+            [row['status'] for row in json.loads(output)])
+        self.assertIn(f'process {os.getpid()}', errors)
+        self.assertEqual(before, self.instances(0))
+        _, errors = self.assert_layout('mixed', code=1)
+        self.assertIn('GPU 0', errors)
+
+    def test_no_nvml(self):
+        self.host, self.state = 't4x4', self.state + '.t4'
+        self.machine().unload_library()
+        self.refused(('--layout-file', self.file, '-c', 'off'), 'NVML')
+
+    def instances(self, index):
+        return (super().instances(index)
+                if index < len(self.machine().gpus) else None)
+
+
+class PlanTest(layouts.LayoutCase):
+
+    def test_picture_before_and_after(self):
+        self.apply('halves')
+        output, _ = self.layout('plan', '-f', self.file, '-c', 'mixed')
+        self.assertIn('before', output)
+        self.assertIn('after', output)
+        self.assertIn('destroy', output)
+        self.assert_layout('halves')
+
+    def test_for_programs(self):
+        output, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
+                                '-o', 'json')
+        rows = json.loads(output)
+        self.assertEqual([0, 1, 2], [row['index'] for row in rows])
+        self.assertEqual(
+            ['1g.10gb'] * 7, [item['profile'] for item in rows[1]['create']])
+        self.assertEqual('create-instance', rows[1]['steps'][0]['action'])
+        text, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
+                              '-o', 'yaml')
+        self.assertEqual(rows, yaml.safe_load(text))
+
+    def test_what_cannot_be_reached(self):
+        self.apply('halves')
+        machine = self.machine()
+        for instance in machine.gpus[1].state.instances:
+            machine.add_process(str(machine.gpus[1].address), os.getpid(),
+                                instance, 0)
+        output, errors = self.layout('plan', '-f', self.file, '-c', 'mixed',
+                                     '-o', 'json', code=1)
+        self.assertIn('GPU 1', errors)
+        self.assertEqual([None, True, None], [
+            row['error'] and str(os.getpid()) in row['error']
+            for row in json.loads(output)])
+
+
+class FileTest(layouts.LayoutCase):
+
+    def test_export_and_generate_are_layout_files(self):
+        self.apply('mixed')
+        now = self.write('now.yaml', self.layout('export', '-c', 'now')[0])
+        self.layout('assert', '--layout-file', now, '-c', 'now')
+        every = self.write('all.yaml', self.layout('generate')[0])
+        self.layout('assert', '--layout-file', now, '-a')
+        rows = json.loads(self.layout('list', '-f', every, '-o', 'json')[0])
+        self.assertIn('all-balanced', [row['name'] for row in rows])
+        self.assertEqual({None}, {row['problem'] for row in rows})
+        self.layout('apply', '--layout-file', every, '-c', 'all-balanced')
+        self.layout('assert', '--layout-file', every, '-c', 'all-balanced')
+        self.layout('assert', '--layout-file', now, code=1)
+
+    def test_export_in_json(self):
+        content = json.loads(self.layout('export', '-o', 'json')[0])
+        self.assertEqual('v1', content['version'])
+
+    def test_list_tells_what_suits_the_host(self):
+        output, _ = self.layout('list', '--layout-file', self.file)
+        lines = dict(line.split(None, 1) for line in output.splitlines())
+        self.assertEqual('0-7: MIG mode off', lines['off'])
+        self.assertEqual('not for this host', lines['unknown'])
+        rows = json.loads(self.layout('list', '--layout-file', self.file, '-o',
+                                      'json')[0])
+        self.assertIn('1g.5gb', rows[3]['problem'])
+
+    def test_valid_config_needs_no_gpu(self):
+        self.host, self.state = 't4x4', self.state + '.t4'
+        self.assert_layout('unknown', '--valid-config')
+        self.assert_layout('none', '--valid-config', code=1)
+
+
+class HooksTest(layouts.LayoutCase):
+
+    def hooks(self, text):
+        return self.write('hooks.yaml', 'version: v1\nhooks:\n'
+                          + textwrap.indent(textwrap.dedent(text), '  '))
+
+    def script(self, code=0):
+        """A hook that tells what it was given."""
+        path = self.write('hook', '#!/bin/sh\necho "$1 $OWN '
+                          '$MIG_PARTED_SELECTED_CONFIG $PWD" >> '
+                          f'{self.directory}/told\nexit {code}\n')
+        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        return path
+
+    def told(self):
+        try:
+            with open(f'{self.directory}/told', encoding='utf-8') as stream:
+                return [line.split() for line in stream]
+        except FileNotFoundError:
+            return []
+
+    def around(self, script):
+        return self.hooks('\n'.join(
+            f'{name}: [{{command: {script}, args: ["{name}"], workdir: /, '
+            'envs: {OWN: $HOME}}]' for name in (
+                'apply-start', 'pre-apply-mode', 'pre-apply-config',
+                'apply-exit')))
+
+    def test_hooks_of_what_is_changed(self):
+        path = self.around(self.script())
+        self.apply('off', '-k', path)
+        self.assertEqual(
+            [[name, '$HOME', 'off', '/'] for name in (
+                'apply-start', 'pre-apply-mode', 'pre-apply-config',
+                'apply-exit')][:2], self.told()[:2])
+        self.assertEqual('apply-exit', self.told()[-1][0])
+        count = len(self.told())
+        self.apply('off', '-k', path)
+        self.assertEqual(['apply-start', 'apply-exit'],
+                         [line[0] for line in self.told()[count:]])
+
+    def test_failing_hook_prevents_the_change(self):
+        path = self.hooks(f"""
+            pre-apply-config: [{{command: {self.script(3)}, args: [x]}}]
+            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
+            """)
+        _, errors = self.apply('halves', '-k', path, code=1)
+        self.assertIn('exit code 3', errors)
+        self.assertEqual([], self.instances(0))
+        self.assertEqual(['x', 'end'], [line[0] for line in self.told()])
+
+    def test_what_became_of_the_gpus_is_told_whatever_the_last_hook(self):
+        path = self.hooks(f"""
+            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
+            """)
+        output, errors = self.apply('halves', '-k', path, code=1)
+        self.assertIn('changed', output)
+        self.assertIn('exit code 3', errors)
+        self.assertEqual(2, len(self.instances(0)))
+
+    def test_no_shell_reads_the_arguments(self):
+        path = self.hooks("""
+            apply-start: [{command: echo, args: ["$(touch X)", "*"]}]
+            """)
+        _, errors = self.apply('off', '-k', path)
+        self.assertIn('$(touch X) *', errors)
+
+    def test_bad_hooks_file(self):
+        for text, word in (
+                ('pre-apply: []', "hooks: unknown key 'pre-apply' (did you "
+                 'mean pre-apply-mode?)'),
+                ('apply-start: {command: x}', 'hooks.apply-start: found a '
+                 'mapping; expected a list, each a mapping with keys '
+                 'command, workdir, args, envs'),
+                ('apply-start: [{command: x, args: [1]}]',
+                 'hooks.apply-start[0].args[0]: found 1; expected text, in '
+                 'quotes'),
+                ('apply-start: [{args: [x]}]', "hooks.apply-start[0]: key "
+                 "'command' is missing; expected a program, such as"),
+                ('apply-start: [{command: x, envs: {A: 1}}]',
+                 'hooks.apply-start[0].envs.A: found 1; expected text')):
+            path = self.hooks(text)
+            _, errors = self.apply('halves', '-k', path, code=1)
+            self.assertIn(f'{path}: {word}', errors)
+            self.assertEqual([], self.instances(0))

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""layout checkpoint and restore, and single instances."""
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
+
+
+class RestoreTest(layouts.LayoutCase):
+
+    def test_applied_layout_is_back_after_a_reboot(self):
+        self.apply('mixed')
+        self.machine().reboot()
+        self.assert_layout('mixed', code=1)
+        self.layout('restore')
+        self.assert_layout('mixed')
+        output, _ = self.layout('restore', '-o', 'json')
+        self.assertEqual({'unchanged'}, {
+            row['status'] for row in json.loads(output)})
+
+    def test_named_checkpoint(self):
+        self.apply('halves')
+        path = os.path.join(self.directory, 'kept.json')
+        self.layout('checkpoint', '--checkpoint-file', path)
+        self.apply('off')
+        self.machine().reboot()
+        self.layout('restore', '--checkpoint-file', path)
+        self.assert_layout('halves')
+        _, errors = self.layout('restore', '--checkpoint-file',
+                                path + '.not', code=1)
+        self.assertIn(f"--checkpoint-file '{path}.not' is not valid: there "
+                      'is no such file', errors)
+
+    def test_a_checkpoint_makes_no_directory(self):
+        directory = os.path.join(self.directory, 'typo')
+        _, errors = self.layout('checkpoint', '--checkpoint-file',
+                                os.path.join(directory, 'c.json'), code=1)
+        self.assertIn('--checkpoint-file', errors)
+        self.assertIn(f'there is no directory {directory}', errors)
+        self.assertFalse(os.path.exists(directory))
+
+    def test_nothing_to_restore(self):
+        output, _ = self.layout('restore', '-o', 'json')
+        self.assertEqual({'unchanged'}, {
+            row['status'] for row in json.loads(output)})
+
+    def test_checkpoint_of_a_gpu_that_is_gone(self):
+        self.apply('halves')
+        self.machine().bind_driver(layouts.GPU, 'vfio-pci')
+        _, errors = self.layout('restore', code=1)
+        self.assertIn(layouts.GPU, errors)
+
+    def test_killed_apply(self):
+        """Each GPU is as before, or complete; then apply goes on."""
+        self.apply('halves')
+        before = [self.instances(index) for index in range(8)]
+        self.assertEqual(9, self.killed('mixed', 12))
+        _, errors = self.assert_layout('halves', code=1)
+        self.assertIn('an earlier change was interrupted: step', errors)
+        self.layout('restore')
+        found = [self.instances(index) for index in range(8)]
+        self.assertEqual(before[1:], found[1:])
+        self.assertIn(sum(count for _, _, count in found[0]), (2, 4))
+        self.assertEqual({None}, {
+            record.change for record
+            in store.of(self.state_path).records().values()})
+        self.apply('mixed')
+        self.assert_layout('mixed')
+
+    def killed(self, name, calls):
+        """Apply in a process that dies at its n-th mutating call."""
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        try:
+            load = simulator.Machine.load.__func__
+
+            def loaded(cls, *arguments):
+                machine = load(cls, *arguments)
+                left = iter(range(calls))
+                for symbol in ('nvmlGpuInstanceDestroy',
+                               'nvmlDeviceCreateGpuInstanceWithPlacement'):
+                    machine.faults.delay(
+                        symbol, 0, lambda _: next(left, None) is None
+                        and os._exit(9))
+                return machine
+
+            simulator.Machine.load = classmethod(loaded)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            main.main(['--config-file', self.conf, '--simulate', self.host,
+                       '--state', self.state, 'layout', 'apply', '-f',
+                       self.file, '-c', name])
+        finally:
+            os._exit(1)
+
+
+class SeveralGpusTest(base.CommandCase):
+    """While one gets its virtual functions, NVML is closed for all."""
+
+    policies = '''
+[gpu]
+state_path = {path}
+simulate = hgx-h200-vfio
+simulate_state = {path}/machine.json
+policies = sliced
+[gpu_policy:sliced]
+mode = mig
+'''
+
+    def test_all_are_made_ready(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        machine = simulator.Machine.load('hgx-h200-vfio', os.path.join(
+            directory, 'machine.json'))
+        machine.reboot()
+        conf = self.configure(self.policies.format(path=directory),
+                              directory)
+        output, _ = self.run_program('--config-file', conf, 'layout',
+                                     'restore', '-o', 'json')
+        self.assertEqual(['changed'] * 8, [
+            row['status'] for row in json.loads(output)])
+        with machine.operation():
+            self.assertTrue(all(gpu.state.mig and gpu.state.vfs
+                                for gpu in machine.gpus))
+
+
+class InstanceTest(layouts.LayoutCase):
+
+    def instance(self, command, *arguments, code=0):
+        return self.run_on_host('instance', command, *arguments, code=code)
+
+    def rows_of_instances(self):
+        return json.loads(self.instance('list', '-f', 'json')[0])
+
+    def test_create_list_destroy(self):
+        self.instance('create', '0', '3g.40gb', '--start', '4')
+        self.instance('create', layouts.GPU, '2g.20gb', '--compute', '1,1')
+        self.instance('create', '0', '1g.10gb', '--compute', '0')
+        rows = {row['profile']: row for row in self.rows_of_instances()}
+        self.assertEqual(['3c at 0'], rows['3g.40gb']['compute'])
+        self.assertEqual(4, rows['3g.40gb']['start'])
+        self.assertEqual(['1c at 0', '1c at 1'], rows['2g.20gb']['compute'])
+        self.assertEqual([], rows['1g.10gb']['compute'])
+        self.instance('destroy', '0', '4')
+        self.assertEqual(2, len(self.rows_of_instances()))
+
+    def test_refusals(self):
+        self.instance('create', '0', '3g.40gb', '--start', '4')
+        machine = self.machine()
+        (number,) = machine.gpus[0].state.instances
+        machine.add_process(layouts.GPU, 4711, number, 0)
+        for arguments, words in (
+                (('destroy', '0', '4'), '4711'),
+                (('destroy', '0', '3'), 'no instance begins at unit 3'),
+                (('create', '0', '7g.80gb'), 'no room'),
+                (('create', '0', '2g.20gb', '--start', '5'), 'fits at 0, 2'),
+                (('create', '0', '1g.5gb'), 'no profile 1g.5gb'),
+                (('create', '0', '1g.10gb', '--compute', '2'), '1 slices'),
+                (('create', '0', '1g.10gb', '--compute', 'x'), '--compute'),
+                (('create', '9', '1g.10gb'), 'no GPU 9; this host has 0')):
+            _, errors = self.instance(*arguments, code=1)
+            self.assertIn(words, errors)
+        self.assertEqual(1, len(self.rows_of_instances()))
+
+    def test_created_instance_is_restored_if_the_gpu_was(self):
+        self.apply('mixed')
+        self.instance('create', '3', '1g.10gb')
+        self.instance('destroy', '1', '6')
+        self.machine().reboot()
+        self.layout('restore')
+        self.assertEqual([], self.instances(3))
+        self.assertEqual(6, len(self.instances(1)))

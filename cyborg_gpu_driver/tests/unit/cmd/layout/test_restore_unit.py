@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The systemd unit that restores GPUs at boot."""
+
+import configparser
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.cmd import main
+
+_PATH = (pathlib.Path(__file__).resolve().parents[5]
+         / 'etc/systemd/cyborg-gpu-restore.service')
+_HIDES_HARDWARE = {
+    'CapabilityBoundingSet', 'DeviceAllow', 'DevicePolicy', 'PrivateDevices',
+    'PrivateNetwork', 'ProcSubset', 'ProtectClock', 'ProtectKernelModules',
+    'ProtectKernelTunables', 'ProtectProc', 'User'}
+"""Directives that would hide GPUs, sysfs, NVIDIA's modules and services, or
+the processes that have a GPU open."""
+_MOUNTS = {'PrivateMounts'}
+"""The first boot mounts a config drive, and this unit mounts nothing."""
+_TIMES = {'ExecStart', 'TimeoutStartSec'}
+
+
+def _read(text):
+    # A key may stand there often: what is looked at here does not.
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(text)
+    return unit
+
+
+def _analyze(*arguments):
+    return subprocess.run(['systemd-analyze', *arguments],
+                          capture_output=True, text=True, check=False)
+
+
+class RestoreUnitTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.text = _PATH.read_text(encoding='utf-8')
+        self.unit = _read(self.text)
+
+    def test_systemd_understands_it(self):
+        if shutil.which('systemd-analyze') is None:
+            self.skipTest('there is no systemd-analyze')
+        done = _analyze('verify', str(_PATH))
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+
+    def test_it_runs_a_command_of_ours(self):
+        words = shlex.split(self.unit['Service']['ExecStart'])
+        self.assertEqual(['/usr/bin/env', 'cyborg-gpu'], words[:2])
+        app = main.CyborgGpu()
+        factory, name, rest = app.command_manager.find_command(words[2:])
+        factory(app, None).get_parser(name).parse_args(rest)
+
+    def test_it_is_hardened_like_the_unit_of_the_first_boot(self):
+        service = dict(self.unit['Service'])
+        for name, value in _read(staged.unit_text())['Service'].items():
+            if name not in _MOUNTS | _TIMES:
+                expected = ('read-only' if name == 'ProtectHome'
+                            else value)
+                self.assertEqual(expected, service.get(name), name)
+
+    def test_it_is_no_more_exposed_than_the_unit_of_the_first_boot(self):
+        if shutil.which('systemd-analyze') is None:
+            self.skipTest('there is no systemd-analyze')
+        first_boot = (pathlib.Path(staged.__file__).parent / staged.UNIT)
+        levels = []
+        for path in (_PATH, first_boot):
+            done = _analyze('security', '--offline=true', str(path))
+            found = re.search(r'Overall exposure level .*: ([0-9.]+)',
+                              done.stdout)
+            if found is None:
+                self.skipTest('this systemd-analyze does not rate a file: '
+                              + done.stderr)
+            levels.append(float(found[1]))
+        self.assertLessEqual(*levels)
+
+    def test_it_may_reach_the_hardware(self):
+        self.assertEqual(set(), _HIDES_HARDWARE & set(self.unit['Service']))
+        self.assertIn('/etc/mdevctl.d',
+                      self.unit['Service']['ReadWritePaths'])
+
+    def test_it_runs_before_whatever_uses_gpus(self):
+        before = {word for line in self.text.splitlines()
+                  if line.startswith('Before=')
+                  for word in line.partition('=')[2].split()}
+        after = {word for line in self.text.splitlines()
+                 if line.startswith('After=')
+                 for word in line.partition('=')[2].split()}
+        self.assertEqual(set(), before & after)
+        for name in ('libvirtd', 'virtnodedevd', 'virtqemud',
+                     'libvirt-guests', 'nova-compute',
+                     'openstack-nova-compute', 'cyborg-agent',
+                     'openstack-cyborg-agent', 'docker', 'podman',
+                     'podman-restart', 'kubelet',
+                     *(f'kolla-{name}-container' for name in (
+                         'nova_libvirt', 'nova_compute', 'cyborg_agent'))):
+            self.assertIn(f'{name}.service', before)

@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The default tables: short enough for a terminal of 80 characters."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+
+import fixtures
+import testtools
+import yaml
+
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.tests import command
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--dry-run'),
+          ('offer', 'list'), ('offer', 'list', '--all'), ('report', 'show'),
+          ('health', 'show'), ('instance', 'list'), ('vgpu', 'list'),
+          ('audit', 'list'), ('check', '--offline'), ('doctor',))
+_LONG_NAME = 'compute-of-the-third-row-of-racks.gpu.east.example.org'
+
+
+class FoldTest(testtools.TestCase):
+
+    def test_what_fits_stays(self):
+        self.assertEqual([['a b', 1]], table.fold(('x', 'y'), [['a b', 1]],
+                                                  11))
+
+    def test_the_widest_is_folded_between_words(self):
+        self.assertEqual(
+            [['one', 'two three\nfour five'], ['six', '']],
+            table.fold(('a', 'b'), [['one', 'two three four five'],
+                                    ['six', '']], 19))
+
+    def test_what_is_left_goes_to_a_column_that_then_needs_no_fold(self):
+        self.assertEqual(
+            [['aa bb c', 'ddddd\nee ff']],
+            table.fold(('x', 'y'), [['aa bb c', 'ddddd ee ff']], 20))
+
+    def test_a_word_is_broken_if_there_is_no_other_way(self):
+        self.assertEqual([['abcde\nfg']],
+                         table.fold(('x',), [['abcdefg']], 9))
+
+    def test_a_name_of_a_column_is_never_broken(self):
+        self.assertEqual([['ab\ncd']], table.fold(('xx',), [['abcd']], 3))
+
+    def test_lines_and_numbers_are_kept(self):
+        self.assertEqual([['a\n\nb', 7, None]],
+                         table.fold(('x', 'y', 'z'), [['a\n\nb', 7, None]],
+                                    80))
+
+    def test_no_rows(self):
+        self.assertEqual([], table.fold(('x',), [], 80))
+
+
+class DefaultTableTest(base.CommandCase):
+    """Every list, on hosts of many kinds and with much to say."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        for name, value in (('COLUMNS', '200'), ('CLIFF_FIT_WIDTH', None),
+                            ('CLIFF_MAX_TERM_WIDTH', None)):
+            self.useFixture(fixtures.EnvironmentVariable(name, value))
+
+    def check(self, host, *options):
+        """Run every list.
+
+        :returns: the table of each.
+        """
+        found = {}
+        for words in _LISTS:
+            output = self.printed(*options, '--simulate', host, *words)
+            wide = [line for line in output.splitlines()
+                    if len(line) > table.WIDTH]
+            self.assertEqual([], wide, f'{host}: {words}')
+            found[words] = output
+        return found
+
+    def printed(self, *arguments):
+        """What a list prints, whatever it exits with."""
+        code, output, errors = command.run(*arguments)
+        self.assertIn(code, (0, 1, 2), errors)
+        self.assertNotIn('Traceback', errors)
+        return output
+
+    def test_mig_without_instances(self):
+        found = self.check('dgx-a100-80')
+        self.assertIn('CUSTOM_NVIDIA_1G_10GB_ME', found['report', 'show'])
+        self.assertEqual(60, len(found['offer', 'list'].splitlines()))
+
+    def test_passthrough(self):
+        self.check('hgx-h100')
+
+    def test_many_kinds(self):
+        # A GPU takes one line, unless its health takes two words.
+        lines = self.check('mixed')['gpu', 'list'].splitlines()
+        self.assertEqual(4 + 4 + 1, len(lines))
+
+    def test_vgpus_and_instances(self):
+        state = os.path.join(self.directory, 'state')
+        for words in (('0', '1g.10gb'), ('0', '3g.40gb'), ('1', '7g.80gb'),
+                      ('0', '1g.10gb+me')):
+            self.run_program('--simulate', 'dgx-a100-80', '--state', state,
+                             'instance', 'create', *words)
+        found = self.check('dgx-a100-80', '--state', state)
+        self.assertIn('1g.10gb+me', found['instance', 'list'])
+        self.assertIn('| 1x 1g.10gb+me |', found['gpu', 'list'])
+
+    def test_long_names(self):
+        path = os.path.join(self.directory, 'host.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            yaml.safe_dump({'driver_version': '580.65.05', 'gpus': [
+                {'model': 'rtx-pro-6000', 'address': '10de0:41:00.0'},
+                {'model': 'rtx-a6000', 'address': '10de0:81:00.0'}]}, stream)
+        conf = self.configure(
+            f'[DEFAULT]\nhost = {_LONG_NAME}\n'
+            f'[gpu]\nstate_path = {self.directory}/records\n'
+            'policies = everything\n[gpu_policy:everything]\nmode = mig\n',
+            self.directory)
+        self.check(path, '--config-file', conf)
+
+    def test_long_has_every_column_and_the_default_some(self):
+        for words in _LISTS:
+            options = ('--simulate', 'wsl', *words)
+            every, *_ = csv.reader(io.StringIO(
+                self.printed(*options, '-f', 'csv')))
+            self.assertEqual(every, self.heads(*options, '--long'), words)
+            some = self.heads(*options)
+            self.assertEqual([name for name in every if name in some], some,
+                             words)
+
+    def heads(self, *arguments):
+        """Names of the columns of a table."""
+        line = self.printed(*arguments, '--print-empty').splitlines()[1]
+        return [cell.strip() for cell in line.strip('|').split('|')]
+
+    def test_columns_that_a_person_names_are_not_folded(self):
+        output, _ = self.run_program(
+            '--simulate', 'mixed', 'offer', 'list', '-c', 'address', '-c',
+            'profile', '-c', 'reported', '-c', 'problem')
+        self.assertIn('| bound to nvidia; it will be offered when it is bound '
+                      'to vfio-pci |', output)
+
+    def test_a_width_that_a_person_names(self):
+        for line in self.printed('--simulate', 'mixed', 'check', '--offline',
+                                 '--max-width', '120').splitlines():
+            self.assertLessEqual(len(line), 120)
+
+    def test_a_column_that_is_not_shown_sorts(self):
+        lines = self.run_program(
+            '--simulate', 'dgx-a100-80', 'gpu', 'list', '--sort-column',
+            'index', '--sort-descending')[0].splitlines()
+        self.assertIn('0000:bd:00.0', lines[3])
+
+
+class FlatFormatTest(base.CommandCase):
+    """CSV and ``value`` know texts and numbers only."""
+
+    def test_csv(self):
+        output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list',
+                                     '-f', 'csv')
+        rows = [*csv.DictReader(io.StringIO(output))]
+        last = rows[-1]
+        self.assertEqual(('', '', '{}'), (
+            last['model'], last['uuid'], last['partitions']))
+        self.assertNotIn('None', output)
+
+    def test_names_and_nested_values(self):
+        output, _ = self.run_program('--simulate', 'dgx-a100-80', 'report',
+                                     'show', '-f', 'csv')
+        row = next(csv.DictReader(io.StringIO(output),
+                                  escapechar='\\'))
+        self.assertEqual('CUSTOM_GPU_ARCH_AMPERE', row['traits'].split(',')[0])
+        for name, kind in (('attributes', dict), ('attach_handles', list),
+                           ('device', dict)):
+            self.assertIsInstance(json.loads(row[name]), kind)
+
+    def test_value(self):
+        output, _ = self.run_program(
+            '--simulate', 'dgx-a100-80', 'offer', 'list', '-f', 'value',
+            '-c', 'problem', '-c', 'traits')
+        self.assertEqual(' CUSTOM_GPU_ARCH_AMPERE',
+                         output.partition(',')[0])
+
+    def test_one_gpu(self):
+        for form in ('value', 'shell'):
+            output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'show',
+                                         '1', '-f', form)
+            for text in ('None', "['", "{'"):
+                self.assertNotIn(text, output)
+        self.assertIn('\nproblems=""\n', output)
+
+    def test_a_flat_text(self):
+        for value, text in (
+                (None, ''), ('two\nlines', 'two lines'), (['a', None], 'a,'),
+                ((1, 2), '1,2'), ([], ''), ([['a']], '[["a"]]'),
+                ({'a': 1}, '{"a": 1}'), (7, 7), (True, True)):
+            self.assertEqual([[text]], table._flat_rows((), [[value]]))

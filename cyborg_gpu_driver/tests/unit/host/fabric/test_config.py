@@ -1,0 +1,61 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is read of the fabric manager's configuration."""
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.fabric import config
+from cyborg_gpu_driver.host.snapshot import fabric
+
+
+class ConfigTest(base.BaseTestCase):
+
+    def test_defaults(self):
+        found = config.parse('# FABRIC_MODE=2\n\nLOG_LEVEL=4\n')
+        self.assertIs(fabric.Mode.BARE_METAL, found.mode)
+        self.assertEqual('127.0.0.1:6666', found.address)
+        self.assertFalse(found.is_unix_socket)
+
+    def test_values(self):
+        found = config.parse(' FABRIC_MODE = 1\nFABRIC_MODE_RESTART=0\n'
+                             'FM_CMD_BIND_INTERFACE=192.0.2.7\n'
+                             'FM_CMD_PORT_NUMBER=7000\n'
+                             'FM_CMD_UNIX_SOCKET_PATH=\n')
+        self.assertIs(fabric.Mode.SHARED_NVSWITCH, found.mode)
+        self.assertEqual('192.0.2.7:7000', found.address)
+
+    def test_a_socket(self):
+        found = config.parse('FM_CMD_UNIX_SOCKET_PATH=/run/fm.socket')
+        self.assertEqual(('/run/fm.socket', True),
+                         (found.address, found.is_unix_socket))
+
+    def test_what_is_wrong(self):
+        for text in ('FABRIC_MODE=3', 'FABRIC_MODE=vgpu',
+                     'FM_CMD_PORT_NUMBER=70000',
+                     'FM_CMD_BIND_INTERFACE=fm.example.com',
+                     'FM_CMD_UNIX_SOCKET_PATH=fm.socket',
+                     'FM_CMD_UNIX_SOCKET_PATH=/' + 255 * 'a'):
+            error = self.assertRaises(exception.FabricError, config.parse,
+                                      text, 'fm.cfg')
+            self.assertIn(text, str(error))
+            self.assertIn('fm.cfg', str(error))
+
+    def test_from_a_file(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = f'{directory}/fm.cfg'
+        self.assertRaises(exception.FabricError, config.read, path)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('FABRIC_MODE=2\n')
+        self.assertIs(fabric.Mode.VGPU, config.read(path).mode)

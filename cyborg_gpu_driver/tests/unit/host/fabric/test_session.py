@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The connection to a simulated fabric manager."""
+
+import threading
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader as host_reader
+from cyborg_gpu_driver.host.fabric import reader
+from cyborg_gpu_driver.host.fabric import session
+from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import patch
+
+_LOST = -9
+
+
+class FabricCase(base.BaseTestCase):
+
+    host = 'hgx-h100-vfio'
+
+    def setUp(self):
+        super().setUp()
+        self.machine = machine_module.Machine.load(self.host)
+        self.addCleanup(self.machine.uninstall)
+        self.platform = simulated.open_platform(self.machine)
+        self.session = self.platform.fabric
+        self.addCleanup(self.session.close)
+
+    def look(self):
+        return reader.look(self.platform, host_reader.HostReader(
+            self.platform).snapshot())
+
+    def function(self, partition):
+        """The first virtual function of each GPU of a partition."""
+        host = self.machine.host
+        carriers = {host.module(gpu.address): gpu for gpu
+                    in self.machine.gpus}
+        return [model.PciAddress.parse(carriers[number].vfs()[0])
+                for number in sorted(partition.physical_ids)]
+
+    def refused(self, symbol, function, *args):
+        error = self.assertRaises(exception.FabricError, function, *args)
+        self.assertEqual(symbol, error.symbol)
+        return error
+
+
+class VgpuModeTest(FabricCase):
+
+    def test_the_partitions_of_the_board(self):
+        found = self.session.partitions()
+        self.assertEqual([8, 4, 4, 2, 2, 2, 2] + 8 * [1],
+                         [len(item.members) for item in found])
+        self.assertEqual({1, 3}, found[3].physical_ids)
+        self.assertEqual({18}, {member.links for item in found[:7]
+                                for member in item.members})
+        self.assertEqual((), self.session.unsupported())
+        self.assertEqual((), self.session.failed_devices())
+
+    def test_the_module_id_names_the_gpu(self):
+        found = self.look()
+        self.assertIsNone(found.partitions[7].members[0].address)
+        for address, module in found.modules.items():
+            (member,) = found.single(address).members
+            self.assertEqual(module, member.physical_id)
+        self.assertEqual(8, len(found.modules))
+
+    def test_a_life_of_a_partition(self):
+        one = self.session.partitions()[7]
+        functions = self.function(one)
+        self.session.activate_with_functions(7, functions)
+        self.assertEqual((7,), self.machine.active_partitions)
+        self.assertTrue(self.session.partitions()[7].active)
+        self.refused('IN_USE', self.session.activate_with_functions, 7,
+                     functions)
+        self.session.deactivate(7)
+        self.assertEqual((), self.machine.active_partitions)
+        self.refused('UNINITIALIZED', self.session.deactivate, 7)
+
+    def test_overlaps_exclude_each_other(self):
+        found = self.session.partitions()
+        for first in found:
+            self.session.activate_with_functions(
+                first.partition_id, self.function(first))
+            for second in found:
+                if second.overlaps(first):
+                    self.refused(
+                        'IN_USE', self.session.activate_with_functions,
+                        second.partition_id, self.function(second))
+                else:
+                    self.session.activate_with_functions(
+                        second.partition_id, self.function(second))
+                    self.session.deactivate(second.partition_id)
+            self.session.deactivate(first.partition_id)
+
+    def test_what_cannot_be_activated(self):
+        one, other = self.session.partitions()[7:9]
+        for number, functions in (
+                (99, self.function(one)), (7, self.function(other)),
+                (7, []), (7, 2 * self.function(one)),
+                (7, [model.PciAddress(0, 0, 0, 0)])):
+            self.refused('BADPARAM', self.session.activate_with_functions,
+                         number, functions)
+        self.refused('NOT_SUPPORTED', self.session.activate, 7)
+        self.assertEqual((), self.machine.active_partitions)
+
+    def test_a_restart_is_noticed(self):
+        self.session.partitions()
+        self.machine.start_fabric_manager()
+        self.assertEqual(15, len(self.session.partitions()))
+        self.machine.stop_fabric_manager()
+        self.refused('CONNECTION_NOT_VALID', self.session.partitions)
+        self.machine.start_fabric_manager()
+        self.assertEqual(15, len(self.session.partitions()))
+
+    def test_a_start_forgets_what_was_active(self):
+        one = self.session.partitions()[7]
+        self.session.activate_with_functions(7, self.function(one))
+        self.machine.start_fabric_manager()
+        self.assertFalse(self.session.partitions()[7].active)
+
+    def test_a_resilient_restart_waits_for_the_list(self):
+        one, other = self.session.partitions()[7:9]
+        self.session.activate_with_functions(7, self.function(one))
+        self.session.activate_with_functions(8, self.function(other))
+        self.machine.stop_fabric_manager()
+        self.assertEqual((7, 8), self.machine.active_partitions)
+        self.machine.start_fabric_manager(restart=True)
+        self.refused('NOT_CONFIGURED', self.session.partitions)
+        self.refused('NOT_CONFIGURED', self.session.deactivate, 7)
+        self.session.restore([8])
+        self.assertEqual([8], [
+            item.partition_id for item in self.session.partitions()
+            if item.active])
+        self.refused('NOT_SUPPORTED', self.session.restore, [8])
+
+    def test_a_change_whose_connection_was_lost(self):
+        one = self.session.partitions()[7]
+        functions = self.function(one)
+        for after in (True, False):
+            self.machine.faults.fail('fmActivateFabricPartitionWithVFs',
+                                     _LOST, after=after)
+            self.session.activate_with_functions(7, functions)
+            self.assertEqual((7,), self.machine.active_partitions)
+            self.machine.faults.fail('fmDeactivateFabricPartition', _LOST,
+                                     after=after)
+            self.session.deactivate(7)
+            self.assertEqual((), self.machine.active_partitions)
+
+    def test_a_call_that_does_not_return(self):
+        self.session.partitions()
+        self.session.timeout = 0.2
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        self.machine.faults.delay('fmGetSupportedFabricPartitions', 0,
+                                  lambda seconds: go_on.wait())
+        self.refused('NOT_ANSWERING', self.session.partitions)
+        self.refused('NOT_ANSWERING', self.session.unsupported)
+        go_on.set()
+        self.wait_until_idle()
+        self.session.timeout = 30
+        self.machine.faults.clear()
+        self.assertEqual(15, len(self.session.partitions()))
+
+    def wait_until_idle(self):
+        """The thread makes one call after the other."""
+        ended = threading.Event()
+        call = deadline._Call('last', ended.set, ())
+        deadline._worker(session._OWNER)._calls.put(call)
+        self.assertTrue(ended.wait(60))
+
+    def test_not_installed(self):
+        self.machine.remove_fabric_manager()
+        error = self.refused('NOT_READABLE', self.session.partitions)
+        self.assertIn('fabricmanager.cfg', str(error))
+        found = self.look()
+        self.assertEqual((False, False, None),
+                         (found.installed, found.running, found.mode))
+
+    def test_no_library(self):
+        def load(name):
+            raise OSError(f'{name}: cannot open shared object file')
+        self.session._load = load
+        error = self.refused('LIBRARY_NOT_FOUND', self.session.partitions)
+        self.assertIn('nvidia-fabricmanager-dev', str(error))
+
+    def test_a_unix_socket(self):
+        self.machine.configure_fabric_manager(socket='/run/fm.socket')
+        self.machine.start_fabric_manager()
+        self.assertEqual(15, len(self.session.partitions()))
+
+
+class OtherModesTest(FabricCase):
+
+    def start(self, mode):
+        self.machine.configure_fabric_manager(mode)
+        self.machine.start_fabric_manager()
+
+    def test_bare_metal_has_no_partitions(self):
+        self.start(0)
+        self.refused('NOT_SUPPORTED', self.session.partitions)
+        self.assertIs(fabric.Mode.BARE_METAL, self.look().mode)
+
+    def test_whole_gpus(self):
+        self.start(1)
+        self.session.activate(3)
+        self.assertEqual((3,), self.machine.active_partitions)
+        self.refused('IN_USE', self.session.activate, 0)
+        self.refused('NOT_SUPPORTED', self.session.activate_with_functions,
+                     7, self.function(self.session.partitions()[7]))
+
+    def test_more_partitions_than_the_library_takes(self):
+        self.start(1)
+        self.assertRaises(exception.InvalidValue, self.session.restore,
+                          range(65))
+
+
+class AmpereTest(FabricCase):
+
+    host = 'dgx-a100-40'
+
+    def test_the_addresses_name_the_gpus(self):
+        found = self.look()
+        self.assertEqual(
+            [1, 7, 8, 11, 12, 13, 14, *range(19, 27)],
+            [item.partition_id for item in found.partitions])
+        members = found.partitions[0].members
+        self.assertEqual({str(gpu.address) for gpu in self.machine.gpus},
+                         {str(member.address) for member in members})
+
+    def test_a_lost_gpu_takes_its_partitions(self):
+        for gpu in self.machine.gpus:
+            with self.machine.operation(write=True):
+                gpu.state.mig = False
+        address = str(self.session.partitions()[-1].members[0].address)
+        self.machine.lose_gpu(address)
+        self.machine.start_fabric_manager()
+        found = self.look()
+        self.assertEqual([1, 8, 14, 26], [
+            item.partition_id for item in found.partitions
+            if not item.supported])
+        self.refused('BADPARAM', self.session.deactivate, 26)
+
+    def test_mig_mode_at_the_start_takes_the_partitions(self):
+        with self.machine.operation(write=True):
+            self.machine.gpus[0].state.mig = True
+        self.assertTrue(all(item.supported for item
+                            in self.look().partitions))
+        self.machine.start_fabric_manager()
+        self.assertFalse(any(
+            item.supported for item in self.look().partitions
+            if self.machine.gpus[0].address in {
+                str(member.address) for member in item.members}))
+
+
+class NoSwitchesTest(base.BaseTestCase):
+
+    def test_nothing_to_look_at(self):
+        with patch.kept():
+            machine = platform.simulated('h100nvlx2')
+            self.assertIsNone(reader.look(
+                machine, host_reader.HostReader(machine).snapshot()))

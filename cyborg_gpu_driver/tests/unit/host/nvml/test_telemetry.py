@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Monitoring of simulated GPUs through NVML."""
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
+from cyborg_gpu_driver.host.snapshot import telemetry
+from cyborg_gpu_driver.tests.unit.host import base
+
+Q = telemetry.Quantity
+_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+_MDEV = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_GIB = 1 << 30
+
+
+class _Case(base.SimulatedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.telemetry = nvml_telemetry.TelemetryReader(self.nvml)
+
+    def sample(self, address=None):
+        return self.telemetry.read(address or self.first, lambda: True)
+
+    def values(self, address=None):
+        """Values by quantity and labels."""
+        found = self.sample(address).values
+        self.assertEqual(len(found), len({
+            (item.quantity, item.labels) for item in found}))
+        return {(item.quantity, *item.labels): item.value for item in found}
+
+
+class HopperTest(_Case):
+
+    MACHINE = 'hgx-h100'
+
+    def setUp(self):
+        super().setUp()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.nvml.set_mig_mode(self.device(), False)
+
+    def test_a_gpu_at_work(self):
+        self.machine.set_health(str(self.first), celsius=64, uncorrected=2)
+        self.machine.set_remapped_rows(str(self.first), 3, 1, pending=True)
+        self.machine.work(
+            str(self.first), gpu=87, memory=40, millijoules=1500,
+            sent=7 * _GIB, received=5, replays=4, link_errors=6,
+            links_down=[17])
+        found = self.values()
+        self.assertEqual(
+            {(Q.UTILIZATION,): 0.87, (Q.MEMORY_UTILIZATION,): 0.4,
+             (Q.TEMPERATURE,): 64, (Q.MEMORY_TEMPERATURE,): 64,
+             (Q.POWER_LIMIT,): 700.0, (Q.ENERGY,): 1.5,
+             (Q.MEMORY,): 81559 << 20,
+             (Q.CLOCK, 'sm'): 1.41e9, (Q.CLOCK, 'memory'): 1.593e9,
+             (Q.ECC_ERRORS, 'corrected'): 0,
+             (Q.ECC_ERRORS, 'uncorrected'): 2,
+             (Q.REMAPPED_ROWS, 'correctable'): 3,
+             (Q.REMAPPED_ROWS, 'uncorrectable'): 1,
+             (Q.REMAP_PENDING,): 1, (Q.REMAP_FAILED,): 0,
+             (Q.PCIE_SENT,): 7 * _GIB, (Q.PCIE_RECEIVED,): 5,
+             (Q.PCIE_REPLAYS,): 4, (Q.LINK_ERRORS, 'recovery'): 6,
+             (Q.LINK_ERRORS, 'replay'): 0, (Q.LINK_ERRORS, 'crc'): 0,
+             (Q.LINK_UP, '0'): 1, (Q.LINK_UP, '17'): 0},
+            {key: round(value, 9) for key, value in found.items()
+             if key[0] not in (Q.LINK_UP, Q.POWER, Q.MEMORY_USED)
+             or key[1:] in (('0',), ('17',))})
+        self.assertEqual(18, sum(key[0] is Q.LINK_UP for key in found))
+
+    def test_what_there_is_not_is_left_out(self):
+        self.machine.set_ecc_mode(str(self.first), False)
+        self.machine.faults.fail('nvmlDeviceGetPowerUsage',
+                                 pynvml.NVML_ERROR_NOT_SUPPORTED)
+        found = {key[0] for key in self.values()}
+        self.assertFalse({Q.ECC_ERRORS, Q.POWER, Q.INSTANCE_MEMORY} & found)
+        self.calls()
+        self.values()
+        self.assertNotIn('nvmlDeviceGetPowerUsage', self.calls())
+
+
+class MigTest(_Case):
+
+    def setUp(self):
+        super().setUp()
+        for _ in range(2):
+            made = self.cut(self.first, 19)
+            instance = self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                                      self.device(), made.instance_id)
+            self.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance,
+                           next(self.nvml.compute_profiles(instance)).id)
+
+    def test_instances_have_memory_and_the_gpu_no_utilization(self):
+        found = self.values()
+        memory = {key[1]: value for key, value in found.items()
+                  if key[0] is Q.INSTANCE_MEMORY}
+        ids = {str(item.instance_id) for item in self.nvml.gpu_instances(
+            self.device(), 19)}
+        self.assertEqual(dict.fromkeys(ids, 9856 << 20), memory)
+        self.assertFalse({Q.UTILIZATION, Q.MEMORY_UTILIZATION,
+                          Q.REMAPPED_ROWS} & {key[0] for key in found})
+        # Before Hopper the links' errors come as sums, and their state from
+        # a call for each.
+        self.assertEqual(0, found[Q.LINK_ERRORS, 'crc_flit'])
+        self.assertEqual(1, found[Q.LINK_UP, '0'])
+
+    def test_what_this_user_may_not_see_is_left_out(self):
+        self.machine.faults.fail('nvmlDeviceGetMemoryInfo',
+                                 pynvml.NVML_ERROR_NO_PERMISSION, times=1)
+        found = {key[0] for key in self.values()}
+        self.assertNotIn(Q.MEMORY, found)
+        self.assertIn(Q.INSTANCE_MEMORY, found)
+
+    def test_an_instance_that_goes_away_meanwhile(self):
+        self.machine.faults.fail('nvmlDeviceGetGpuInstanceId',
+                                 pynvml.NVML_ERROR_INVALID_ARGUMENT, times=1)
+        self.assertEqual(1, sum(key[0] is Q.INSTANCE_MEMORY
+                                for key in self.values()))
+
+    def test_without_mig_mode_there_is_utilization_again(self):
+        self.values()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.nvml.reset()
+        self.nvml.set_mig_mode(self.device(), False)
+        self.nvml.reset()
+        self.machine.reset_gpu(str(self.first))
+        self.assertIn((Q.UTILIZATION,), self.values())
+
+    def test_a_reset_ends_a_handle_and_the_next_sample_has_another(self):
+        self.values()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.assertRaises(exception.NvmlError, self.sample)
+        self.assertIn((Q.TEMPERATURE,), self.values())
+
+
+class VgpuTest(_Case):
+
+    MACHINE = 't4x4'
+
+    def setUp(self):
+        super().setUp()
+        self.platform.sysfs.write(
+            _MDEV, 'class', 'mdev_bus', str(self.first),
+            'mdev_supported_types', 'nvidia-230', 'create')
+
+    def start(self, vm):
+        self.machine.start_guest(_MDEV, vm)
+        self.machine.work_vgpu(_MDEV, 5000, (50, 25, 0, 10))
+
+    def test_a_vgpu_of_a_server(self):
+        self.assertEqual((), self.sample().vgpus)
+        self.start(_SERVER)
+        sample = self.sample()
+        (vgpu,) = sample.vgpus
+        self.assertEqual((_MDEV, _SERVER, None),
+                         (vgpu.mdev, vgpu.server, vgpu.instance_id))
+        self.assertEqual(
+            {Q.VGPU_UTILIZATION: 0.5, Q.VGPU_MEMORY_UTILIZATION: 0.25,
+             Q.VGPU_ENCODER_UTILIZATION: 0, Q.VGPU_DECODER_UTILIZATION: 0.1,
+             # More than pynvml has room for.
+             Q.VGPU_FRAMEBUFFER_USED: 5000 << 20},
+            {item.quantity: item.value for item in sample.values
+             if item.labels == vgpu.labels})
+        self.machine.stop_guest(_MDEV)
+        self.assertEqual((), self.sample().vgpus)
+
+    def test_a_hypervisor_that_knows_no_uuid(self):
+        self.start('12')
+        self.assertEqual('', self.sample().vgpus[0].server)
+
+    def test_what_is_no_uuid_is_no_server(self):
+        self.start('../../etc')
+        self.assertEqual('', self.sample().vgpus[0].server)

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""libvirt's XML of domains."""
+
+import uuid
+
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import domain
+
+SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+PROJECT = 'b9a2c1f04d6e4f5f8a7c6b5d4e3f2a10'
+MDEV = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+NAMESPACE = 'http://openstack.org/xmlns/libvirt/nova/1.1'
+
+
+def xml(server=SERVER, project=PROJECT, flavor='gpu.small', devices=(),
+        namespace=NAMESPACE):
+    """A domain as Nova makes it.
+
+    :param devices: UUIDs of mdevs and addresses of PCI functions.
+    """
+    return f"""<domain type='kvm' id='1'>
+  <name>instance-00000001</name>
+  <uuid>{server}</uuid>
+  <metadata>
+    <nova:instance xmlns:nova='{namespace}'>
+      <nova:name>one</nova:name>
+      <nova:flavor name='{flavor}' id='1'><nova:memory>64</nova:memory>
+      </nova:flavor>
+      <nova:owner>
+        <nova:user uuid='3c1d'>user1</nova:user>
+        <nova:project uuid='{project}'>project1</nova:project>
+      </nova:owner>
+    </nova:instance>
+  </metadata>
+  <devices>
+    <disk type='file' device='disk'><source file='/x'/>
+      <address type='pci' domain='0x0000' bus='0x04' slot='0x00'
+        function='0x0'/></disk>
+    {''.join(map(_hostdev, devices))}
+  </devices>
+</domain>
+"""
+
+
+def _hostdev(device):
+    try:
+        source = f"<address uuid='{uuid.UUID(device)}'/>"
+    except ValueError:
+        where, bus, rest = device.split(':')
+        slot, _, function = rest.partition('.')
+        source = (f"<address domain='0x{where}' bus='0x{bus}' slot='0x{slot}'"
+                  f" function='0x{function}'/>")
+    return (f"<hostdev mode='subsystem'><source>{source}</source>"
+            "<address type='pci' domain='0x0000' bus='0x05' slot='0x00' "
+            "function='0x0'/></hostdev>")
+
+
+class DomainTest(base.BaseTestCase):
+
+    def test_a_server_with_devices_of_the_host(self):
+        self.assertEqual(
+            domain.Domain(SERVER, PROJECT, 'gpu.small',
+                          frozenset({MDEV, '0000:41:00.4'})),
+            domain.parse(xml(devices=(MDEV, '0000:41:00.4'))))
+
+    def test_a_virtual_machine_that_nova_did_not_make(self):
+        found = domain.parse(xml(namespace='http://example.org/1.1'))
+        self.assertEqual((SERVER, '', ''),
+                         (found.uuid, found.project, found.flavor))
+
+    def test_what_is_no_id_of_a_project_is_none(self):
+        self.assertEqual('', domain.parse(xml(project='../x')).project)
+        self.assertEqual('', domain.parse(xml(project='x' * 65)).project)
+
+    def test_a_device_without_an_address(self):
+        text = xml(devices=('0000:41:00.4',)).replace("bus='0x41'", '')
+        self.assertEqual(frozenset(), domain.parse(text).devices)
+
+    def test_what_is_no_domain_is_refused(self):
+        for text in ('', '<domain>', '<domain/>', xml(server='one'),
+                     '<a>' + 'x' * (5 << 20) + '</a>'):
+            self.assertRaises(ValueError, domain.parse, text)
+
+    def test_entities_are_refused(self):
+        bomb = ('<!DOCTYPE d [<!ENTITY a "x"><!ENTITY b "&a;&a;">]>'
+                + xml(flavor='&b;'))
+        error = self.assertRaises(ValueError, domain.parse, bomb)
+        self.assertIn('document type', str(error))

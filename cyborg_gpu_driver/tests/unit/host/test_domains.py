@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Virtual machines of a simulated host, and a libvirt in trouble."""
+
+import errno
+import threading
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.simulator import libvirt
+from cyborg_gpu_driver.tests.unit.host import base
+from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
+
+_OTHER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a12'
+
+
+class DomainReaderTest(base.SimulatedTestCase):
+
+    MACHINE = 't4x4'
+
+    def setUp(self):
+        super().setUp()
+        self.domains = domains.DomainReader(self.platform.libvirt)
+        self.machine.define_domain(test_domain.SERVER, test_domain.xml())
+
+    def test_what_is_there(self):
+        self.machine.define_domain(_OTHER, 'no XML')
+        self.assertEqual([test_domain.SERVER],
+                         [item.uuid for item in self.domains.read()])
+        self.machine.undefine_domain(test_domain.SERVER)
+        self.assertEqual((), self.domains.read())
+
+    def test_a_domain_that_goes_away_meanwhile(self):
+        class Connection(libvirt.Connection):
+            """Has one domain less once they are listed."""
+
+            def listAllDomains(self, flags):
+                found = super().listAllDomains(flags)
+                self._machine.undefine_domain(_OTHER)
+                return found
+
+        self.machine.define_domain(_OTHER, test_domain.xml(_OTHER))
+        reader = domains.DomainReader(lambda: Connection(self.machine))
+        self.assertEqual([test_domain.SERVER],
+                         [item.uuid for item in reader.read()])
+
+    def test_libvirt_refuses(self):
+        self.machine.faults.fail('libvirt', errno.ECONNREFUSED)
+        error = self.assertRaises(exception.LibvirtFailed, self.domains.read)
+        self.assertIn('Connection refused', str(error))
+        self.assertEqual(1, len(self.domains.read()))
+
+    def test_libvirt_hangs(self):
+        answers = threading.Event()
+        self.addCleanup(self._answered, answers)
+        self.machine.faults.delay('libvirt', 30, answers.wait)
+        reader = domains.DomainReader(self.platform.libvirt, 0.1)
+        for _ in range(2):
+            error = self.assertRaises(exception.LibvirtFailed, reader.read)
+            self.assertIn('listAllDomains did not return', str(error))
+
+    def _answered(self, answers):
+        """Let it answer, and come back when it has."""
+        answers.set()
+        call = deadline._workers['libvirt']._late[0]
+        call.wait(30)
+        call.ended.release()
+        deadline.run('libvirt', 30, 'nothing', int)
+
+    def test_there_is_no_such_module(self):
+        reader = domains.DomainReader(domains.connect)
+        self.assertRaises(exception.LibvirtFailed, reader.read)

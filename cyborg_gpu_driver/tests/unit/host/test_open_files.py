@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Who has a file locked."""
+
+import os
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import open_files
+
+_FILE = '08:01:131'
+_LINES = f"""\
+1: POSIX  ADVISORY  WRITE 4711 {_FILE} 0 EOF
+1: -> POSIX  ADVISORY  WRITE 4712 {_FILE} 0 EOF
+2: FLOCK  ADVISORY  WRITE 4713 {_FILE} 0 EOF
+3: POSIX  ADVISORY  READ  4714 08:01:132 0 EOF
+4: POSIX  ADVISORY  READ  -1 {_FILE} 0 EOF
+5: POSIX  ADVISORY  READ  17 {_FILE} 0 EOF
+"""
+
+
+class LockHoldersTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.proc = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.proc, 'locks')
+
+    def holders(self, kind='POSIX', file=_FILE):
+        return open_files.lock_holders(kind, file.__eq__, self.proc)
+
+    def write(self, text):
+        with open(self.path, 'w', encoding='ascii') as stream:
+            stream.write(text)
+
+    def test_of_one_kind_and_file(self):
+        self.write(_LINES)
+        self.assertEqual((17, 4711), self.holders())
+        self.assertEqual((4713,), self.holders('FLOCK'))
+        self.assertEqual((), self.holders(file='08:01:133'))
+
+    def test_what_cannot_be_read(self):
+        self.assertEqual((), self.holders())
+        self.write('what is this\n1: POSIX\n')
+        self.assertEqual((), self.holders())
+
+    def test_a_line_that_was_missed(self):
+        os.mkfifo(self.path)
+        thread = threading.Thread(
+            target=lambda: [self.write(text) for text in ('', _LINES)],
+            daemon=True)
+        thread.start()
+        self.assertEqual((17, 4711), self.holders())
+        thread.join()

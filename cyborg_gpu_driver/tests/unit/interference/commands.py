@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Applications for tests: scripts that leave traces in a directory."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import select
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.interference import applications
+
+
+class CommandsCase(base.BaseTestCase):
+    """Has a directory in which scripts write."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        self.log = self.directory / 'log'
+
+    def script(self, name, text, codes=()):
+        """A shell script with ``$D`` for the directory."""
+        return applications.Application(
+            name, ('sh', '-c', f'D={self.directory}; {text}'),
+            frozenset(codes))
+
+    def logging(self, name, text='true'):
+        """A script that first writes its name."""
+        return self.script(name, f'echo {name} >> $D/log; {text}')
+
+    def logged(self):
+        return self.log.read_text().split() if self.log.exists() else []
+
+    def pids(self):
+        """Processes that scripts wrote, as ``echo $$ >> $D/pids``."""
+        return [int(word) for word in
+                (self.directory / 'pids').read_text().split()]
+
+    def assert_ended(self, pids):
+        """Each has ended, or is just being killed."""
+        for pid in pids:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            try:
+                self.assertTrue(poll.poll(60000), f'{pid} runs')
+            finally:
+                os.close(descriptor)

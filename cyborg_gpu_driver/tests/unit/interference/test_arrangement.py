@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which application runs on which GPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+from oslotest import base
+
+from cyborg_gpu_driver.interference import arrangement
+from cyborg_gpu_driver.interference import prediction
+
+Job = prediction.Job
+
+
+def random_case(number, jobs):
+    """Slowdowns of four applications and some jobs, the same each time."""
+    generator = random.Random(number)
+    predictor = prediction.Predictor({name: {
+        other: None if generator.random() < 0.1
+        else 1 + 2 * generator.random() for other in 'abcd'}
+        for name in 'abcd'})
+    return predictor, [Job(generator.choice('abcd'), generator.uniform(1, 9))
+                       for _ in range(jobs)]
+
+
+def least(predictor, jobs, gpus):
+    """The least makespan of all placements, one by one."""
+    return min(max(predictor.makespan(
+        [job for job, where in zip(jobs, places, strict=True)
+         if where == gpu]) for gpu in range(gpus))
+        for places in itertools.product(range(gpus), repeat=len(jobs)))
+
+
+class CompareTest(base.BaseTestCase):
+
+    def compare(self, jobs, gpus, predictor):
+        found = arrangement.compare(jobs, gpus, predictor)
+        self.assertEqual(['predicted', 'pack', 'spread'],
+                         [plan.name for plan in found])
+        for plan in found:
+            self.assertEqual(gpus, len(plan.groups))
+            self.assertCountEqual(jobs, itertools.chain(*plan.groups))
+            self.assertLessEqual(found[0].makespan, plan.makespan)
+        return found
+
+    def test_a_few_are_placed_in_the_best_way(self):
+        for number, gpus in itertools.product(range(8), (1, 2, 3)):
+            predictor, jobs = random_case(number, 5)
+            found = self.compare(jobs, gpus, predictor)[0]
+            self.assertAlmostEqual(least(predictor, jobs, gpus),
+                                   found.makespan)
+            self.assertTrue(found.is_best)
+
+    def test_bound_of_many(self):
+        for number in range(8):
+            predictor, jobs = random_case(number, 5)
+            self.assertLessEqual(
+                arrangement.lower_bound(jobs, 2, predictor),
+                least(predictor, jobs, 2))
+
+    def test_many(self):
+        predictor = prediction.Predictor({
+            'a': {'a': 3.0, 'b': 1.0}, 'b': {'a': 1.0, 'b': 3.0}})
+        jobs = [Job(name, 10) for name in 'ab'] * 6
+        found = self.compare(jobs, 12, predictor)
+        self.assertEqual(10, found[0].makespan)
+        self.assertTrue(found[0].is_best)
+        found = self.compare(jobs, 6, predictor)
+        self.assertEqual({'a', 'b'}, {
+            job.application for job in found[0].groups[0]})
+        self.assertEqual(10, found[0].bound)
+        self.assertEqual(10, found[0].makespan)
+
+    def test_more_gpus_than_jobs(self):
+        found = self.compare([Job('a', 3)], 3, prediction.Predictor({}))
+        self.assertEqual([3, 3, 3], [plan.makespan for plan in found])
+
+    def test_nothing_fits(self):
+        predictor = prediction.Predictor({'a': {'a': None}})
+        for count in 2, 11:
+            found = self.compare([Job('a', 1)] * count, 1, predictor)
+            self.assertEqual(math.inf, found[0].makespan)
+
+
+class WaysTest(base.BaseTestCase):
+    """Memory in MiB and run times as in the founding measurements."""
+
+    lammps, gromacs, training, assembly = jobs = (
+        Job('lammps', 3060, 8300), Job('gromacs', 2080, 600),
+        Job('training', 83, 3500), Job('assembly', 800, 5300))
+    predictor = prediction.Predictor({}, memory_mib=12000)
+
+    def test_pack(self):
+        self.assertEqual(
+            ((self.lammps, self.training), (self.lammps, self.training),
+             (self.assembly, self.assembly, self.gromacs, self.gromacs), ()),
+            arrangement.pack(self.jobs * 2, 4, self.predictor))
+
+    def test_pack_without_memory(self):
+        jobs = [Job('a', 1), Job('b', 2)]
+        self.assertEqual(
+            ((*jobs,), ()),
+            arrangement.pack(jobs, 2, prediction.Predictor({})))
+
+    def test_spread(self):
+        five, four, three, two = jobs = [
+            Job('a', seconds) for seconds in (5, 4, 3, 2)]
+        self.assertEqual(
+            ((five, two), (four, three)),
+            arrangement.spread(jobs, 2, prediction.Predictor({})))

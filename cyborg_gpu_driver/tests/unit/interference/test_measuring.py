@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A measurement of small real commands, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import measuring
+from cyborg_gpu_driver.interference import results
+from cyborg_gpu_driver.tests.unit.interference import commands
+
+Outcome = results.Outcome
+
+
+class MeasureTest(commands.CommandsCase):
+
+    machine = measuring.Machine(600.0)
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.directory / 'results.json'
+
+    def measure(self, *found, repeats=1, warmups=0, machine=None):
+        self.found = results.Results(found, repeats, warmups)
+        self.go_on(machine)
+
+    def go_on(self, machine=None):
+        self.steps = []
+        measuring.measure(self.found, machine or self.machine,
+                          str(self.path), self.steps.append)
+
+    def written(self):
+        return results.parse(self.path.read_text(), 'file')
+
+    def test_runs_of_each_step(self):
+        self.measure(self.logging('a'), self.logging('b'), repeats=2,
+                     warmups=1)
+        self.assertEqual(self.found.steps(), self.steps)
+        self.assertEqual(['a'] * 3 + ['b'] * 3, self.logged()[:6])
+        self.assertEqual({'a', 'b'}, set(self.logged()[6:]))
+        for runs in self.found.runs.values():
+            self.assertEqual(2, len(runs.seconds))
+        self.assertEqual({step: runs.outcome for step, runs
+                          in self.written().runs.items()},
+                         dict.fromkeys(self.steps, Outcome.MEASURED))
+
+    def test_results_are_kept_after_each_step(self):
+        def fail(step):
+            if step == ('a', 'a'):
+                raise KeyboardInterrupt
+
+        self.found = results.Results([self.logging('a')], 1, 0)
+        self.assertRaises(KeyboardInterrupt, measuring.measure, self.found,
+                          self.machine, str(self.path), fail)
+        self.found = self.written()
+        self.assertEqual([('a', None)], list(self.found.runs))
+        self.go_on()
+        self.assertEqual([('a', 'a')], self.steps)
+        self.assertEqual([], self.written().open_steps())
+        self.go_on()
+        self.assertEqual([], self.steps)
+
+    def test_failure_alone_ends_it(self):
+        error = self.assertRaises(
+            exception.InvalidValue, self.measure,
+            self.script('a', 'echo no >&2; exit 9'), self.logging('b'))
+        self.assertIn('a: exit code 9: no', str(error))
+        self.assertEqual([], self.logged())
+        self.assertEqual([('a', None), ('b', None)],
+                         self.written().open_steps()[:2])
+
+    def measure_then_fail(self, codes=(), machine=None):
+        """All succeeds; then the pair has to be measured again, and fails."""
+        self.measure(self.script('a', '[ ! -e $D/fail ] || exit 7', codes),
+                     machine=machine)
+        (self.directory / 'fail').touch()
+        self.fail_again(machine)
+
+    def fail_again(self, machine):
+        del self.found.runs['a', 'a']
+        self.go_on(machine)
+        return self.found.runs['a', 'a'].outcome
+
+    def test_pair_that_fails(self):
+        self.measure_then_fail()
+        self.assertEqual([('a', 'a')], self.written().open_steps())
+        self.assertEqual({}, self.written().slowdowns())
+
+    def test_pair_that_runs_out_of_memory(self):
+        self.measure_then_fail([7])
+        self.assertEqual([], self.written().open_steps())
+        self.assertEqual({'a': {'a': None}}, self.written().slowdowns())
+
+    def test_gpu_that_is_too_small(self):
+        machine = measuring.Machine(600.0, lambda _pids: 6 << 20, 11)
+        self.measure_then_fail(machine=machine)
+        self.assertEqual(6, self.found.runs['a', None].gpu_memory_mib)
+        self.assertEqual(Outcome.OUT_OF_MEMORY,
+                         self.found.runs['a', 'a'].outcome)
+        self.assertEqual(Outcome.FAILED, self.fail_again(
+            dataclasses.replace(machine, gpu_memory_mib=12)))
+
+    def test_pair_that_takes_too_long(self):
+        self.measure(self.script('a', '[ ! -e $D/stop ] || sleep 600'))
+        (self.directory / 'stop').touch()
+        del self.found.runs['a', 'a']
+        self.go_on(measuring.Machine(0.2))
+        self.assertEqual(Outcome.TIMED_OUT,
+                         self.found.runs['a', 'a'].outcome)
+        self.assertEqual({}, self.written().slowdowns())
+
+    def test_new_file_is_as_readable_as_others(self):
+        self.measure(self.script('a', 'true'))
+        (self.directory / 'other').touch()
+        self.assertEqual(
+            stat.S_IMODE((self.directory / 'other').stat().st_mode),
+            stat.S_IMODE(self.path.stat().st_mode))
+        self.assertEqual(
+            {'other', 'results.json'},
+            {path.name for path in self.directory.iterdir()})
+
+    def test_file_that_cannot_be_written(self):
+        self.path = self.directory / 'none' / 'results.json'
+        error = self.assertRaises(exception.InvalidValue, self.measure,
+                                  self.script('a', 'true'))
+        self.assertIn(str(self.path), str(error))

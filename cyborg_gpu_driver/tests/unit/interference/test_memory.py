@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How much memory processes use."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.interference import memory
+from cyborg_gpu_driver.tests.unit.host import base as host_base
+
+_PAGE = os.sysconf('SC_PAGE_SIZE')
+
+
+class ProcTest(base.BaseTestCase):
+    """A /proc of our own."""
+
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+
+    def write(self, path, text):
+        path = self.root / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def test_tree(self):
+        self.write('10/task/10/children', '11 12 ')
+        self.write('10/task/15/children', '13 ')
+        self.write('11/task/11/children', '14 ')
+        self.assertEqual({10, 11, 12, 13, 14},
+                         memory.tree(10, str(self.root)))
+
+    def test_resident(self):
+        self.write('10/statm', '900 3 1 1 0 1 0\n')
+        self.write('11/statm', '800 4 1 1 0 1 0\n')
+        self.write('12/statm', '')
+        self.assertEqual(7 * _PAGE, memory.resident(
+            {10, 11, 12, 13}, str(self.root)))
+
+    def test_kills_of_the_machine(self):
+        self.write('vmstat', 'nr_free_pages 5\noom_kill 3\n')
+        self.assertEqual((3,), self.kills())
+
+    def test_kills_of_the_cgroup(self):
+        self.write('self/cgroup', '1:name=systemd:/x\n0::/user.slice/a\n')
+        self.write('cgroup/user.slice/a/memory.events',
+                   'oom 5\noom_kill 2\noom_group_kill 0\n')
+        self.assertEqual((2,), self.kills())
+
+    def test_kills_are_unknown(self):
+        self.assertEqual((), self.kills())
+
+    def kills(self):
+        return memory.oom_kills(str(self.root), str(self.root / 'cgroup'))
+
+
+class PeakTest(base.BaseTestCase):
+
+    def test_the_most_counts(self):
+        values, seen = [3 << 20, (5 << 20) + 1, None, 1 << 20], \
+            threading.Event()
+
+        def used(pids):
+            self.assertIn(os.getpid(), pids)
+            if len(values) == 1:
+                seen.set()
+                return values[0]
+            return values.pop(0)
+
+        with memory.Peak(os.getpid(), used) as peak:
+            self.assertTrue(seen.wait(60))
+        self.assertEqual(6, peak.gpu_memory_mib)
+        self.assertGreater(peak.memory_mib, 5)
+
+    def test_what_is_inherited_does_not_count(self):
+        peak = memory.Peak(os.getpid(), lambda _pids: None)
+        peak.add(1 << 20)
+        self.assertEqual((0, None), (peak.memory_mib, peak.gpu_memory_mib))
+        peak.add(1 << 50)
+        self.assertEqual(1 << 30, peak.memory_mib)
+
+
+class GpuMemoryTest(host_base.SimulatedTestCase):
+    """What NVML tells of processes, on a simulated host."""
+
+    def test_sum_of_the_gpus(self):
+        self.machine.add_process(str(self.first), 5)
+        self.machine.add_process(str(self.addresses[1]), 5)
+        self.machine.add_process(str(self.first), 6)
+        self.assertEqual(2 << 28, self.used({5, 7}))
+        self.assertEqual(3 << 28, self.used({5, 6}))
+
+    def test_processes_without_a_gpu(self):
+        self.assertIsNone(self.used({5}))
+
+    def test_smallest_gpu(self):
+        self.assertEqual(80 << 30, nvml_process.smallest(
+            self.nvml, self.addresses))
+        self.assertIsNone(nvml_process.smallest(self.nvml, []))
+
+    def used(self, pids):
+        return nvml_process.memory(self.nvml, self.addresses, pids)

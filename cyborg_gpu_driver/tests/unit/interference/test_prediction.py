@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Predicted run times on one GPU."""
+
+from __future__ import annotations
+
+import math
+
+from oslotest import base
+
+from cyborg_gpu_driver.interference import prediction
+
+Job = prediction.Job
+
+
+class PredictorTest(base.BaseTestCase):
+
+    predictor = prediction.Predictor({
+        'a': {'a': 1.0, 'b': 2.0, 'c': 1.5},
+        'b': {'a': 1.5, 'b': None, 'c': 0.9},
+        'c': {'a': 1.25, 'b': 1.0, 'c': 1.0}})
+
+    def test_alone(self):
+        self.assertEqual([1.0], self.predictor.slowdowns([Job('a', 10)]))
+        self.assertEqual([10.0], self.predictor.ends([Job('a', 10)]))
+        self.assertEqual([], self.predictor.ends([]))
+        self.assertEqual(0.0, self.predictor.makespan([]))
+
+    def test_each_neighbour_adds_its_share(self):
+        jobs = [Job('a', 1), Job('b', 1), Job('c', 1)]
+        self.assertEqual([2.5, 1.5, 1.25], self.predictor.slowdowns(jobs))
+
+    def test_who_is_left_goes_on_faster(self):
+        # After 15 s, b has ended and a has done half of its 15 s.
+        self.assertEqual([22.5, 15.0], self.predictor.ends(
+            [Job('a', 15), Job('b', 10)]))
+
+    def test_all_end_at_the_same_time(self):
+        self.assertEqual([10.0, 10.0], self.predictor.ends(
+            [Job('a', 10), Job('a', 10)]))
+
+    def test_two_that_do_not_fit(self):
+        jobs = [Job('b', 1), Job('b', 1)]
+        self.assertEqual([math.inf] * 2, self.predictor.ends(jobs))
+        self.assertEqual(math.inf, self.predictor.makespan(
+            [*jobs, Job('a', 1)]))
+
+    def test_memory_of_more_than_two(self):
+        predictor = prediction.Predictor({}, memory_mib=12)
+        jobs = [Job('a', 1, 5)] * 3
+        self.assertEqual([1.0, 1.0], predictor.ends(jobs[:2]))
+        self.assertEqual([math.inf] * 3, predictor.ends(jobs))
+
+    def test_a_slowdown_below_1_is_noise(self):
+        self.assertEqual([1.0, 1.0], self.predictor.slowdowns(
+            [Job('b', 1), Job('c', 1)]))
+
+    def test_what_was_not_measured_counts_as_the_mean(self):
+        predictor = prediction.Predictor({'a': {'a': 1.0, 'b': 2.0}})
+        self.assertEqual(1.5, predictor.slowdowns(
+            [Job('b', 1), Job('a', 1)])[0])

@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Runs of real commands."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import applications
+from cyborg_gpu_driver.interference import process
+from cyborg_gpu_driver.interference import results
+from cyborg_gpu_driver.tests.unit.interference import commands
+
+Outcome = results.Outcome
+_FOREVER = 600.0
+
+
+class RunCase(commands.CommandsCase):
+
+    def run_one(self, application, companion=None, timeout=_FOREVER,
+                endings=None):
+        return process.run(application, companion, timeout,
+                           lambda _pids: None, endings)
+
+
+class RunTest(RunCase):
+
+    def outcome(self, text, codes=()):
+        return self.run_one(self.script('a', text, codes)).outcome
+
+    def test_success(self):
+        found = self.run_one(self.script('a', 'true'))
+        self.assertEqual(Outcome.MEASURED, found.outcome)
+        self.assertGreater(found.seconds[0], 0)
+        self.assertEqual('', found.problem)
+
+    def test_memory_of_all_processes(self):
+        # The kernel's number of a short process means something only above
+        # that of this one.
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        size = own + (64 << 20)
+        found = self.run_one(self.script(
+            'a', f'{sys.executable} -c "b = bytearray({size}); '
+            'b[::4096] = b[::4096]"'))
+        self.assertGreaterEqual(found.memory_mib, size >> 20)
+
+    def test_failure_has_the_last_complaint(self):
+        found = self.run_one(self.script(
+            'a', 'echo one >&2; echo two >&2; echo >&2; exit 3'))
+        self.assertEqual((Outcome.FAILED, 'a: exit code 3: two', ()),
+                         (found.outcome, found.problem, found.seconds))
+
+    def test_exit_codes_of_out_of_memory(self):
+        self.assertEqual(Outcome.OUT_OF_MEMORY, self.outcome('exit 77', [77]))
+        self.assertEqual(Outcome.FAILED, self.outcome('exit 78', [77]))
+
+    def test_killed_without_lack_of_memory(self):
+        self.assertEqual(Outcome.FAILED, self.outcome('kill -9 $$'))
+
+    def test_killed_for_lack_of_memory(self):
+        # By itself, and as a shell tells of its command.
+        for text in 'kill -9 $$', 'sh -c "kill -9 \\$\\$"; exit $?':
+            counts = iter([(5,), (6,)])
+            with process.Child(self.script('a', text),
+                               lambda counts=counts: next(counts)) as child:
+                process.wait([child], time.monotonic() + _FOREVER)
+                child.ended()
+            self.assertEqual(Outcome.OUT_OF_MEMORY, child.outcome)
+
+    def test_program_that_is_missing(self):
+        error = self.assertRaises(
+            exception.InvalidValue, self.run_one,
+            applications.Application('a', (f'{self.directory}/none',)))
+        self.assertIn('command of a', str(error))
+
+    def test_timeout(self):
+        found = self.run_one(self.script(
+            'a', 'mkfifo $D/f; read x < $D/f'), timeout=0.1)
+        self.assertEqual(Outcome.TIMED_OUT, found.outcome)
+        self.assertIn('0.1 s', found.problem)
+
+    def test_stop_ends_the_whole_group(self):
+        os.mkfifo(self.directory / 'ready')
+        with process.Child(self.script(
+                'a', 'mkfifo $D/f; echo $$ >> $D/pids; '
+                'sh -c \'trap "" TERM; echo $$ >> $0/pids; : > $0/ready; '
+                "read x < $0/f' $D & read x < $D/f")) as child:
+            (self.directory / 'ready').read_text()
+        self.assertEqual(2, len(self.pids()))
+        self.assert_ended(self.pids())
+        self.assertEqual(Outcome.FAILED, child.outcome)
+
+    def test_what_a_command_leaves_is_ended(self):
+        self.run_one(self.script(
+            'a', "mkfifo $D/f; sh -c 'echo $$ >> $0/pids; : > $0/f; "
+            "read x < $0/f' $D & read x < $D/f; true"))
+        self.assert_ended(self.pids())
+
+    def test_companion_is_started_again(self):
+        # The measured one waits for the third run of the other.
+        with process.Repeated(self.logging('b')) as companion:
+            found = self.run_one(self.script(
+                'a', 'until [ "$(grep -c b $D/log)" -ge 3 ]; do :; done'),
+                companion)
+        self.assertEqual(Outcome.MEASURED, found.outcome)
+
+    def test_companion_that_fails(self):
+        forever = self.script('a', 'mkfifo $D/f; read x < $D/f')
+        for text, outcome in ('exit 4', Outcome.FAILED), (
+                'exit 5', Outcome.OUT_OF_MEMORY):
+            with process.Repeated(self.script('b', text, [5])) as companion:
+                found = self.run_one(forever, companion)
+            self.assertEqual(outcome, found.outcome)
+            self.assertIn('b: exit code', found.problem)
+
+    def test_companion_ends_with_the_block(self):
+        with process.Repeated(self.script(
+                'b', 'echo $$ >> $D/pids; mkfifo $D/f; cat $D/f; cat $D/f'
+        )) as companion:
+            self.run_one(self.script(
+                'a', 'until [ -p $D/f ]; do :; done; : > $D/f'), companion)
+        self.assert_ended(self.pids())
+
+
+class EndingsTest(RunCase):
+
+    def check(self, number, error):
+        """A command that ends us."""
+        before = signal.default_int_handler
+        # Whoever runs the tests may ignore it (nohup).
+        self.addCleanup(signal.signal, number, signal.signal(number, before))
+        with process.Endings() as endings:
+            found = self.assertRaises(error, self.run_one, self.script(
+                'a', f'echo $$ >> $D/pids; mkfifo $D/f; '
+                f'kill -{int(number)} {os.getpid()}; read x < $D/f'),
+                endings=endings)
+        self.assert_ended(self.pids())
+        self.assertEqual(before, signal.getsignal(number))
+        return found
+
+    def test_ctrl_c(self):
+        self.check(signal.SIGINT, KeyboardInterrupt)
+
+    def test_other_signals(self):
+        self.assertEqual(128 + signal.SIGTERM,
+                         self.check(signal.SIGTERM, SystemExit).code)
+        self.assertEqual(128 + signal.SIGHUP,
+                         self.check(signal.SIGHUP, SystemExit).code)
+
+    def test_ignored_signal_stays_ignored(self):
+        self.addCleanup(signal.signal, signal.SIGHUP,
+                        signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        with process.Endings() as endings:
+            found = self.run_one(self.script(
+                'a', f'kill -1 {os.getpid()}'), endings=endings)
+        self.assertEqual(Outcome.MEASURED, found.outcome)

@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The file with measured slowdowns."""
+
+from __future__ import annotations
+
+import json
+
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import applications
+from cyborg_gpu_driver.interference import results
+from cyborg_gpu_driver.nova.weighing import interference
+
+load_tests = testscenarios.load_tests_apply_scenarios
+Outcome = results.Outcome
+Runs = results.Runs
+
+
+def measured():
+    """Two applications, one of each outcome."""
+    return results.Results(
+        [applications.Application(name, ('true',)) for name in 'ab'], 3, 0, {
+            ('a', None): Runs(seconds=(1.0, 9.0, 2.0), memory_mib=5),
+            ('b', None): Runs(seconds=(4.0,), gpu_memory_mib=7),
+            ('a', 'a'): Runs(seconds=(3.0,)),
+            ('a', 'b'): Runs(Outcome.OUT_OF_MEMORY, problem='exit code 2'),
+            ('b', 'a'): Runs(Outcome.FAILED, problem='exit code 1'),
+            ('b', 'b'): Runs(seconds=(4001.0,))})
+
+
+class ResultsTest(base.BaseTestCase):
+
+    def test_slowdown_is_the_ratio_of_medians(self):
+        self.assertEqual({'a': {'a': 1.5, 'b': None}},
+                         measured().slowdowns())
+        self.assertEqual(1000.25, measured().ratio('b', 'b'))
+
+    def test_nova_reads_the_file(self):
+        matrix = interference.parse(json.loads(measured().dump()))
+        self.assertEqual(1.5, matrix.slowdown('a', ['a']))
+        self.assertEqual(float('inf'), matrix.slowdown('a', ['b']))
+
+    def test_what_is_written_is_read(self):
+        found = results.parse(measured().dump(), 'file')
+        self.assertEqual(measured().runs, found.runs)
+        self.assertEqual(measured().slowdowns(), found.slowdowns())
+        self.assertTrue(found.describes(measured()))
+        self.assertEqual(measured().dump(), found.dump())
+
+    def test_slowdowns_are_the_same_when_read_again(self):
+        found = measured()
+        found.runs['a', None] = Runs(seconds=(0.000901,))
+        found.runs['a', 'a'] = Runs(seconds=(0.004849,))
+        self.assertEqual(5.3818, found.slowdowns()['a']['a'])
+        self.assertEqual(found.slowdowns(), results.parse(
+            found.dump(), 'file').slowdowns())
+
+    def test_file_of_a_person(self):
+        found = results.parse('{"slowdown": {"a": {"b": null}}}', 'file')
+        self.assertEqual({'a': {'b': None}}, found.slowdowns())
+
+    def test_failures_are_tried_again(self):
+        self.assertEqual([('b', 'a')], measured().open_steps())
+
+    def test_steps_begin_with_each_alone(self):
+        found = results.Results(measured().applications)
+        self.assertEqual(
+            [('a', None), ('b', None), ('a', 'a'), ('a', 'b'), ('b', 'a'),
+             ('b', 'b')], found.steps())
+        self.assertEqual(found.steps(), found.open_steps())
+
+
+class DifferenceTest(base.BaseTestCase):
+
+    scenarios = [
+        ('command', {'other': results.Results(
+            [applications.Application('a', ('false',)),
+             applications.Application('b', ('true',))], 3, 0)}),
+        ('applications', {'other': results.Results(
+            measured().applications[:1], 3, 0)}),
+        ('repeats', {'other': results.Results(
+            measured().applications, 2, 0)}),
+        ('warm-ups', {'other': results.Results(
+            measured().applications, 3, 1)})]
+
+    def test_is_seen(self):
+        self.assertFalse(measured().describes(self.other))
+
+
+class WrongFileTest(base.BaseTestCase):
+
+    scenarios = [(str(change), {'change': change}) for change in (
+        {'slowdown': 1}, {'slowdown': {'a': {'b': 0}}}, {'kind': 'other'},
+        {'version': 2}, {'repeats': 0}, {'applications': {'a': {}}},
+        {'alone': {'a': {'seconds': [0]}}},
+        {'pairs': {'a': {'b': {'seconds': 1}}}},
+        {'pairs': {'a': {'b': {'seconds': [], 'outcome': 'well'}}}})]
+
+    def test_error_names_the_file(self):
+        document = {**json.loads(measured().dump()), **self.change}
+        error = self.assertRaises(
+            exception.DocumentError, results.parse, json.dumps(document),
+            'results.json')
+        self.assertIn(f'results.json: {next(iter(self.change))}', str(error))

@@ -1,0 +1,339 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the exporter says of an agent's host, without opening a GPU."""
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+
+import fixtures
+import prometheus_client
+import pynvml
+from oslo_config import cfg
+from oslotest import base
+from prometheus_client import parser
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import collect
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.metrics import sampler
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import empty_placement
+
+_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+_ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
+
+_CORDONS = (cordon.Cordon(cordon.Source.CYBORG, 5.0, 'ann', 'a fan'),)
+
+class _Case(base.BaseTestCase):
+
+    machine = 'a30x4'
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+
+    def text(self, hardware=None):
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(collect.Collector(self.state_path, 'host1', '1.2',
+                                            hardware))
+        return prometheus_client.generate_latest(registry)
+
+    def scrape(self):
+        """Samples of a scrape: name to list of (labels, value)."""
+        found = {}
+        for family in parser.text_string_to_metric_families(
+                self.text().decode()):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(
+                    (sample.labels, sample.value))
+        return found
+
+    def one(self, name, **labels):
+        (value,) = [value for found, value
+                    in self.scrape()[definitions.PREFIX + name]
+                    if labels.items() <= found.items()]
+        return value
+
+
+class AgentTest(_Case):
+    """An agent on a simulated host; the exporter reads its files alone."""
+
+    def setUp(self):
+        super().setUp()
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        for name, value in (('simulate', self.machine),
+                            ('state_path', self.state_path),
+                            ('health_events', False)):
+            conf.set_override(name, value, group='gpu')
+        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
+                                 empty_placement.EmptyPlacement)
+        self.devices = self.agent.report()
+        self.addCleanup(pynvml.nvmlLib.machine.uninstall)
+        deployable = self.devices[0].deployables[0]
+        handle = deployable.handles[0]
+        self.asked = (str(handle.address), handle.asked_type,
+                      str(uuid.uuid4()))
+
+    def test_a_bind_and_an_unbind(self):
+        before = time.time()
+        self.agent.bind(*self.asked)
+        found = self.scrape()
+        ((labels, _),) = found['cyborg_gpu_assignment_info']
+        (entry,) = self.agent._journal.entries()
+        self.assertEqual(
+            ('host1', str(entry.gpu), self.asked[2], str(entry.function),
+             str(entry.instance_id), entry.profile, ''),
+            tuple(labels[name] for name in (
+                'Hostname', 'address', 'handle', 'vf', 'GPU_I_ID',
+                'GPU_I_PROFILE', 'server')))
+        self.assertTrue(labels['UUID'].startswith('GPU-'), labels)
+        self.assertLessEqual(before, self.one(
+            'assignment_start_timestamp_seconds'))
+        # A bind writes no more than the records.
+        self.assertEqual(0.0, self.one(
+            'operations_total', operation='bind', result='success'))
+        self.agent.report()
+        self.assertEqual(1.0, self.one(
+            'operations_total', operation='bind', result='success'))
+        self.assertEqual(1.0, self.one(
+            'operation_duration_seconds_count', operation='bind'))
+        self.assertEqual(1.0, self.one(
+            'offer_in_use', address=str(entry.gpu), profile=entry.profile))
+        self.agent.unbind(*self.asked)
+        self.assertNotIn('cyborg_gpu_assignment_info', self.scrape())
+        self.agent.report()
+        self.assertEqual(0.0, self.one(
+            'offer_in_use', address=str(entry.gpu), profile=entry.profile))
+
+    def test_what_is_reserved_is_what_placement_is_told(self):
+        self.agent.bind(*self.asked)
+        self.agent.report()
+        (entry,) = self.agent._journal.entries()
+        inventories = {
+            item.resource_class: item
+            for item in self.agent._node.inventories(entry.gpu)}
+        found = [(labels['resource_class'], value) for labels, value
+                 in self.scrape()['cyborg_gpu_offer_reserved']
+                 if labels['address'] == str(entry.gpu)]
+        self.assertEqual(sorted(
+            (name, float(item.reserved))
+            for name, item in inventories.items()), sorted(found))
+        for name, item in inventories.items():
+            bound = item.resource_class.endswith(
+                entry.profile.upper().replace('.', '_'))
+            self.assertEqual(
+                item.total - item.reserved - bound,
+                self.one('offer_open', address=str(entry.gpu),
+                         resource_class=name), name)
+
+    def test_a_refused_bind_and_a_failed_report(self):
+        self.assertRaises(exception.BindRefused, self.agent.bind,
+                          self.asked[0], 'nvidia-9999', self.asked[2])
+        self.agent.report()
+        self.assertEqual(1.0, self.one(
+            'operations_total', operation='bind', result='refused'))
+        succeeded = self.one('last_report_timestamp_seconds')
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.record.store.Store.check', self._broken))
+        self.assertRaises(exception.JournalUnreadable, self.agent.report)
+        self.assertEqual(1.0, self.one(
+            'operations_total', operation='report', result='error'))
+        self.assertEqual(succeeded,
+                         self.one('last_report_timestamp_seconds'))
+
+    def _broken(self, *_):
+        raise exception.JournalUnreadable(path='x', reason='no')
+
+    def test_whose_a_handle_is(self):
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._journal.entries()
+        claims = reconcile.Claims((reconcile.Claim(
+            entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),))
+        observer = self.agent._observer
+        for _ in range(2):
+            observer.claims(claims)
+            observer.claims(None)
+        observer._write()
+        self.assertEqual(1.0, self.one(
+            'assignment_info', server=_SERVER, arq=_ARQ))
+        self.assertEqual(
+            [{'server': _SERVER, 'arq': _ARQ, 'since': entry.since}],
+            [line.evidence for line in audit.read(self.state_path).records
+             if line.what == 'assigned'])
+
+    def test_xids_are_counted_from_the_start_of_the_agent(self):
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._journal.entries()
+        for number in (13, 79, 79):
+            self.agent._event(health_facts.Event(entry.gpu, number))
+        self.assertNotIn('cyborg_gpu_xid_errors_total', self.scrape())
+        self.agent._observer._write()
+        # XID 13 is an application's fault and no condition of the GPU.
+        self.assertEqual((1.0, 2.0), tuple(
+            self.one('xid_errors_total', address=str(entry.gpu), xid=xid)
+            for xid in ('13', '79')))
+
+    def test_promtool_has_nothing_to_say(self):
+        if shutil.which('promtool') is None:
+            self.skipTest('there is no promtool: see bindep.txt, prometheus')
+        self.agent.bind(*self.asked)
+        platform = self.agent._node.platform
+        hardware = sampler.Sampler(platform, self.state_path)
+        hardware.round()
+        done = subprocess.run(
+            ['promtool', 'check', 'metrics'], input=self.text(hardware),
+            capture_output=True, check=False, timeout=120)
+        self.assertEqual((0, b'', b''),
+                         (done.returncode, done.stdout, done.stderr))
+
+    def test_no_gpu_is_opened(self):
+        expected = self.scrape().keys()
+        # Each call of NVML and each look at sysfs would fail now.
+        self.useFixture(fixtures.MonkeyPatch('pynvml.nvmlLib', None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.sysfs.files.Sysfs.__init__', None))
+        self.assertEqual(expected, self.scrape().keys())
+
+    def test_differences_and_repairs(self):
+        machine = pynvml.nvmlLib.machine
+        self.agent.bind(*self.asked)
+        with machine.operation():
+            for gpu in machine.state.gpus.values():
+                gpu.vgpus.clear()
+        self.agent._host.refresh()
+        self.agent.report()
+        self.assertEqual(1.0, self.one('drift', kind='vgpu-gone'))
+        self.assertEqual(0.0, self.one('drift', kind='reserved'))
+        self.agent._observer._keeper.found((), ('reserved', 'reserved'))
+        self.agent._observer._write()
+        self.assertEqual(2.0, self.one('drift_repaired_total',
+                                       kind='reserved'))
+        self.assertEqual(0.0, self.one('drift', kind='vgpu-gone'))
+
+
+class RecordsTest(_Case):
+    """Records without an agent."""
+
+    address = model.PciAddress.parse('0000:3b:00.0')
+
+    def put(self, **parts):
+        store.of(self.state_path).put(self.address, **parts)
+
+    def test_a_host_without_anything(self):
+        found = self.scrape()
+        self.assertEqual(
+            {'cyborg_gpu_unreadable_records', 'cyborg_gpu_exporter_build_info',
+             'cyborg_gpu_agent_state_timestamp_seconds'}, set(found))
+        self.assertEqual(0.0, self.one('agent_state_timestamp_seconds'))
+
+    def test_what_an_operator_has_disabled_and_what_is_sick(self):
+        self.put(cordons=_CORDONS, sickness=gpu_record.HealthRecord(
+            'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
+        self.assertEqual(1.0, self.one('disabled'))
+        self.assertEqual(1.0, self.one('cordoned'))
+        self.assertEqual(5.0, self.one(
+            'cordon_timestamp_seconds', source='cyborg', who='ann',
+            reason='a fan'))
+        self.assertEqual(0.0, self.one('healthy'))
+        self.assertEqual(1.0, self.one('condition_info', code='XID_79'))
+
+    def test_a_whole_gpu(self):
+        self.put(tenancy=cleaning.Known(cleaning.State.USED, (_SERVER,)))
+        self.assertEqual(1.0, self.one(
+            'assignment_info', server=_SERVER, profile='passthrough',
+            handle=''))
+        self.assertEqual(0.0, self.one('unclean'))
+        self.put(tenancy=cleaning.Known(cleaning.State.STUCK, (_SERVER,)))
+        self.assertEqual(1.0, self.one('unclean'))
+        self.assertEqual(0.0, self.one('cordoned'))
+        self.assertNotIn('cyborg_gpu_assignment_info', self.scrape())
+
+    def test_records_that_cannot_be_used_hide_no_other(self):
+        self.put(cordons=_CORDONS)
+        other = os.path.join(self.state_path, 'gpus', '0000:5e:00.0.json')
+        for path in (other, state.path(self.state_path)):
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write('{"kind": ')
+        self.assertEqual(2.0, self.one('unreadable_records'))
+        self.assertEqual(1.0, self.one('disabled'))
+
+    def test_the_address_as_dcgm_exporter_has_it(self):
+        self.assertEqual('00000000:3B:00.0', collect.bus_id(self.address))
+
+
+class StateTest(_Case):
+
+    def test_latencies(self):
+        now = [0.0]
+        keeper = state.Keeper(self.state_path, 'host1', lambda: 5.0,
+                              lambda: now[0])
+        for seconds in (0.0625, 0.125, 3.0, 600.0):
+            with keeper.timed('bind'):
+                now[0] += seconds
+        keeper.write()
+        found = {labels['le']: value for labels, value in self.scrape()[
+            'cyborg_gpu_operation_duration_seconds_bucket']
+            if labels['operation'] == 'bind'}
+        self.assertEqual(
+            [('0.1', 1.0), ('2.5', 2.0), ('5.0', 3.0), ('60.0', 3.0),
+             ('+Inf', 4.0)],
+            [(name, found[name]) for name in ('0.1', '2.5', '5.0', '60.0',
+                                              '+Inf')])
+        self.assertAlmostEqual(603.1875, self.one(
+            'operation_duration_seconds_sum', operation='bind'))
+        self.assertEqual(5.0, self.one('agent_state_timestamp_seconds'))
+
+    def test_counts_are_there_before_the_first_operation(self):
+        # Or rate() and increase() would not see the first one.
+        state.Keeper(self.state_path, 'host1').write()
+        found = self.scrape()
+        for operation in state.OPERATIONS:
+            self.assertEqual(0.0, self.one(
+                'operation_duration_seconds_count', operation=operation))
+            self.assertEqual({0.0}, {
+                value for labels, value in found['cyborg_gpu_operations_total']
+                if labels['operation'] == operation})
+
+    def test_what_is_written_can_be_read_by_the_group(self):
+        state.Keeper(self.state_path, 'host1').write()
+        self.assertEqual(0o640, os.stat(state.path(
+            self.state_path)).st_mode & 0o777)
+
+    def test_a_disk_that_is_full_stops_nobody(self):
+        with open(os.path.join(self.state_path, 'file'), 'wb'):
+            pass
+        state.Keeper(os.path.join(self.state_path, 'file'), 'host1').write()
+
+    def test_owners_outlive_the_agent(self):
+        keeper = state.Keeper(self.state_path, 'host1')
+        keeper.set(owners={'x': state.Owner(_ARQ, _SERVER)})
+        keeper.write()
+        self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
+                         state.Keeper(self.state_path, 'host1').owners)

@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Grafana's dashboards: their structure, and their queries on Prometheus."""
+
+import importlib
+import itertools
+import json
+import math
+import pathlib
+import re
+import shutil
+import time
+
+import yaml
+from oslotest import base
+
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.tests.unit.metrics import monitored
+from cyborg_gpu_driver.tests.unit.tools import test_checks
+
+_ROOT = pathlib.Path(__file__).resolve().parents[4]
+_FILES = sorted((_ROOT / 'etc/grafana').glob('*.json'))
+_ALL = '.*'
+_OURS = re.compile(r'(?<![\w:])(?:[a-z_]+:)?cyborg_gpu_\w+(?::\w+)?')
+_SELECTOR = re.compile(r'([\w:]+)\{([^}]*)\}')
+_MATCHER = re.compile(r'(\w+) *(?:=~|!~|!=|=) *"')
+_GROUPED = re.compile(r'\b(?:by|on|group_left) *\(([^)]*)\)')
+_LABEL_VALUES = re.compile(r'label_values\((.+), *(\w+)\)')
+_IF_EMPTY = ' or vector(0)'
+_ALERT_LABELS = {'alertname', 'alertstate', 'severity'}
+_DCGM_LABELS = {'gpu', 'UUID', 'Hostname', 'GPU_I_ID', 'GPU_I_PROFILE'}
+"""Of dcgm-exporter (internal/pkg/rendermetrics), as far as we use them."""
+_ENDS = ('', '_bucket', '_count', '_sum')
+
+
+def _dashboards():
+    return [json.loads(path.read_text(encoding='utf-8')) for path in _FILES]
+
+
+def _panels(dashboard):
+    return [panel for panel in dashboard['panels'] if panel['type'] != 'row']
+
+
+def _variables(dashboard):
+    return [item for item in dashboard['templating']['list']
+            if item['type'] == 'query']
+
+
+def _with(expression, values):
+    """An expression as Grafana sends it."""
+    for name, value in values.items():
+        expression = expression.replace(f'${name}', value)
+    return expression.replace('$__rate_interval', '2m')
+
+
+class StructureTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        rules = yaml.safe_load(monitored.RULES.read_text(encoding='utf-8'))
+        self.recorded = {rule['record']: rule['expr']
+                         for group in rules['groups']
+                         for rule in group['rules'] if 'record' in rule}
+        self.labels = {metric.full_name + end: set(metric.labels)
+                       for metric in definitions.ALL for end in _ENDS}
+        for labels in (self.labels[metric.full_name + '_bucket']
+                       for metric in definitions.ALL
+                       if metric.kind is definitions.Kind.HISTOGRAM):
+            labels.add('le')
+        self.labels['ALERTS'] = _ALERT_LABELS | set(definitions.LABELS)
+        for name, expression in self.recorded.items():
+            self.labels[name] = self._labels_of(name, expression)
+
+    def _labels_of(self, name, expression):
+        """Of what a recording rule makes: the aggregation names them."""
+        found = re.match(r'\w+ by \(([^)]*)\)', expression)
+        if found:
+            return set(found[1].replace(' ', '').split(','))
+        return self.labels[_OURS.search(expression)[0]]
+
+    def expressions(self):
+        for dashboard in _dashboards():
+            for panel in _panels(dashboard):
+                for target in panel['targets']:
+                    yield dashboard, panel, target, target['expr']
+            for variable in _variables(dashboard):
+                yield dashboard, {}, {}, _LABEL_VALUES.fullmatch(
+                    variable['definition'])[1]
+
+    def test_they_are_as_their_sources_say(self):
+        self.assertEqual(
+            0, test_checks.script('dashboards').main(['--check']),
+            'run tools/dashboards')
+        self.assertEqual(['fleet', 'host', 'project'],
+                         [path.stem for path in _FILES])
+
+    def test_ids_are_unique_and_panels_do_not_overlap(self):
+        dashboards = _dashboards()
+        self.assertEqual(3, len({item['uid'] for item in dashboards}))
+        for dashboard in dashboards:
+            panels = dashboard['panels']
+            self.assertEqual(len(panels), len({item['id']
+                                               for item in panels}))
+            cells = [(x, y) for panel in panels
+                     for at in [panel['gridPos']]
+                     for x in range(at['x'], at['x'] + at['w'])
+                     for y in range(at['y'], at['y'] + at['h'])]
+            self.assertEqual(len(cells), len(set(cells)))
+            self.assertLess(max(x for x, _ in cells), 24)
+            titles = [panel['title'] for panel in panels]
+            self.assertEqual(sorted(set(titles)), sorted(titles))
+
+    def test_the_datasource_is_a_variable_everywhere(self):
+        wanted = {'type': 'prometheus', 'uid': '${datasource}'}
+        for dashboard in _dashboards():
+            first = dashboard['templating']['list'][0]
+            self.assertEqual(('datasource', 'datasource', 'prometheus'),
+                             (first['name'], first['type'], first['query']))
+            for item in itertools.chain(
+                    _variables(dashboard), _panels(dashboard),
+                    *(panel['targets'] for panel in _panels(dashboard))):
+                self.assertEqual(wanted, item['datasource'])
+
+    def test_every_variable_that_is_used_is_there(self):
+        for dashboard, _, target, expression in self.expressions():
+            known = {item['name'] for item in _variables(dashboard)}
+            used = re.findall(r'\$(\w+)', expression
+                              + target.get('legendFormat', ''))
+            self.assertLessEqual(set(used) - {'__rate_interval'}, known)
+
+    def test_links_lead_to_a_dashboard_and_a_variable_of_it(self):
+        variables = {item['uid']: {variable['name'] for variable
+                                   in item['templating']['list']}
+                     for item in _dashboards()}
+        links = re.findall(r'/d/([\w-]+)\?var-(\w+)=',
+                           ''.join(map(json.dumps, _dashboards())))
+        self.assertEqual({'cyborg-gpu-host', 'cyborg-gpu-project'},
+                         {uid for uid, _ in links})
+        for uid, name in links:
+            self.assertIn(name, variables[uid])
+        for dashboard in _dashboards():
+            (link,) = dashboard['links']
+            self.assertLessEqual(set(link['tags']), set(dashboard['tags']))
+
+    def test_every_metric_is_defined(self):
+        for *_, expression in self.expressions():
+            names = _OURS.findall(expression)
+            self.assertTrue(names or 'ALERTS' in expression, expression)
+            self.assertLessEqual(set(names), set(self.labels), expression)
+
+    def test_every_label_exists(self):
+        for _, panel, target, expression in self.expressions():
+            for name, matchers in _SELECTOR.findall(expression):
+                self.assertLessEqual(set(_MATCHER.findall(matchers)),
+                                     self.labels[name], expression)
+            grouped = {label for labels in _GROUPED.findall(expression)
+                       for label in re.findall(r'\w+', labels)}
+            names = _OURS.findall(expression) or ['ALERTS']
+            known = set.union(*(self.labels[name] for name in names),
+                              _DCGM_LABELS if 'DCGM_' in expression else ())
+            shown = set(re.findall(r'\{\{(\w+)\}\}',
+                                   target.get('legendFormat', '')))
+            if panel.get('type') == 'table':
+                # Those of the whole panel: its queries share columns.
+                (shown_only,) = (
+                    set(step['options']['include']['names'])
+                    for step in panel['transformations']
+                    if step['id'] == 'filterFieldsByName')
+                self.assertLessEqual(
+                    {label for label in shown_only
+                     if not label.startswith('Value')},
+                    set.union(known, *(
+                        self.labels[name] for other in panel['targets']
+                        for name in _OURS.findall(other['expr']))),
+                    panel['title'])
+            self.assertLessEqual(grouped | shown, known, expression)
+
+
+class _PrometheusCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        if shutil.which('prometheus') is None:
+            self.skipTest('there is no prometheus: see bindep.txt')
+
+
+class PrometheusTest(_PrometheusCase):
+    """Every query returns data that is not all zeros."""
+
+    def setUp(self):
+        super().setUp()
+        self.prometheus = self.useFixture(monitored.Cloud()).prometheus
+
+    def test_every_query_returns_data(self):
+        for dashboard in _dashboards():
+            values = self._choose(dashboard, host='compute1', project='alpha')
+            self._check(_panels(dashboard), values)
+            if 'host' in values:
+                # It has values of the hardware from NVML, and no agent.
+                self._check([panel for panel in _panels(dashboard)
+                             if 'DCGM' in panel['targets'][0]['expr']],
+                            {**values, 'host': 'compute3'})
+
+    def _choose(self, dashboard, **chosen):
+        """Each variable's value: of ``chosen``, or all there are."""
+        values = {}
+        for variable in _variables(dashboard):
+            name = variable['name']
+            found = self._values(_with(variable['definition'], values))
+            self.assertNotEqual([], found, variable['definition'])
+            if not variable['multi']:
+                self.assertIn(chosen[name], found)
+            values[name] = _ALL if variable['multi'] else chosen[name]
+        return values
+
+    def _values(self, definition):
+        """The values of a variable, as Grafana asks for them."""
+        series, label = _LABEL_VALUES.fullmatch(definition).groups()
+        return self.prometheus.get(f'label/{label}/values',
+                                   **{'match[]': series})
+
+    def _check(self, panels, values):
+        self.assertNotEqual([], panels)
+        for panel in panels:
+            for target in panel['targets']:
+                expression = _with(target['expr'], values)
+                # Never empty: what is before that must say something.
+                expression = expression.replace(_IF_EMPTY, '')
+                monitored.wait_for(
+                    f'{panel["title"]}: {expression}',
+                    lambda ask=self._ask, target=target,
+                    expression=expression: any(
+                        value and math.isfinite(value) for value
+                        in ask(target, expression)))
+
+    def _ask(self, target, expression):
+        if target['instant']:
+            return [value for _, value in self.prometheus.query(expression)]
+        # Subqueries look at whole minutes, and the next is yet to come.
+        now = time.time()
+        return [value for _, values
+                in self.prometheus.query_range(expression, now, now + 60)
+                for value in values]
+
+
+class HistoryTest(_PrometheusCase):
+    """What the pictures of the dashboards are drawn from."""
+
+    def test_an_hour_of_one_host(self):
+        draw = test_checks.script('draw')
+        history = importlib.import_module('grafana.history')
+        (fleet,) = (item for item in _dashboards()
+                    if item['uid'] == 'cyborg-gpu-fleet')
+        with history.prometheus({'compute1': 'a30x4'}, 3600) as (
+                prometheus, end):
+            answers = history.answers(prometheus, end, fleet, {})
+        panels = {panel['title']: f'{panel["id"]}A'
+                  for panel in _panels(fleet)}
+        for title in ('In use', 'Offers by profile', 'Binds and unbinds'):
+            (first, *_) = answers['panels'][panels[title]]['series']
+            self.assertTrue(any(first['values']), title)
+        drawn = draw.grafana_picture.draw(draw.Svg(), fleet, answers)
+        self.assertIn('>1g.6gb<', drawn)

@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whose a GPU is, without asking the cloud."""
+
+import math
+import os
+import time
+import uuid
+
+import fixtures
+import prometheus_client
+from oslo_config import cfg
+from prometheus_client import parser
+
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.metrics import collect
+from cyborg_gpu_driver.metrics import owners
+from cyborg_gpu_driver.metrics import rounds
+from cyborg_gpu_driver.metrics import sampler
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests.unit.host import base
+from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
+
+_ONE, _TWO = (str(uuid.UUID(int=number, version=4)) for number in (1, 2))
+
+
+class _Case(base.SimulatedTestCase):
+    """An agent's host; the exporter has its records, NVML and libvirt."""
+
+    vfio_handles = False
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        state_file = os.path.join(self.state_path, 'machine')
+        for name, value in (('simulate', self.MACHINE),
+                            ('simulate_state', state_file),
+                            ('state_path', self.state_path),
+                            ('nova_vfio_handles', self.vfio_handles),
+                            ('health_events', False)):
+            conf.set_override(name, value, group='gpu')
+        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
+                                 empty_placement.EmptyPlacement)
+        self.platform = self.agent._node.platform
+        self.machine = self.platform.sysfs._os._machine
+        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(self.platform.nvml.reset)
+        self.handles = [handle for device in self.agent.report()
+                        for deployable in device.deployables
+                        for handle in deployable.handles]
+        self.watch = owners.Watch(domains.DomainReader(
+            self.platform.libvirt))
+        self.hardware = None
+
+    def bind(self, handle):
+        """Bind a handle; the claim."""
+        name = str(uuid.uuid4())
+        self.agent.bind(str(handle.address), handle.asked_type, name)
+        (claim,) = [claim for claim in self.agent._journal.entries()
+                    if claim.handle == name]
+        return claim
+
+    def define(self, server, device, project='', flavor='small'):
+        self.machine.define_domain(server, test_domain.xml(
+            server, project or f'project-of-{server}', flavor, (device,)))
+
+    def scrape(self):
+        """Server, project and flavor by handle; '' for a whole GPU."""
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(collect.Collector(
+            self.state_path, 'host1', '1', self.hardware, self.watch))
+        text = prometheus_client.generate_latest(registry).decode()
+        return {sample.labels['handle']: tuple(
+            sample.labels[name] for name in ('server', 'project', 'flavor'))
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == 'cyborg_gpu_assignment_info'}
+
+
+class LibvirtTest(_Case):
+    """MIG-backed vGPUs that are mdevs."""
+
+    MACHINE = 'dgx-a100-80'
+
+    def test_two_projects_on_one_gpu(self):
+        first, second = (self.bind(handle) for handle in self.handles[:2])
+        self.assertEqual(first.gpu, second.gpu)
+        self.define(_ONE, first.handle, 'project1', 'large')
+        self.define(_TWO, second.handle, 'project2')
+        self.watch.round()
+        self.assertEqual({first.handle: (_ONE, 'project1', 'large'),
+                          second.handle: (_TWO, 'project2', 'small')},
+                         self.scrape())
+
+    def test_what_nobody_knows_is_empty(self):
+        claim = self.bind(self.handles[0])
+        self.watch.round()
+        self.assertEqual({claim.handle: ('', '', '')}, self.scrape())
+
+    def test_cyborg_says_it_and_libvirt_knows_the_rest(self):
+        claim = self.bind(self.handles[0])
+        keeper = state.Keeper(self.state_path, 'host1')
+        keeper.set(owners={claim.handle: state.Owner(
+            'arq', _ONE, claim.since)})
+        keeper.write()
+        self.define(_ONE, '0000:99:00.0', 'project1')
+        # Another account of the same device does not count.
+        self.define(_TWO, claim.handle, 'project2')
+        self.watch.round()
+        self.assertEqual({claim.handle: (_ONE, 'project1', 'small')},
+                         self.scrape())
+
+    def test_what_cyborg_said_of_an_earlier_bind(self):
+        handle = self.handles[0]
+        name = str(uuid.uuid4())
+        arguments = str(handle.address), handle.asked_type, name
+        self.agent.bind(*arguments)
+        observer = self.agent._observer
+
+        def of(server):
+            return reconcile.Claims((reconcile.Claim(
+                name, 'arq', server, handle.address, handle.asked_type),))
+
+        def say(server, asked=math.inf):
+            observer.claims(of(server), asked)
+            observer._write()
+        say(_ONE)
+        asked = time.time()
+        self.assertEqual(_ONE, self.scrape()[name][0])
+        self.agent.unbind(*arguments)
+        self.agent.bind(*arguments)
+        self.assertEqual('', self.scrape()[name][0])
+        # Cyborg was asked before that bind, or does not know the request.
+        say(_ONE, asked)
+        observer.claims(reconcile.Claims())
+        observer._write()
+        self.assertEqual('', self.scrape()[name][0])
+        say(_TWO)
+        self.assertEqual(_TWO, self.scrape()[name][0])
+
+    def test_two_virtual_machines_with_one_device(self):
+        claim = self.bind(self.handles[0])
+        for server in (_ONE, _TWO):
+            self.define(server, claim.handle)
+        self.watch.round()
+        self.assertEqual({claim.handle: ('', '', '')}, self.scrape())
+
+    def test_what_libvirt_said_long_ago_is_forgotten(self):
+        claim = self.bind(self.handles[0])
+        self.define(_ONE, claim.handle)
+        now = [claim.since + 1.0]
+        self.watch = owners.Watch(
+            domains.DomainReader(self.platform.libvirt), lambda: now[0])
+        self.watch.round()
+        self.machine.faults.fail('libvirt', 111, times=None)
+        now[0] += rounds.STALE - 1.0
+        for _ in range(2):
+            self.watch.round()
+        self.assertEqual(_ONE, self.scrape()[claim.handle][0])
+        self.assertEqual(1, len(self.log.about('not known from libvirt')))
+        now[0] += 1.0
+        self.assertEqual({claim.handle: ('', '', '')}, self.scrape())
+
+    def test_a_whole_gpu(self):
+        address = self.addresses[-1]
+        store.of(self.state_path).put(address, tenancy=cleaning.Known(
+            cleaning.State.USED, (_ONE,)))
+        self.define(_ONE, str(address), 'project1', 'whole')
+        self.watch.round()
+        self.assertEqual({'': (_ONE, 'project1', 'whole')}, self.scrape())
+
+
+class VfioTest(_Case):
+    """vGPUs by virtual function, which servers have one after another."""
+
+    MACHINE = 'a100x4-vfio'
+    vfio_handles = True
+
+    def test_the_function_of_an_earlier_server(self):
+        handle = self.handles[0]
+        first = self.bind(handle)
+        self.define(_ONE, str(first.function), 'project1')
+        self.watch.round()
+        self.assertEqual({first.handle: (_ONE, 'project1', 'small')},
+                         self.scrape())
+        self.machine.undefine_domain(_ONE)
+        self.agent.unbind(str(handle.address), handle.asked_type,
+                          first.handle)
+        second = self.bind(handle)
+        self.assertEqual(first.function, second.function)
+        # libvirt was asked before that bind, and named the first server.
+        self.assertEqual({second.handle: ('', '', '')}, self.scrape())
+        self.define(_TWO, str(second.function), 'project2')
+        self.watch.round()
+        self.assertEqual({second.handle: (_TWO, 'project2', 'small')},
+                         self.scrape())
+
+
+class NvmlTest(_Case):
+
+    MACHINE = 'dgx-a100-80'
+
+    def test_the_server_of_an_mdev(self):
+        claim = self.bind(self.handles[0])
+        self.hardware = sampler.Sampler(self.platform, self.state_path)
+        self.machine.start_guest(claim.handle, _ONE)
+        self.hardware.round()
+        self.assertEqual({claim.handle: (_ONE, '', '')}, self.scrape())
+        # The project comes from libvirt.
+        self.define(_ONE, '0000:99:00.0', 'project1')
+        self.watch.round()
+        self.assertEqual({claim.handle: (_ONE, 'project1', 'small')},
+                         self.scrape())

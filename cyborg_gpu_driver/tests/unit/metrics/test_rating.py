@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Definitions for CloudKitty, Ceilometer and Gnocchi.
+
+The released services read them where they are installed ("tox -e rating").
+Elsewhere they are compared with what this library sends.
+"""
+
+import dataclasses
+import datetime
+import fnmatch
+import fractions
+import importlib
+import json
+import pathlib
+import shutil
+import subprocess
+import types
+
+import fixtures
+import yaml
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.metrics.usage import document
+from cyborg_gpu_driver.notifications import payloads
+from cyborg_gpu_driver.tests.unit.metrics import exporters
+
+_ETC = pathlib.Path(__file__).resolve().parents[4] / 'etc'
+_CLOUDKITTY = _ETC / 'cloudkitty/metrics.yml'
+_EVENTS = _ETC / 'ceilometer/event_definitions.yaml'
+_POLLSTERS = _ETC / 'ceilometer/pollsters.d/cyborg_gpu.yaml'
+_RESOURCES = _ETC / 'ceilometer/gnocchi_resources.yaml'
+_HOUR = 3600
+_HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_SECOND = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
+_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+_START = 1793491200.0
+_PAYLOADS = {'gpu.health.changed': payloads.HealthPayload(
+    host='h', gpu='g', instance=None, old_state='ok', state='lost',
+    reasons=['why']), 'gpu.bind.error': payloads.BindErrorPayload(
+        host='h', gpu='g', attach_handle='a', asked_type='t', reason='r'),
+    'gpu.drift.found': payloads.DifferencePayload(
+        host='h', gpu='g', kind='k', subject='s', text='x', remedy='y',
+        is_repaired=True), 'gpu.cordoned': payloads.CordonPayload(
+            host='h', gpu='g')}
+
+
+def _read(path):
+    return yaml.safe_load(path.read_text(encoding='utf-8'))
+
+
+class _Case(base.BaseTestCase):
+
+    def service(self, name):
+        """A module of a released service, where that is installed."""
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            if error.name != name.partition('.')[0]:
+                raise
+            self.skipTest(f'{error.name} is not installed: tox -e rating')
+
+
+class CloudkittyTest(_Case):
+
+    def setUp(self):
+        super().setUp()
+        (self.metric,) = _read(_CLOUDKITTY)['metrics'][
+            definitions.ASSIGNMENT.full_name]
+        self.labels = [*self.metric['groupby'], 'project',
+                       *self.metric['metadata']]
+
+    def test_labels(self):
+        self.assertLessEqual(set(self.labels),
+                             set(definitions.ASSIGNMENT.labels))
+
+    def query(self):
+        """As build_query of CloudKitty 25.0.0 makes it for an hour.
+
+        See cloudkitty/collector/prometheus_base.py.
+        """
+        return (f'sum(sum_over_time({definitions.ASSIGNMENT.full_name}'
+                f'{{project="ours"}}[{_HOUR}s])) by '
+                f'({", ".join(self.labels)})')
+
+    def test_cloudkitty_takes_it(self):
+        collector = self.service(
+            'cloudkitty.collector.prometheus').PrometheusCollector
+        cfg.CONF.set_override('scope_key', 'project', 'collect')
+        self.addCleanup(cfg.CONF.clear_override, 'scope_key', 'collect')
+        conf = collector.check_configuration(_read(_CLOUDKITTY))
+        ((name, metric),) = conf.items()
+        self.assertEqual(f'{definitions.ASSIGNMENT.full_name}@#gpu', name)
+        start = datetime.datetime(2026, 11, 1, tzinfo=datetime.timezone.utc)
+        self.assertEqual(self.query(), collector.build_query(
+            conf, name, start, start + datetime.timedelta(seconds=_HOUR),
+            'project', 'ours', metric['groupby'], metric['metadata']))
+        units = self.service('cloudkitty.utils')
+        self.assertEqual(0.5, float(units.convert_unit(
+            30, metric['factor'], metric['offset'])))
+
+    def test_prometheus_counts_hours(self):
+        if shutil.which('promtool') is None:
+            self.skipTest('there is no promtool: see bindep.txt, prometheus')
+        labels = dict.fromkeys(definitions.ASSIGNMENT.labels, 'x')
+
+        def series(minutes, **more):
+            text = ','.join(f'{name}="{value}"' for name, value
+                            in {**labels, **more}.items())
+            return {'series': f'{definitions.ASSIGNMENT.full_name}{{{text}}}',
+                    'values': f'_ 1x{minutes - 1}'}
+
+        path = self.useFixture(fixtures.TempDir()).join('test.yaml')
+        expected = dict.fromkeys(self.labels, 'x')
+        with open(path, 'w', encoding='utf-8') as stream:
+            yaml.safe_dump({'tests': [{
+                'interval': '1m', 'input_series': [
+                    # Two slices of one server, and one of others.
+                    series(30, project='ours', handle='1'),
+                    series(15, project='ours', handle='2'),
+                    series(59, project='theirs'), series(59, project='')],
+                'promql_expr_test': [{
+                    'expr': self.query(), 'eval_time': '60m', 'exp_samples': [
+                        {'labels': '{' + ','.join(
+                            f'{name}="{value}"' for name, value in
+                            {**expected, 'project': 'ours'}.items()) + '}',
+                         'value': 45}]}]}]}, stream)
+        done = subprocess.run(
+            ['promtool', 'test', 'rules', path], text=True,
+            capture_output=True, check=False, timeout=120)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        self.assertEqual(fractions.Fraction(3, 4),
+                         45 * fractions.Fraction(self.metric['factor']))
+
+
+class CeilometerTest(_Case):
+
+    def conf(self):
+        return self.service('ceilometer.service').prepare_service([], [])
+
+    def test_fields(self):
+        (pollster,) = _read(_POLLSTERS)
+        fields = {field.name for field in dataclasses.fields(document.Sum)}
+        self.assertLessEqual(set(pollster['metadata_fields']), fields)
+        self.assertEqual('sums', pollster['response_entries_key'])
+        (resource,) = _read(_RESOURCES)['resources']
+        self.assertEqual([pollster['name']], [*resource['metrics']])
+        self.assertEqual(
+            [f'resource_metadata.{name}'
+             for name in pollster['metadata_fields']],
+            [*resource['attributes'].values()])
+
+    def test_samples_of_an_exporter(self):
+        dynamic = self.service('ceilometer.polling.dynamic_pollster')
+        exporter = self.useFixture(exporters.Exporter())
+        (definition,) = _read(_POLLSTERS)
+        definition['host_command'] = definition['host_command'].replace(
+            ':9836', f':{exporter.port}')
+        conf = self.conf()
+        pollster = dynamic.DynamicPollster(definition, conf)
+        manager = types.SimpleNamespace(_keystone=None)
+        self.assertEqual('local_node', pollster.default_discovery)
+        exporter.used(_HANDLE, _START, _START + 60, server=_SERVER,
+                      project='ours')
+        exporter.used(_SECOND, _START, _START + 60)
+        (sample,) = [item for item in pollster.get_samples(
+            manager, {}, ['local']) if item is not None]
+        self.assertEqual(
+            ('cyborg.gpu.time', 'cumulative', 's', 60.0, 'ours',
+             f'{_SERVER}_1g.10gb_{exporters.GPU}'),
+            (sample.name, sample.type, sample.unit, sample.volume,
+             sample.project_id, sample.resource_id))
+        gnocchi = self.service('ceilometer.publisher.gnocchi')
+        (resource,), _ = gnocchi.GnocchiPublisher._load_definitions(
+            conf, None, str(_RESOURCES))
+        self.assertEqual(
+            {'server': _SERVER, 'profile': '1g.10gb',
+             'gpu': str(exporters.GPU)}, resource.sample_attributes(sample))
+        self.assertIn('cyborg.gpu.time', resource.metrics)
+
+    def test_events_of_notifications(self):
+        converter = self.service('ceilometer.event.converter')
+        conf = self.conf()
+        conf.set_override('definitions_cfg_file', str(_EVENTS), 'event')
+        conf.set_override('drop_unmatched_notifications', True, 'event')
+        made = converter.setup_events(conf, None)
+        for name, payload in _PAYLOADS.items():
+            event = made.to_event('info', json.loads(json.dumps({
+                'event_type': name, 'publisher_id': 'cyborg-gpu.h',
+                'payload': payload.obj_to_primitive(),
+                'metadata': {'message_id': _HANDLE,
+                             'timestamp': '2026-11-01 00:00:00'}})))
+            data = payload.obj_to_primitive()['cyborg_gpu_object.data']
+            traits = {trait.name: trait.value for trait in event.traits}
+            self.assertEqual('cyborg-gpu.h', traits.pop('service'))
+            self.assertEqual({key: data[key] for key in self.traits(name)
+                              if data[key] is not None}, traits)
+
+    def traits(self, event):
+        """The names of what is taken from the payload of an event.
+
+        The last definition that matches counts.
+        """
+        (*_, found) = (item['traits'] for item in _read(_EVENTS)
+                       if fnmatch.fnmatch(event, item['event_type']))
+        return set(found) - {'service'}
+
+    def test_traits_are_fields_of_payloads(self):
+        for name, payload in _PAYLOADS.items():
+            self.assertLessEqual({'host', 'gpu'}, self.traits(name))
+            self.assertLessEqual(self.traits(name), set(payload.fields))

@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Samples of the hardware, and what a scrape has of them."""
+
+import dataclasses
+import os
+import threading
+
+import fixtures
+import prometheus_client
+import pynvml
+from prometheus_client import parser
+
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.nvml import access
+from cyborg_gpu_driver.metrics import collect
+from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.metrics import rounds
+from cyborg_gpu_driver.metrics import sampler
+from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.host import base
+
+_SOON = 0.5
+
+
+class _Case(base.SimulatedTestCase):
+
+    MACHINE = 'a100x4-vfio'
+
+    def setUp(self):
+        super().setUp()
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.now = 0.0
+        self.platform = dataclasses.replace(
+            self.platform, records=boards.Boards(self.state_path))
+        self.sampler = sampler.Sampler(self.platform, self.state_path,
+                                       lambda: self.now)
+
+    def scrape(self, name):
+        """Values of a metric by the GPU's address."""
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(collect.Collector(self.state_path, 'host1', '1',
+                                            self.sampler))
+        text = prometheus_client.generate_latest(registry).decode()
+        return {sample.labels['address']: sample.value for family
+                in parser.text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name == definitions.PREFIX + name}
+
+    def report(self, mode):
+        """The record of the first GPU, as a report leaves it."""
+        store.of(self.state_path).put(
+            self.first, reported=gpu_record.Reported(
+                '20b0', mode, gpu_record.ReportedFacts(), {}))
+
+
+class SamplerTest(_Case):
+
+    def test_a_scrape_has_the_latest_sample_and_its_age(self):
+        self.assertEqual({}, self.scrape('temperature_celsius'))
+        self.sampler.round()
+        self.machine.set_health(str(self.first), celsius=70)
+        self.now = 7.0
+        self.assertEqual(31, self.scrape('temperature_celsius')[
+            str(self.first)])
+        self.assertEqual(dict.fromkeys(map(str, self.addresses), 7.0),
+                         self.scrape('hardware_sample_age_seconds'))
+        self.sampler.round()
+        self.assertEqual(70, self.scrape('temperature_celsius')[
+            str(self.first)])
+        self.assertEqual({0.0}, set(self.scrape(
+            'hardware_sample_age_seconds').values()))
+
+    def test_a_stale_sample_is_left_out_and_counted_once(self):
+        self.sampler.round()
+        self.now = rounds.STALE
+        for _ in range(2):
+            self.assertEqual({}, self.scrape('temperature_celsius'))
+            self.assertEqual({1.0}, set(self.scrape(
+                'hardware_stale_samples_total').values()))
+        self.assertEqual({rounds.STALE}, set(self.scrape(
+            'hardware_sample_age_seconds').values()))
+        self.sampler.round()
+        self.assertEqual(4, len(self.scrape('temperature_celsius')))
+
+    def test_a_gpu_that_falls_off_the_bus(self):
+        self.sampler.round()
+        self.machine.lose_gpu(str(self.first))
+        for _ in range(2):
+            self.sampler.round()
+        self.assertEqual(2.0, self.scrape('hardware_failed_samples_total')[
+            str(self.first)])
+        self.assertEqual(1, len(self.log.about('has no sample')))
+
+    def test_no_nvml(self):
+        self.machine.unload_library()
+        self.sampler.round()
+        self.assertEqual({}, self.scrape('temperature_celsius'))
+        self.machine.load_library()
+        self.sampler.round()
+        self.assertEqual(4, len(self.scrape('temperature_celsius')))
+
+
+class HungTest(_Case):
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.answer_again)
+
+    def answer_again(self):
+        self.machine.hang_gpu(str(self.first), False)
+        self.nvml.timeout = 30
+        worker = deadline._workers.get(self.first)
+        if worker is not None and worker.stuck:
+            call = worker._late[0]
+            call.wait(30)
+            call.ended.release()
+        deadline.run(self.first, 30, 'nothing', int)
+
+    def test_it_holds_up_neither_a_scrape_nor_the_others(self):
+        self.sampler.round()
+        self.machine.hang_gpu(str(self.first))
+        others = set(map(str, self.addresses[1:]))
+        waits = threading.Event()
+        stuck = threading.Event()
+
+        def hold(*arguments):
+            waits.set()
+            stuck.wait(30)
+
+        # The GPU's thread is busy for as long as this test wants.
+        deadline._worker(self.first)._calls.put(
+            deadline._Call('hold', hold, ()))
+        self.assertTrue(waits.wait(30))
+        self.now = 30.0
+        self.nvml.timeout = 30
+        round_ = threading.Thread(target=self.sampler.round, daemon=True)
+        round_.start()
+        # While the round waits, scrapes have the others' new samples.
+        while not all(self.scrape('hardware_sample_age_seconds')[name] == 0
+                      for name in others):
+            self.assertTrue(round_.is_alive())
+        self.assertEqual(30.0, self.scrape('hardware_sample_age_seconds')[
+            str(self.first)])
+        self.assertEqual(4, len(self.scrape('temperature_celsius')))
+        self.machine.hang_gpu(str(self.first), False)
+        stuck.set()
+        round_.join(30)
+        self.assertEqual(0.0, self.scrape('hardware_sample_age_seconds')[
+            str(self.first)])
+
+    def test_it_fails_at_once_from_then_on(self):
+        self.machine.hang_gpu(str(self.first))
+        self.nvml.timeout = _SOON
+        for _ in range(3):
+            self.sampler.round()
+        self.assertEqual(3.0, self.scrape('hardware_failed_samples_total')[
+            str(self.first)])
+        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
+        self.assertEqual(3, len(self.scrape('temperature_celsius')))
+
+
+class OpenTest(_Case):
+    """Whose device nodes the exporter has open."""
+
+    def opened(self):
+        return {str(address) for address in self.addresses
+                if self.machine.holders(str(address))}
+
+    def test_a_gpu_on_offer_as_a_whole_is_not_opened(self):
+        self.report('passthrough')
+        self.sampler.round()
+        self.assertEqual(set(map(str, self.addresses[1:])), self.opened())
+        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
+
+    def test_a_gpu_that_is_released_is_let_go_of(self):
+        self.sampler.round()
+        self.assertIn(str(self.first), self.opened())
+        passthrough.release(self.platform, self.reader.gpu(self.first))
+        self.assertEqual(set(), self.opened())
+        self.sampler.round()
+        self.assertEqual(set(map(str, self.addresses[1:])), self.opened())
+        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
+        passthrough.reopen(self.platform, self.reader.gpu(self.first))
+        self.sampler.round()
+        self.assertIn(str(self.first), self.opened())
+
+    def test_a_gpu_that_is_released_at_the_last_moment(self):
+        gpu = self.reader.gpu(self.first)
+        (found,) = [item for item in self.sampler._openable()
+                    if item.address == self.first]
+        passthrough.release(self.platform, gpu)
+        self.sampler._sample(found)
+        self.assertEqual(set(), self.opened())
+
+    def test_a_record_that_cannot_be_read(self):
+        self.report('mig')
+        with open(os.path.join(self.state_path, 'gpus', f'{self.first}.json'),
+                  'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.sampler.round()
+        self.assertEqual(set(map(str, self.addresses[1:])), self.opened())
+
+    def test_nobody_could_ask_for_a_gpu_to_be_closed(self):
+        real = sampler.Sampler(
+            dataclasses.replace(self.platform, simulated=False),
+            self.state_path)
+        real.round()
+        self.assertEqual(set(), self.opened())
+        self.nvml.gate.access = access.Access(self.state_path)
+        real.round()
+        self.assertEqual(set(map(str, self.addresses)), self.opened())
+        self.assertEqual(1, len(self.log.about('No GPU is asked')))
+
+    def test_who_wants_nvml_alone_has_it(self):
+        self.sampler.round()
+        self.now = 1.0
+        with self.nvml.alone():
+            self.assertEqual(set(), self.opened())
+            thread = threading.Thread(target=self.sampler.round)
+            thread.start()
+            thread.join(30)
+            self.assertEqual(set(), self.opened())
+        self.assertEqual({1.0}, set(self.scrape(
+            'hardware_sample_age_seconds').values()))
+        self.assertEqual({0.0}, set(self.scrape(
+            'hardware_failed_samples_total').values()))
+
+    def test_a_gpu_of_another_driver(self):
+        self.sampler.round()
+        self.nvml.reset()
+        self.machine.sriov_manage(str(self.first), enable=False)
+        self.machine.bind_driver(str(self.first), 'vfio-pci')
+        self.sampler.round()
+        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
+        self.assertNotIn(str(self.first), self.scrape(
+            'hardware_sample_age_seconds'))
+
+
+class MetricsTest(_Case):
+
+    def test_names_and_labels_fit(self):
+        self.assertEqual(set(sampler.telemetry.Quantity),
+                         set(definitions.HARDWARE))
+        self.sampler.round()
+        for gpu in self.sampler.take().values():
+            for value in gpu.values:
+                metric = definitions.HARDWARE[value.quantity]
+                self.assertEqual(len(metric.labels), 3 + len(value.labels),
+                                 metric.name)
+
+    def test_a_scrape_calls_no_nvml(self):
+        self.sampler.round()
+        self.useFixture(fixtures.MonkeyPatch('pynvml.nvmlLib', None))
+        self.assertEqual(4, len(self.scrape('temperature_celsius')))
+        self.assertIsNone(pynvml.nvmlLib)

@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Accelerator requests that are read from Cyborg for Nova."""
+
+from __future__ import annotations
+
+import types
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova import bound
+from cyborg_gpu_driver.nova import compute
+
+_ARQ = {'uuid': 'a', 'state': 'Bound', 'hostname': 'node1'}
+
+
+def instance(**extra_specs):
+    return types.SimpleNamespace(
+        uuid='s', node='node1',
+        flavor=types.SimpleNamespace(extra_specs={
+            name.replace('__', ':'): value
+            for name, value in extra_specs.items()}))
+
+
+SERVER = instance(accel__device_profile='gpu')
+
+
+class RequestsTest(base.BaseTestCase):
+    """Cyborg answers after some time of a clock that only sleeping moves."""
+
+    def setUp(self):
+        super().setUp()
+        self.now = 0.0
+        self.asked = 0
+        self.answers_at = 0.0
+        self.requests = bound.Requests(
+            self.ask, lambda: self.now, self.sleep)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def ask(self, context, server):
+        self.asked += 1
+        if self.now < self.answers_at:
+            raise ConnectionError('refused')
+        return [_ARQ]
+
+    def test_of_a_server(self):
+        self.assertEqual([_ARQ], self.requests.of(None, SERVER))
+
+    def test_flavor_without_a_profile(self):
+        self.assertEqual([], self.requests.of(None, instance()))
+        self.assertEqual(0, self.asked)
+
+    def test_cyborg_starts_later(self):
+        self.answers_at = 60.0
+        self.assertEqual([_ARQ], self.requests.of(None, SERVER))
+        self.assertEqual(60.0, self.now)
+
+    def test_all_servers_wait_only_once(self):
+        self.answers_at = float('inf')
+        for _ in range(8):
+            error = self.assertRaises(exception.RequestsUnknown,
+                                      self.requests.of, None, SERVER)
+            self.assertIn('server s: refused', str(error))
+        self.assertEqual(120.0, self.now)
+        self.answers_at = 0.0
+        self.assertEqual([_ARQ], self.requests.of(None, SERVER))
+
+    def test_not_bound_here(self):
+        for wrong in ({'hostname': 'node2'}, {'state': 'BindFailed'}):
+            requests = bound.Requests(
+                lambda context, server, wrong=wrong: [{**_ARQ, **wrong}])
+            self.assertRaises(exception.RequestsUnknown,
+                              requests.of, None, SERVER)
+
+
+class CredentialsTest(base.BaseTestCase):
+
+    def test_context_without_a_token(self):
+        cyborg = types.SimpleNamespace(get_client=lambda context: context)
+        compute.with_credentials(cyborg, types.SimpleNamespace(
+            get_nova_service_user_context=lambda: 'service'))
+        for token, plugin, used in (
+                (None, None, 'service'), ('t', None, None),
+                (None, 'p', None)):
+            context = types.SimpleNamespace(
+                auth_token=token, user_auth_plugin=plugin)
+            self.assertIs(used or context, cyborg.get_client(context))

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Measured slowdowns and the file that has them."""
+
+from __future__ import annotations
+
+import math
+
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.weighing import interference
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class MatrixTest(base.BaseTestCase):
+
+    matrix = interference.parse({'slowdown': {
+        'a': {'a': 1.5, 'b': 1.25}, 'b': {'a': 2, 'c': None}}})
+
+    def test_slowdown_is_not_symmetric(self):
+        self.assertEqual(1.25, self.matrix.slowdown('a', ['b']))
+        self.assertEqual(2.0, self.matrix.slowdown('b', ['a']))
+        self.assertEqual(1.0, self.matrix.slowdown('a', []))
+
+    def test_each_neighbour_adds_its_share(self):
+        self.assertEqual(2.0, self.matrix.slowdown('a', ['b', 'b', 'a']))
+        self.assertEqual(1.25, self.matrix.interference('a', ['b']))
+
+    def test_two_that_do_not_fit_together(self):
+        self.assertEqual(math.inf, self.matrix.interference('c', ['b']))
+        self.assertEqual(math.inf, self.matrix.slowdown('b', ['a', 'c']))
+
+    def test_what_was_not_measured_counts_as_the_mean(self):
+        mean = (1.5 + 1.25 + 2) / 3
+        self.assertAlmostEqual(mean, self.matrix.slowdown('a', ['']))
+        self.assertAlmostEqual(
+            2 * mean - 2, self.matrix.interference('', ['a']))
+        self.assertEqual(1.0, interference.parse(
+            {'slowdown': {}}).slowdown('a', ['b']))
+
+
+class WrongDocumentTest(base.BaseTestCase):
+
+    scenarios = [(str(document), {'document': document}) for document in (
+        None, [], {}, {'slowdown': []}, {'slowdown': {'a': 1}},
+        *({'slowdown': {'a': {'b': value}}}
+          for value in (True, '1', -1, 0, 3067, 10 ** 400, math.inf,
+                        math.nan, [])))]
+
+    def test_error_shows_the_form(self):
+        error = self.assertRaises(exception.InvalidValue, interference.parse,
+                                  self.document)
+        self.assertIn('{"slowdown": {"A": {"B": 1.25}}}', str(error))

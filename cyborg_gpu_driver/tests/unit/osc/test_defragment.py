@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import contextlib
+import io
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.tests.unit.osc import running
+
+
+class ArgumentsTest(base.BaseTestCase):
+
+    def run_with(self, *arguments):
+        return running.Openstack(None).run(defragment.Defragment, *arguments)
+
+    def test_a_plan_is_applied_for_one_profile(self):
+        error = self.assertRaises(
+            exception.InvalidValue, self.run_with, '--apply')
+        self.assertIn('--profile', str(error))
+
+    def test_what_is_refused(self):
+        for arguments, words in (
+                ((), '--plan --apply'),
+                (('--plan', '--apply'), 'not allowed with'),
+                (('--plan', '--moves', '4'), 'expected 0 to 3'),
+                (('--plan', '--moves', 'x'), 'expected 0 to 3'),
+                (('--apply', '--timeout', '0'), 'of at least 1')):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                self.assertRaises(SystemExit, self.run_with, *arguments)
+            self.assertIn(words, said.getvalue())

@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds and unbinds on a GPU that gets no new server."""
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import cordons
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+
+class CordonTest(binder_case.BinderCase):
+
+    def setUp(self):
+        super().setUp()
+        self.keeper = cordons.CordonKeeper(self.state_path)
+
+    def test_only_a_new_server_is_refused(self):
+        old, new = self.handle('1g.5gb'), self.handle('1g.5gb', 1)
+        self.binder.bind(*old)
+        before = self.truth()
+        self.keeper.add(self.address, 'root', 'a fan is broken')
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *new)
+        self.assertRegex(
+            str(error), f'GPU {self.address} is cordoned: cordoned on the '
+            'host by root since .*: a fan is broken')
+        # Nova repeats a bind that it has no answer to.
+        self.binder.bind(*old)
+        self.assertEqual(before, self.truth())
+        self.binder.unbind(*old)
+        self.assertEqual(([], []), self.truth())
+        self.keeper.lift(self.address)
+        self.binder.bind(*new)
+        self.assertEqual(1, len(self.truth()[1]))
+
+    def test_a_gpu_that_is_disabled_in_cyborg(self):
+        self.keeper.note_disabled(frozenset({self.address}))
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('1g.5gb'))
+        self.assertIn('disabled in Cyborg', str(error))
+        self.assertEqual([self.address], self.published)

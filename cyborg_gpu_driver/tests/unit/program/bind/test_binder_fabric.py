@@ -1,0 +1,305 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""vGPUs that take a whole GPU on NVSwitches, and their partitions."""
+
+import random
+import uuid
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.reconcile import fabric
+from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_WHOLE = 'H100XM-80C'
+_HALF = 'H100XM-40C'
+_LOST, _NVLINK_ERROR = -9, -10
+
+
+class FabricCase(binder_case.BinderCase):
+
+    machine = 'hgx-h100-vfio'
+    gpu = '0000:18:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=(_WHOLE, _HALF))
+
+    def setUp(self):
+        super().setUp()
+        self.partition = 8
+        self.assertEqual(2, self.machine.host.module(self.gpu))
+
+    def keep(self):
+        fabric.FabricKeeper(privileged.machine(), self.live,
+                            self.journal).look()
+
+    def assert_active(self, *partitions):
+        self.assertEqual(partitions, self.machine.active_partitions)
+        self.assertEqual((), self.machine.damage)
+
+
+class BindTest(FabricCase):
+
+    def test_bind_and_unbind(self):
+        handle = self.handle(_WHOLE)
+        self.binder.bind(*handle)
+        self.assert_active(self.partition)
+        (entry,) = self.journal.entries()
+        self.assertEqual(self.partition, entry.fabric_partition)
+        with self.machine.operation():
+            self.assertEqual({'8': [handle[0]]},
+                             self.machine.state.fabric.active)
+        self.binder.bind(*handle)
+        self.assert_active(self.partition)
+        self.binder.unbind(*handle)
+        self.assert_active()
+        self.assertEqual(([], []), self.truth())
+        self.binder.unbind(*handle)
+
+    def test_a_part_of_a_gpu_has_no_nvlinks(self):
+        self.binder.bind(*self.handle(_HALF))
+        self.assert_active()
+        self.assertEqual(0, self.machine.calls['fmConnect'])
+
+    def test_a_gpu_without_its_fabric_is_not_given_away(self):
+        handle = self.handle(_WHOLE)
+        for prepare, words in (
+                (lambda: self.machine.configure_fabric_manager(mode=0),
+                 'FABRIC_MODE'),
+                (lambda: self.machine.configure_fabric_manager(mode=1),
+                 'FABRIC_MODE'),
+                (self.machine.stop_fabric_manager, 'cannot be reached'),
+                (self.machine.remove_fabric_manager, 'fabricmanager.cfg')):
+            self.machine.configure_fabric_manager(mode=2)
+            self.machine.start_fabric_manager()
+            prepare()
+            error = self.assertRaises(exception.BindRefused,
+                                      self.binder.bind, *handle)
+            self.assertIn(words, str(error))
+            self.assertEqual(([], []), self.truth())
+            self.assertEqual((), self.journal.entries())
+
+    def test_an_activation_that_fails_is_rolled_back(self):
+        handle = self.handle(_WHOLE)
+        for after in (False, True):
+            self.machine.faults.fail('fmActivateFabricPartitionWithVFs',
+                                     _NVLINK_ERROR, after=after)
+            error = self.assertRaises(exception.FabricError,
+                                      self.binder.bind, *handle)
+            self.assertEqual('NVLINK_ERROR', error.symbol)
+            self.assertEqual(([], []), self.truth())
+            self.assertEqual((), self.journal.entries())
+            self.assert_active()
+        self.binder.bind(*handle)
+        self.assert_active(self.partition)
+
+    def test_what_a_lost_vgpu_has_left_is_taken_over(self):
+        other = self.handle(_WHOLE, 1)
+        self.binder.bind(*other)
+        with self.machine.operation():
+            left = dict(self.machine.state.fabric.active)
+        self.binder.unbind(*other)
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active.update(left)
+        handle = self.handle(_WHOLE)
+        self.binder.bind(*handle)
+        with self.machine.operation():
+            self.assertEqual({'8': [handle[0]]},
+                             self.machine.state.fabric.active)
+
+    def test_an_unbind_while_the_fabric_manager_is_stopped(self):
+        handle = self.handle(_WHOLE)
+        self.binder.bind(*handle)
+        self.machine.stop_fabric_manager()
+        self.assertRaises(exception.FabricError, self.binder.unbind, *handle)
+        self.assertEqual(([], []), self.truth())
+        (entry,) = self.journal.entries()
+        self.assertIs(journal.Phase.UNBINDING, entry.phase)
+        self.machine.start_fabric_manager(restart=True)
+        self.keep()
+        self.binder.recover()
+        self.assert_active()
+        self.assertEqual((), self.journal.entries())
+
+    def test_the_next_bind_waits_for_the_partition(self):
+        first = self.handle(_WHOLE)
+        second = (*self.handle(_WHOLE, 1)[:2], str(uuid.UUID(int=7)))
+        self.binder.bind(*first)
+        self.machine.faults.fail('fmDeactivateFabricPartition',
+                                 _NVLINK_ERROR, times=2)
+        self.assertRaises(exception.FabricError, self.binder.unbind, *first)
+        self.assertRaises(exception.BindRefused, self.binder.bind, *second)
+        self.assert_active(self.partition)
+        self.binder.bind(*second)
+        self.binder.recover()
+        self.assert_active(self.partition)
+        self.assertEqual([second[2]],
+                         [entry.handle for entry in self.journal.entries()])
+
+
+class MdevTest(FabricCase):
+
+    machine = 'hgx-h100'
+
+    def setUp(self):
+        super().setUp()
+        with self.machine.operation(write=True):
+            for gpu in self.machine.gpus:
+                gpu.state.mig = gpu.state.pending = False
+        self.live.refresh()
+
+    def test_bind_and_unbind(self):
+        handle = self.handle(_WHOLE)
+        self.binder.bind(*handle)
+        self.assert_active(self.partition)
+        with self.machine.operation():
+            self.assertEqual({'8': [handle[0]]},
+                             self.machine.state.fabric.active)
+        self.binder.unbind(*handle)
+        self.assert_active()
+        self.assertEqual(([], []), self.truth())
+
+
+class RestartTest(FabricCase):
+
+    def setUp(self):
+        super().setUp()
+        self.bound = self.handle(_WHOLE)
+        self.binder.bind(*self.bound)
+        self.live.refresh()
+
+    def test_nothing_to_do(self):
+        self.keep()
+        self.assert_active(self.partition)
+        self.assertEqual(
+            1, self.machine.calls['fmActivateFabricPartitionWithVFs'])
+
+    def test_the_fabric_manager_was_restarted(self):
+        for restart in (False, True):
+            self.machine.stop_fabric_manager()
+            self.keep()
+            self.machine.start_fabric_manager(restart=restart)
+            self.keep()
+            self.assert_active(self.partition)
+
+    def test_a_partition_without_an_owner(self):
+        self.binder.unbind(*self.bound)
+        self.live.refresh()
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active['10'] = []
+        self.keep()
+        self.assert_active()
+
+    def test_the_partition_of_a_vgpu_of_somebody_else_stays(self):
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active['10'] = []
+        (other,) = (gpu for gpu in self.live.host().gpus
+                    if str(gpu.address) != self.gpu)
+        kind = next(kind for kind in other.vgpu_types
+                    if kind.name == _WHOLE)
+        path = ('bus', 'pci', 'devices', str(other.vfs[0].address),
+                'nvidia', 'current_vgpu_type')
+        privileged.machine().sysfs.write(str(kind.type_id), *path)
+        self.live.refresh()
+        self.keep()
+        self.assert_active(self.partition, 10)
+
+    def test_another_mode(self):
+        self.machine.configure_fabric_manager(mode=0)
+        self.machine.start_fabric_manager()
+        self.keep()
+        self.assert_active()
+        self.binder.unbind(*self.bound)
+        self.assertEqual((), self.journal.entries())
+
+    def test_the_machine_was_restarted(self):
+        self.machine.reboot()
+        self.machine.sriov_manage('ALL')
+        self.assert_active()
+        self.live.refresh()
+        restorer = wiring.restorer(privileged.machine(), self.state_path)
+        restorer.restore(self.live.gpu(self.address), None)
+        self.assert_active(self.partition)
+        self.assertEqual(self.bound[0], self.truth()[1][0][1])
+
+
+class WalkTest(FabricCase):
+
+    operations = 60
+
+    def test_owners_and_partitions_agree(self):
+        """Random binds, unbinds and restarts; agreement after each report."""
+        draw = random.Random(17)
+        handles = [self.handle(_WHOLE, number) for number in range(2)]
+        for _ in range(self.operations):
+            handle = draw.choice(handles)
+            match draw.randrange(10):
+                case 0 | 1:
+                    self.attempt(self.binder.bind, *handle)
+                case 2 | 3:
+                    self.attempt(self.binder.unbind, *handle)
+                case 4:
+                    self.machine.start_fabric_manager(
+                        restart=draw.random() < 0.5)
+                case 5:
+                    self.restart()
+                case 6:
+                    self.reboot()
+                case _:
+                    self.machine.faults.fail(
+                        draw.choice(('fmActivateFabricPartitionWithVFs',
+                                     'fmDeactivateFabricPartition')), _LOST,
+                        after=draw.random() < 0.5)
+            self.live.refresh()
+            self.keep()
+            self.binder.recover()
+            self.machine.faults.clear()
+            self.keep()
+            bound = [entry for entry in self.journal.entries()
+                     if entry.phase is journal.Phase.BOUND]
+            self.assertEqual(
+                {str(entry.fabric_partition): [str(entry.function)]
+                 for entry in bound}, self.active())
+
+    def reboot(self):
+        self.machine.reboot()
+        self.machine.sriov_manage('ALL')
+        self.live.refresh()
+        self.attempt(wiring.restorer(
+            privileged.machine(), self.state_path).restore,
+            self.live.gpu(self.address), None)
+
+    def active(self):
+        with self.machine.operation():
+            return dict(self.machine.state.fabric.active)
+
+    def attempt(self, function, *args):
+        try:
+            function(*args)
+        except exception.GpuDriverError:
+            self.machine.faults.clear()
+
+
+class OtherBoardsTest(binder_case.BinderCase):
+
+    machine = 'a100x4-vfio'
+    gpu = '0000:ca:00.0'
+    policy = policy.Policy('p', policy.Mode.VGPU,
+                           vgpu_types=('A100D-80C',))
+
+    def test_no_nvswitches(self):
+        (offer,) = self.live.offers(self.live.gpu(self.address))
+        self.assertEqual(1, offer.total)
+        self.binder.bind(*self.handle(offer.profile))
+        (entry,) = self.journal.entries()
+        self.assertIsNone(entry.fabric_partition)

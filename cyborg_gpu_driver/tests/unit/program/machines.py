@@ -1,0 +1,45 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Simulated machines that are no larger than a test needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+
+
+def load(name: str, state: str | None = None, gpu: str | None = None,
+         gpus: int = 2) -> simulator.Machine:
+    """Some GPUs of a host, with all its other functions.
+
+    The second one shows what a change of the first does to others. Each GPU
+    has up to 20 virtual functions, and each reader that begins reads them.
+
+    :param name: of the host, or the path of its file.
+    :param state: file that processes share; None keeps the state here.
+    :param gpu: address of one of them; the first unless given.
+    :param gpus: how many.
+    """
+    host = files.load(name)
+    tested = [item for item in host.gpus if item.address == gpu]
+    others = [item for item in host.gpus if item.address != gpu]
+    kept = sorted([*tested, *others][:gpus],
+                  key=lambda item: item.address)
+    machine = simulator.Machine(
+        dataclasses.replace(host, gpus=tuple(kept)), state)
+    # Makes the state file.
+    with machine.operation(write=True):
+        return machine

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the privileged calls to the fabric manager refuse."""
+
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program.privileged import fabric
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.program import machines
+
+_FUNCTION = '0000:18:00.4'
+
+
+class FabricTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.machine = machines.load('hgx-h100-vfio')
+        platform = simulated.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        privileged.run_here(platform)
+
+    def test_arguments_are_checked(self):
+        for number in (-1, True, '8', 1 << 31, None):
+            for call in (lambda number: fabric.activate(number, _FUNCTION),
+                         fabric.deactivate,
+                         lambda number: fabric.restore(
+                             [(number, _FUNCTION)], [])):
+                self.assertRaises(exception.InvalidValue, call, number)
+        for function in ('../0000:18:00.4', '', '0000:17:00.9'):
+            self.assertRaises(exception.InvalidPciAddress, fabric.activate,
+                              8, function)
+            self.assertRaises(exception.InvalidPciAddress, fabric.restore,
+                              [], [function])
+            self.assertRaises(exception.InvalidPciAddress,
+                              fabric.own_partition, function)
+        self.assertRaises(exception.UnknownGpu, fabric.activate, 8,
+                          '0000:00:1f.0')
+        self.assertEqual(0, self.machine.calls['fmConnect'])
+
+    def test_what_is_not_active_is_not_deactivated(self):
+        self.assertIsNone(fabric.deactivate(8))
+        self.assertIsNone(fabric.deactivate(99))
+        self.assertEqual(
+            0, self.machine.calls['fmDeactivateFabricPartition'])
+
+    def test_a_gpu_without_a_partition(self):
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.excluded = ['0000:18:00.0']
+        error = self.assertRaises(exception.StepFailed,
+                                  fabric.own_partition, '0000:18:00.0')
+        self.assertIn('no partition', str(error))

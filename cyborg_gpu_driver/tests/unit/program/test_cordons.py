@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.program import cordons
+from cyborg_gpu_driver.record import store
+
+ONE, OTHER = (model.PciAddress(0, bus, 0, 0) for bus in (7, 0x41))
+ANN = cordon.Cordon(cordon.Source.CYBORG, 5.0, 'ann', 'a move')
+ROOT = cordon.Cordon(cordon.Source.OPERATOR, 9.0, 'root', 'a fan')
+PLAIN = cordon.Cordon(cordon.Source.CYBORG, 9.0)
+
+
+class KeeperTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.useFixture(fixtures.TempDir()).path
+        self.keeper = self.again()
+
+    def again(self):
+        """That of another process."""
+        return cordons.CordonKeeper(self.path, lambda: 9.0)
+
+    def disable(self, *addresses, told=None, keeper=None):
+        (keeper or self.keeper).note_disabled(frozenset(addresses),
+                                              lambda address: told)
+
+    def changed(self, keeper=None):
+        return [(change.gpu, change.cordon, change.is_cordoned)
+                for change in (keeper or self.keeper).changes()]
+
+    def test_what_cyborg_said_last_counts(self):
+        self.disable(ONE)
+        self.assertEqual((PLAIN,), self.again().of(ONE))
+        self.again().note_disabled(None)
+        self.keeper.note_disabled(None)
+        self.assertEqual({ONE: (PLAIN,)}, self.again().known())
+        self.disable(OTHER)
+        self.assertEqual({OTHER: (PLAIN,)}, self.again().known())
+
+    def test_nothing_is_written_while_none_is_cordoned(self):
+        self.disable()
+        self.assertEqual({}, self.keeper.known())
+        self.assertFalse(os.path.exists(store.of(self.path).path(ONE)))
+
+    def test_who_and_why_may_be_told_later(self):
+        self.disable(ONE)
+        self.disable(ONE, told=ANN)
+        self.assertEqual((ANN,), self.keeper.of(ONE))
+        # And is not asked for any more.
+        self.disable(ONE, told=PLAIN)
+        self.assertEqual((ANN,), self.keeper.of(ONE))
+
+    def test_neither_side_lifts_the_cordon_of_the_other(self):
+        self.disable(ONE, told=ANN)
+        self.assertEqual((ROOT, ANN),
+                         self.keeper.add(ONE, 'root', 'a fan'))
+        self.assertEqual((ANN,), self.keeper.lift(ONE))
+        self.keeper.add(ONE, 'root', 'a fan')
+        self.disable()
+        self.assertEqual((ROOT,), self.keeper.of(ONE))
+        self.disable(ONE, told=ANN)
+        self.assertEqual((ROOT, ANN), self.keeper.of(ONE))
+        self.disable()
+        self.assertEqual((), self.keeper.lift(ONE))
+
+    def test_the_first_cordon_on_the_host_stays(self):
+        self.keeper.add(ONE, 'root', 'a fan')
+        self.assertEqual((ROOT,), self.keeper.add(ONE, 'ann', 'more'))
+
+    def test_an_uncordon_ends_what_health_has_begun(self):
+        store.of(self.path).put(ONE, errors=7, cordons=(
+            cordon.Cordon(cordon.Source.HEALTH, 1.0),))
+        self.assertEqual((), self.keeper.lift(ONE))
+        self.assertEqual(0, store.of(self.path).read(ONE).errors)
+
+    def test_a_damaged_record(self):
+        self.disable(ONE)
+        for content in ('', '{}'):
+            with open(store.of(self.path).path(ONE), 'w',
+                      encoding='utf-8') as stream:
+                stream.write(content)
+            self.assertEqual((), self.again().of(ONE))
+            store.of(self.path).check()
+            # Also where Cyborg does not answer just now.
+            self.keeper.note_disabled(None)
+            self.assertEqual((PLAIN,), self.again().of(ONE))
+
+    def test_changes(self):
+        self.disable()
+        self.assertEqual([], self.changed())
+        self.again().add(ONE, 'root', 'a fan')
+        self.disable(OTHER, told=ANN)
+        self.assertEqual([(ONE, ROOT, True), (OTHER, ANN, True)],
+                         self.changed())
+        self.disable(ONE, OTHER, told=ANN)
+        self.assertEqual([(ONE, ANN, True)], self.changed())
+        self.again().lift(ONE)
+        self.disable()
+        self.assertEqual([(ONE, ANN, False), (OTHER, ANN, False)],
+                         self.changed())
+        self.assertEqual([], self.changed())
+
+    def test_a_restart_tells_only_what_is_new(self):
+        self.keeper.add(ONE, 'root', 'a fan')
+        later = self.again()
+        self.disable(OTHER, keeper=later)
+        self.assertEqual([(OTHER, PLAIN, True)], self.changed(later))

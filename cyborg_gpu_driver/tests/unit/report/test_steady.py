@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which GPUs a report sends in full."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oslotest import base
+
+from cyborg_gpu_driver.report import steady
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.tests.unit.report import samples
+
+_INTERVAL = 600.0
+_PLENTY = 1000
+
+
+class SteadyTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        host, offered = samples.host()
+        self.devices = samples.reported(host, offered, 'compute1')
+        self.there = {deployable.provider_uuid for device in self.devices
+                      for deployable in device.deployables}
+        self.now = 0.0
+        self.steady = steady.Steady(_INTERVAL, lambda: self.now)
+
+    def full(self, devices=None, there=None, room=_PLENTY):
+        """Addresses of the devices that a report sends in full."""
+        devices = self.devices if devices is None else devices
+        thinned = self.steady.thin(steady.Report(
+            devices, self.there if there is None else there), room)
+        self.assertEqual([device.address for device in devices],
+                         [device.address for device in thinned])
+        for device, sent in zip(devices, thinned, strict=True):
+            self.assertIn(sent, (device, build.stub_device(device.address)))
+        return [device.address for device in thinned if not device.stub]
+
+    def settle(self):
+        for _ in range(2):
+            self.full()
+        self.assertEqual([], self.full())
+
+    def all(self):
+        return [device.address for device in self.devices]
+
+    def test_all_are_full_twice_after_a_start(self):
+        self.assertEqual(self.all(), self.full())
+        self.assertEqual(self.all(), self.full())
+        self.assertEqual([], self.full())
+
+    def test_a_changed_device_is_full_twice(self):
+        self.settle()
+        first, *others = self.devices
+        changed = [dataclasses.replace(first, model='other'), *others]
+        self.assertEqual([first.address], self.full(changed))
+        self.assertEqual([first.address], self.full(changed))
+        self.assertEqual([], self.full(changed))
+
+    def test_who_uses_a_gpu_is_no_change(self):
+        self.settle()
+        first, *others = self.devices
+        self.assertEqual([], self.full(
+            [dataclasses.replace(first, busy='somebody'), *others]))
+
+    def test_all_are_full_after_the_interval(self):
+        self.settle()
+        self.now += _INTERVAL - 1
+        self.assertEqual([], self.full())
+        self.now += 1
+        self.assertEqual(self.all(), self.full())
+        self.assertEqual([], self.full())
+
+    def test_interval_0_makes_all_full(self):
+        self.steady = steady.Steady(0, lambda: self.now)
+        for _ in range(4):
+            self.assertEqual(self.all(), self.full())
+
+    def test_a_device_without_a_provider_stays_full(self):
+        """Cyborg could not make it, or has deleted it."""
+        self.settle()
+        last = self.devices[-1]
+        there = self.there - {last.deployables[0].provider_uuid}
+        for _ in range(4):
+            self.assertEqual([last.address], self.full(there=there))
+
+    def test_a_gpu_with_providers_that_are_to_go_stays_full(self):
+        self.settle()
+        first = self.devices[0].address
+        for _ in range(4):
+            thinned = self.steady.thin(
+                steady.Report(self.devices, self.there, {first}), _PLENTY)
+            self.assertEqual([first], [device.address for device in thinned
+                                       if not device.stub])
+
+    def test_without_placement_only_changes_are_full(self):
+        self.settle()
+        self.assertEqual([], [
+            device for device in self.steady.thin(
+                steady.Report(self.devices, None), 0)
+            if not device.stub])
+
+    def test_a_stub_stays_one(self):
+        stub = build.stub_device(self.devices[0].address)
+        self.assertEqual((stub,), self.steady.thin(
+            steady.Report((stub,), set()), _PLENTY))
+
+    def test_new_gpus_come_a_few_at_a_time(self):
+        """The first in any case, the others while there is room."""
+        numbers = [len(device.deployables) for device in self.devices]
+        self.assertGreater(len(numbers), 2)
+        first, second, *_ = self.all()
+        self.assertEqual([first], self.full(there=set(), room=0))
+        self.assertEqual([first], self.full(
+            there=set(), room=numbers[0] + min(numbers[1:]) - 1))
+        self.assertEqual([first, second], self.full(
+            there=set(), room=numbers[0] + numbers[1])[:2])
+        made = {deployable.provider_uuid
+                for deployable in self.devices[0].deployables}
+        self.assertIn(second, self.full(there=made, room=0))
+
+    def test_room_for_what_placement_has_takes_no_room(self):
+        self.assertEqual(self.all(), self.full(room=0))
+
+
+class RoomTest(base.BaseTestCase):
+
+    def test_room(self):
+        """A quarter of the timeout; 18 requests for each provider."""
+        self.assertEqual(83, steady.room(60, 0.01))
+        self.assertEqual(13, steady.room(60, 0.06))
+        self.assertEqual(0, steady.room(60, float('inf')))

@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Numbers of seconds that people type."""
+
+import argparse
+
+from oslotest import base
+
+from cyborg_gpu_driver import moments
+
+
+class SecondsTest(base.BaseTestCase):
+
+    def refusal(self, read, text):
+        return str(self.assertRaises(argparse.ArgumentTypeError, read, text))
+
+    def test_a_fraction(self):
+        read = moments.seconds(0.1, 3600)
+        self.assertEqual((0.1, 2.5, 3600), tuple(
+            map(read, ('0.1', '2.5', '3600'))))
+        for text in ('0.09', '3600.1', '-1', 'nan', 'inf', 'x', ''):
+            self.assertIn('is not a number of seconds from 0.1 to 3600',
+                          self.refusal(read, text))
+
+    def test_without_a_limit(self):
+        read = moments.seconds(0)
+        self.assertEqual((0, 1e9), tuple(map(read, ('0', '1e9'))))
+        for text in ('-1', 'inf', 'nan'):
+            self.assertIn('is not a number of seconds of at least 0',
+                          self.refusal(read, text))
+
+    def test_a_whole_number(self):
+        read = moments.seconds(1, 86400, whole=True)
+        self.assertEqual(86400, read('86400'))
+        for text in ('0', '1.5', '86401', 'x'):
+            self.assertIn('is not a whole number of seconds from 1 to 86400',
+                          self.refusal(read, text))
