@@ -10,137 +10,187 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML calls from one layout to another, against clearing and rebuilding.
+"""NVML calls of ``cyborg-gpu layout apply``, beside those of mig-parted.
 
-A simulated A100 goes from each layout to each other one where instances
-can stay, once by a plan that keeps them and once as a tool does
-that destroys everything first. Both read the GPU before and after and pay
-the same for each instance made or destroyed.
+Eight simulated A100 go from layout to layout, once by our command and once by
+the calls that NVIDIA's mig-parted makes. Calls are counted at the C library,
+for the whole process, its start included. Both sides must end with the same
+instances on every GPU.
 
 usage: python benchmarks/layout_calls.py [-f table|json]
 
-Exits 1 if keeping what is right takes more calls for any pair, or as many.
+Exits 1 if nothing changes and we make more calls than mig-parted, if half of
+the instances stay and we make more than a quarter of its calls, or if we
+destroy an instance that could stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
+import gc
+import io
 import json
 import pathlib
 import sys
 import tempfile
-import warnings
+from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine
+import figures
+import mig_parted
 
-with warnings.catch_warnings():
-    # oslo.privsep imports eventlet, which complains of itself.
-    warnings.simplefilter('ignore')
-    from cyborg_gpu_driver.program.privileged import mig as privileged
-    from cyborg_gpu_driver.program.ready import apply
-    from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.cmd import main as command
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.simulator.library import library
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.simulator.machine import patch
 
 HOST = 'dgx-a100-80'
+PROFILES = {'1g.10gb': (0, 1), '2g.20gb': (1, 2), '3g.40gb': (2, 3),
+            '4g.40gb': (3, 4), '7g.80gb': (4, 7)}
+"""NVML_GPU_INSTANCE_PROFILE_* and slices of each."""
 LAYOUTS = {
-    '7 x 1g': {'1g.10gb': 7},
-    '3g + 4 x 1g': {'3g.40gb': 1, '1g.10gb': 4},
-    '3g + 2g + 2 x 1g': {'3g.40gb': 1, '2g.20gb': 1, '1g.10gb': 2},
-    '3g + 2 x 2g': {'3g.40gb': 1, '2g.20gb': 2},
-    '2 x 3g': {'3g.40gb': 2},
-    '4g + 2g + 1g': {'4g.40gb': 1, '2g.20gb': 1, '1g.10gb': 1},
+    'seven': {'1g.10gb': 7},
+    'four and one': {'3g.40gb': 1, '1g.10gb': 4},
+    'balanced': {'3g.40gb': 1, '2g.20gb': 1, '1g.10gb': 2},
 }
+WALK = ('seven', 'seven', 'four and one', 'seven', 'balanced', 'balanced')
+"""Layouts one after another, from empty GPUs in MIG mode."""
+DESTROY = 'nvmlGpuInstanceDestroy'
 
 
-class Bench:
-    """One GPU, and an applier of its own for each process that there is
-    thought to be."""
+class Ours:
+    """Our command, each time with all that a process of its own does."""
 
-    def __init__(self, state_path: str):
-        self._state_path = state_path
-        self.machine = machine.Machine.load(HOST)
-        self._platform = platform.open_platform(self.machine)
-        privileged.run_here(self._platform)
-        self.gpu = reader.HostReader(self._platform).snapshot().gpus[0]
-        self.transactions = transaction.Transactions(self._platform,
-                                                     state_path)
-        self.applier = apply.Applier(self.transactions)
-        self.go({'7g.80gb': 1})
+    def __init__(self, directory: pathlib.Path):
+        self._state = directory / 'machine'
+        self._layouts = directory / 'layouts.yaml'
+        self._layouts.write_text(json.dumps({
+            'version': 'v1', 'mig-configs': {
+                name: [{'devices': 'all', 'mig-enabled': True,
+                        'mig-devices': layout}]
+                for name, layout in LAYOUTS.items()}}))
+        (directory / 'state').mkdir()
+        self._conf = directory / 'gpu.conf'
+        self._conf.write_text(f'[gpu]\nstate_path = {directory / "state"}\n')
 
-    def go(self, devices: dict[str, int]) -> None:
-        self.applier.apply(self.gpu, target.wanted(self.gpu, True, devices))
+    def apply(self, name: str) -> None:
+        said = io.StringIO()
+        with patch.kept(), contextlib.redirect_stdout(said), (
+                contextlib.redirect_stderr(said)):
+            code = command.main([
+                '--simulate', HOST, '--state', str(self._state),
+                '--config-file', str(self._conf), 'layout', 'apply', '-f',
+                str(self._layouts), '-c', name])
+            # As the end of a process closes it.
+            privileged.machine().nvml.reset()
+            gc.collect()
+            gate.close_abandoned()
+            privileged._platform = None
+        if code:
+            raise RuntimeError(f'layout apply -c {name}: {said.getvalue()}')
 
-    def kept(self, devices: dict[str, int]) -> int:
-        """How many instances of now would stay."""
-        now = self.transactions.read(self.gpu)
-        return len(self.applier.plan(now, target.wanted(
-            self.gpu, True, devices)).keep)
-
-    def calls(self, devices: dict[str, int]) -> int:
-        """NVML calls of one apply."""
-        self.machine.reset_calls()
-        self.go(devices)
-        return sum(self.machine.calls.values())
-
-    def rebuilding(self, devices: dict[str, int]) -> int:
-        """NVML calls of clearing the GPU and making all anew.
-
-        Two applies read the empty GPU between them, the first to check and
-        the second to plan, which one tool would not do: left out.
-        """
-        clearing = self.calls({})
-        self.machine.reset_calls()
-        self.transactions.read(self.gpu)
-        between = sum(self.machine.calls.values())
-        return clearing + self.calls(devices) - 2 * between
+    def instances(self) -> list[list[tuple[int, int]]]:
+        return instances(simulator.Machine.load(HOST, str(self._state)))
 
 
-def measure() -> list[dict]:
-    rows = []
-    with contextlib.ExitStack() as stack:
-        bench = Bench(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.callback(bench.machine.uninstall)
-        for devices in LAYOUTS.values():
-            # What is asked once a session is known from here on.
-            bench.go(devices)
-        for name, before in LAYOUTS.items():
-            for other, after in LAYOUTS.items():
-                bench.go({})
-                bench.go(before)
-                shared = bench.kept(after)
-                if name == other or not shared:
-                    continue
-                keeping = bench.calls(after)
-                bench.go({})
-                bench.go(before)
-                rows.append({'from': name, 'to': other, 'kept': shared,
-                             'keeping': keeping,
-                             'rebuilding': bench.rebuilding(after)})
-    return rows
+class Theirs:
+    """mig-parted on a machine of its own."""
+
+    def __init__(self) -> None:
+        self._machine = simulator.Machine.load(HOST)
+        self._tool = mig_parted.MigParted(
+            [gpu.address for gpu in self._machine.gpus], PROFILES)
+
+    def apply(self, name: str) -> None:
+        with self._machine:
+            self._tool.apply(LAYOUTS[name])
+
+    def instances(self) -> list[list[tuple[int, int]]]:
+        return instances(self._machine)
 
 
-def main() -> int:
+def instances(machine: simulator.Machine) -> list[list[tuple[int, int]]]:
+    """Profile id and number of slices with compute of each, by GPU."""
+    with machine.operation():
+        return [sorted((item.profile_id, len(item.compute))
+                       for item in gpu.state.instances.values())
+                for gpu in machine.gpus]
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[collections.Counter]:
+    """Counts the calls of C symbols in the block."""
+    calls: collections.Counter = collections.Counter()
+    original = library.Library.call
+
+    def call(self, name, *arguments):
+        calls[name] += 1
+        return original(self, name, *arguments)
+
+    library.Library.call = call
+    try:
+        yield calls
+    finally:
+        library.Library.call = original
+
+
+def measure(directory: pathlib.Path) -> Iterator[figures.Figure]:
+    """The figures of the walk.
+
+    :param directory: an empty one, for our command's files.
+    """
+    ours, theirs = Ours(directory), Theirs()
+    before = None
+    for name in WALK:
+        with counted() as mine:
+            ours.apply(name)
+        with counted() as other:
+            theirs.apply(name)
+        if ours.instances() != theirs.instances():
+            raise RuntimeError(f'{name}: the two sides differ')
+        yield from _step(before, name, mine, other)
+        before = name
+
+
+def _step(before: str | None, name: str, mine: collections.Counter,
+          other: collections.Counter) -> Iterator[figures.Figure]:
+    """What a step took, and what it may take."""
+    baseline, limit = other.total(), None
+    words = f'{before or "empty"} to {name}'
+    if name == before:
+        words, limit = f'{name}, again', baseline
+    elif before:
+        limit = baseline // 4
+    yield figures.Figure(words, mine.total(), 'NVML calls',
+                         baseline=baseline, limit=limit)
+    if before and name != before:
+        yield figures.Figure(
+            f'{words}: instances destroyed', mine[DESTROY], '',
+            baseline=other[DESTROY], floor=(least := needless(before, name)),
+            limit=least)
+
+
+def needless(before: str, name: str) -> int:
+    """How many instances have to go on all GPUs, whoever does it."""
+    gone = (collections.Counter(LAYOUTS[before])
+            - collections.Counter(LAYOUTS[name]))
+    return gone.total() * len(simulator.Machine.load(HOST).gpus)
+
+
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('-f', '--format', choices=('table', 'json'),
                         default='table')
-    arguments = parser.parse_args()
-    rows = measure()
-    if arguments.format == 'json':
-        print(json.dumps(rows, indent=2))
-    else:
-        print(f'{"from":18} {"to":18} {"kept":>4} {"keeping":>8} '
-              f'{"rebuilding":>11}')
-        for row in rows:
-            print(f'{row["from"]:18} {row["to"]:18} {row["kept"]:4} '
-                  f'{row["keeping"]:8} {row["rebuilding"]:11}')
-        print(f'{"all":42} {sum(row["keeping"] for row in rows):8} '
-              f'{sum(row["rebuilding"] for row in rows):11}')
-    return int(any(row['keeping'] >= row['rebuilding'] for row in rows))
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        return figures.show(measure(pathlib.Path(directory)),
+                            options.format)
 
 
 if __name__ == '__main__':

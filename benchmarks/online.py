@@ -275,7 +275,7 @@ class Cluster:
             for option in options:
                 loss = score.loss(option.lost, prices)
                 if loss < least or (loss == least
-                                    and _rank(row) < _rank(best)):
+                                    and rank(row) < rank(best)):
                     least, best, chosen = loss, row, option
         return chosen and (
             self._first(best), chosen.placement, chosen.after)
@@ -294,6 +294,6 @@ class Cluster:
         return self._firsts[key]
 
 
-def _rank(row):
+def rank(row: score.Row) -> tuple:
     """Orders rows that are equally good: the fullest first."""
     return -row.taken, row.occupancy.taken

@@ -17,13 +17,19 @@ Instances are asked for and end at random on a cluster of GPUs with the
 8-unit grid. Each policy sees the same requests. First-fit is what is
 commonly done, repacking what could be had if everything that runs could be
 moved; the share of the gap between the two that a policy closes says how
-good it is.
+good it is. "FGD" and "MFI" are published measures of fragmentation
+(measures.py), "1 move" and "2 moves" are capacity-loss with at most so many
+moves for a refused request, planned as "openstack gpu defragment" does. For
+up to three GPUs, "optimum" is the best that any policy can do that moves
+nothing and refuses nothing that fits, "optimum, refusing" the best without
+moves at all (optimum.py).
 
-usage: python benchmarks/packing.py [-f table|json] [--gpus 8,100]
+usage: python benchmarks/packing.py [-f table|json] [--gpus 3,8,100]
            [--load 0.85] [--mix uniform,bimodal,small,6:1:1:1:3]
-           [--lifetime exponential|lognormal] [--seeds N] ...
+           [--lifetime exponential|lognormal] [--seeds N] [--moves 1,2] ...
 
-Exits 1 if capacity-loss closes less of the gap than we set ourselves.
+Exits 1 if capacity-loss, without moves or with one, misses what we set
+ourselves.
 """
 
 from __future__ import annotations
@@ -40,13 +46,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
                 str(pathlib.Path(__file__).resolve().parent)]
 
+import measures  # noqa: E402
 import online  # noqa: E402
+import optimum  # noqa: E402
 import oracle  # noqa: E402
+import relocation  # noqa: E402
 
 from cyborg_gpu_driver.host.snapshot import model  # noqa: E402
 from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
@@ -62,6 +72,7 @@ PROFILES = tuple(
     for number, (name, slices, size, starts) in enumerate(zip(
         oracle.PROFILES, SLICES, (1, 2, 4, 4, 8),
         (range(7), (0, 2, 4), (0, 4), (0,), (0,)), strict=True)))
+GRID = geometry.Geometry(PROFILES)
 DRIVER_STARTS = {0: (6, 4, 5, 0, 1, 2, 3), 1: (4, 0, 2), 2: (4, 0)}
 """Where the driver puts an instance if it is not told."""
 
@@ -92,6 +103,15 @@ WARM_UP = 12.0
 
 FIRST_FIT, REPACKING = 'first-fit', 'repacking'
 OURS = 'capacity-loss'
+OPTIMUM, REFUSING = 'optimum', 'optimum, refusing'
+MOVES = {1: 'capacity-loss, 1 move', 2: 'capacity-loss, 2 moves'}
+POINTS = {
+    3: (OURS, REFUSING, 0.6), 8: (MOVES[1], REPACKING, 2.0),
+    100: (MOVES[1], REPACKING, 0.5)}
+"""By number of GPUs: a policy, what it is compared with, and how many
+percentage points of slices it may accept less, over :data:`MIXES`."""
+MOST_MOVES = 0.1
+"""Of an accepted request, in the cases of :data:`POINTS`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +134,8 @@ class Score:
     seconds: float = 0.0
     """Of all decisions, with taking the place."""
     decisions: int = 0
+    moves: int = 0
+    """Of instances that made room."""
 
     @property
     def acceptance(self):
@@ -131,7 +153,8 @@ class Score:
         return Score([*map(sum, zip(self.offered, other.offered))],
                      [*map(sum, zip(self.accepted, other.accepted))],
                      self.seconds + other.seconds,
-                     self.decisions + other.decisions)
+                     self.decisions + other.decisions,
+                     self.moves + other.moves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +173,14 @@ class Line:
     slice_gap_closed: float | None
     microseconds: float
     """A decision, mean; of repacking, the closed form alone."""
+    moves: float
+    """Of other instances, for each accepted request."""
     by_profile: dict[str, float | None]
+
+
+def rate_of(gpus: int, load: float, mix: tuple[float, ...]) -> float:
+    """Requests in a mean lifetime; the load as of :func:`requests`."""
+    return load * SLICES_PER_GPU * gpus * sum(mix) / _slices(mix)
 
 
 def requests(chance: random.Random, gpus: int, load: float,
@@ -162,7 +192,7 @@ def requests(chance: random.Random, gpus: int, load: float,
     :param load: compute slices asked for at a time, on average, of all
         that there are.
     """
-    rate = load * SLICES_PER_GPU * gpus * sum(mix) / _slices(mix)
+    rate = rate_of(gpus, load, mix)
     now = 0.0
     while True:
         now += chance.expovariate(rate)
@@ -176,6 +206,7 @@ def play(cluster, traffic: list[Request]) -> Score:
     for number, request in enumerate(traffic):
         while running and running[0][0] <= request.arrival:
             cluster.remove(heapq.heappop(running)[-1])
+        moved = getattr(cluster, 'moves', 0)
         start = clock()
         place = cluster.request(request.profile)
         score.seconds += clock() - start
@@ -185,13 +216,17 @@ def play(cluster, traffic: list[Request]) -> Score:
         if request.arrival >= WARM_UP:
             score.offered[request.profile] += 1
             score.accepted[request.profile] += place is not None
+            score.moves += getattr(cluster, 'moves', 0) - moved
     return score
 
 
-def contestants(gpus: int) -> dict[str, object]:
-    """A fresh cluster for each policy."""
-    grid = geometry.Geometry(PROFILES)
-    table = score.Table(grid)
+def contestants(gpus: int, moves: Iterable[int] = MOVES
+                ) -> dict[str, object]:
+    """A fresh cluster for each policy.
+
+    :param moves: at most so many for a refused request, each a policy.
+    """
+    table = score.Table(GRID)
     empty = dict.fromkeys(range(gpus), geometry.EMPTY)
     first, best, ours = online.Policy
     return {
@@ -201,22 +236,42 @@ def contestants(gpus: int) -> dict[str, object]:
         'best-fit': online.Cluster(table, empty, best),
         'best-fit, driver starts': online.Cluster(
             table, empty, best, DRIVER_STARTS),
+        'FGD': measures.Steepest(table, empty, measures.fgd),
+        'MFI': measures.Steepest(table, empty, measures.mfi),
         OURS: online.Cluster(table, empty, ours),
+        **{MOVES[most]: relocation.Relocating(
+            online.Cluster(table, empty, ours), empty, most)
+            for most in moves},
         REPACKING: oracle.Repacking(gpus),
     }
+
+
+def optima(gpus: int, load: float, mix: tuple[float, ...]
+           ) -> dict[str, optimum.Process]:
+    """What no policy without moves exceeds; nothing for many GPUs."""
+    if gpus > optimum.MOST_GPUS:
+        return {}
+    return {name: optimum.Process(
+        GRID, gpus, SLICES, [part / sum(mix) for part in mix],
+        rate_of(gpus, load, mix), refuses)
+        for name, refuses in ((OPTIMUM, False), (REFUSING, True))}
 
 
 def measure(gpus, load, mix, options):
     """The lines of one case: every policy on the same requests."""
     runs = []
+    solved = optima(gpus, load, parts_of(mix))
     for seed in range(options.first_seed, options.first_seed
                       + options.seeds):
         chance = random.Random(f'{seed}/{gpus}/{load}/{mix}')
         traffic = list(itertools.islice(
             requests(chance, gpus, load, parts_of(mix),
                      LIFETIMES[options.lifetime]), options.requests))
+        clusters = contestants(gpus, options.moves)
+        clusters.update((name, optimum.Optimal(process, GRID, gpus))
+                        for name, process in solved.items())
         runs.append({name: play(cluster, traffic)
-                     for name, cluster in contestants(gpus).items()})
+                     for name, cluster in clusters.items()})
     scores = {name: sum((run[name] for run in runs), Score())
               for name in runs[0]}
     return [_line(gpus, load, mix, name, scores, runs) for name in scores]
@@ -231,6 +286,7 @@ def _line(gpus, load, mix, name, scores, runs):
         _share(scores, name, 'acceptance'),
         statistics.stdev(shares) if len(shares) > 1 else 0.0,
         _share(scores, name, 'slice_acceptance'), score.microseconds,
+        score.moves / max(1, sum(score.accepted)),
         {profile: accepted / offered if offered else None
          for profile, accepted, offered in zip(
              oracle.PROFILES, score.accepted, score.offered)})
@@ -276,6 +332,26 @@ def summaries(lines: list[Line]) -> Iterator[dict]:
         }
 
 
+def points(lines: list[Line]) -> Iterator[dict]:
+    """How far policies are below what they are compared with, by slices.
+
+    Each mix counts alike; nothing for other loads and mixes than ours.
+    """
+    for gpus, (policy, reference, limit) in POINTS.items():
+        ours, best = ([line for line in lines if (
+            line.gpus, line.load, line.policy) == (gpus, TARGET_LOAD, name)]
+            for name in (policy, reference))
+        if {line.mix for line in ours} == set(MIXES) == {
+                line.mix for line in best}:
+            yield {
+                'gpus': gpus, 'policy': policy, 'reference': reference,
+                'points': 100 * statistics.fmean(
+                    above.slice_acceptance - line.slice_acceptance
+                    for line, above in zip(ours, best, strict=True)),
+                'limit': limit, 'most_moves': MOST_MOVES,
+                'moves': max(line.moves for line in ours)}
+
+
 def main(argv=None):
     options = _parser().parse_args(argv)
     lines = []
@@ -284,20 +360,27 @@ def main(argv=None):
         print(f'{number} of {len(cases)}: {gpus} GPUs, load {load:g}, '
               f'{mix}', file=sys.stderr)
         lines.extend(measure(gpus, load, mix, options))
-    totals = list(summaries(lines))
+    totals, distances = list(summaries(lines)), list(points(lines))
     if options.format == 'json':
         json.dump({'cases': [dataclasses.asdict(line) for line in lines],
-                   'summaries': totals}, sys.stdout, indent=1)
+                   'summaries': totals, 'points': distances},
+                  sys.stdout, indent=1)
         print()
     else:
-        show(lines, totals)
+        show(lines, totals, distances)
     missed = [total for total in totals if total['limit'] is not None
               and total['gap_closed'] is not None
               and total['gap_closed'] < total['limit']]
     for total in missed:
         print('{gpus} GPUs: {gap_closed:.2f} of the gap closed is less than '
               '{limit:.2f}'.format(**total), file=sys.stderr)
-    return 1 if missed else 0
+    far = [one for one in distances if one['points'] > one['limit']
+           or one['moves'] > one['most_moves']]
+    for one in far:
+        print('{gpus} GPUs, {policy}: {points:.2f} points below {reference} '
+              'with {moves:.3f} moves; at most {limit} points and '
+              '{most_moves} moves'.format(**one), file=sys.stderr)
+    return 1 if missed or far else 0
 
 
 def _parser():
@@ -305,8 +388,8 @@ def _parser():
         description='How many requests each online policy can meet.')
     parser.add_argument('-f', '--format', choices=('table', 'json'),
                         default='table')
-    parser.add_argument('--gpus', type=_list(int, 1), default=[8, 100],
-                        metavar='N,...', help='default: 8,100')
+    parser.add_argument('--gpus', type=_list(int, 1), default=[3, 8, 100],
+                        metavar='N,...', help='default: 3,8,100')
     parser.add_argument('--load', type=_list(float, 0.01),
                         default=[TARGET_LOAD], metavar='X,...',
                         help='compute slices asked for of those there are '
@@ -317,6 +400,9 @@ def _parser():
                         '(default: the three)')
     parser.add_argument('--lifetime', choices=tuple(LIFETIMES),
                         default='exponential')
+    parser.add_argument('--moves', type=_moves, default=list(MOVES),
+                        metavar='N,...', help='moves that a refused request '
+                        'may cost; 0 for no such policy (default: 1,2)')
     parser.add_argument('--requests', type=_at_least(1000),
                         default=80000, metavar='N',
                         help='for each seed (default: 80000)')
@@ -335,6 +421,13 @@ def _list(kind, least):
         return values
     read.__name__ = kind.__name__
     return read
+
+
+def _moves(text):
+    found = [most for most in _list(int, 0)(text) if most]
+    if not {*found} <= {*MOVES}:
+        raise argparse.ArgumentTypeError(f'{text}: expected 0, 1 or 2')
+    return found
 
 
 def _at_least(least):
@@ -366,19 +459,19 @@ def parts_of(mix: str) -> tuple[float, ...]:
     return parts
 
 
-def show(lines, totals):
+def show(lines, totals, distances):
     """Print the figures for people."""
     for (gpus, load, mix), case in itertools.groupby(
             lines, key=lambda line: (line.gpus, line.load, line.mix)):
         print(f'{gpus} GPUs, load {load:g}, {mix}')
         print(f'  {"":24}  accepted  by slices  gap closed         '
-              'by slices  a decision')
+              'by slices    moves  a decision')
         for line in case:
             print(f'  {line.policy:24}  {line.acceptance:8.4f}  '
                   f'{line.slice_acceptance:9.4f}  '
                   f'{_fraction(line.gap_closed)} '
                   f'(+-{line.gap_closed_spread:5.3f})    '
-                  f'{_fraction(line.slice_gap_closed)} '
+                  f'{_fraction(line.slice_gap_closed)} {line.moves:8.4f} '
                   f'{line.microseconds:8.1f} us')
     print('capacity-loss, each mix counting alike')
     for total in totals:
@@ -389,6 +482,10 @@ def show(lines, totals):
               f'{_fraction(total["slice_gap_closed"]).strip()}; at most '
               f'{total["microseconds"]:.1f} us a decision, target '
               f'{TARGET_MICROSECONDS}')
+    for one in distances:
+        print('  {gpus} GPUs, {policy}: {points:.2f} points by slices below '
+              '{reference}, limit {limit}; {moves:.3f} moves an accepted '
+              'request, limit {most_moves}'.format(**one))
 
 
 def _fraction(value):

@@ -54,6 +54,9 @@ NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """As a board with 80 GB calls the profiles of packing.py."""
 
 WITHOUT, WITH = 'Nova alone', 'weigher'
+ISOLATED = 'weigher, isolation'
+PROJECTS = 3
+"""That share the cloud, each with as many requests as another."""
 REPACKING = packing.REPACKING
 LIMIT = 1 / 2
 """The least share of the gap to close, the mixes counting alike."""
@@ -93,7 +96,7 @@ class Cloud:
     def request(self, profile: int) -> online.Place | None:
         """Let a server be scheduled and bound."""
         candidates = [place for place, gpu in self._published.items()
-                      if gpu.offers[profile].free]
+                      if gpu.offers[profile].free and self.admits(place)]
         if not candidates:
             return None
         gpu = self.choose(candidates, profile)
@@ -107,6 +110,10 @@ class Cloud:
         left = list(self._gpus[place.gpu].taken)
         left.remove((place.profile_id, place.placement))
         self._put(place.gpu, geometry.Occupancy(tuple(left)), -1)
+
+    def admits(self, place):
+        """Whether a GPU with room takes the server."""
+        return True
 
     def choose(self, candidates, profile):
         """Which GPU Nova claims, of those with room for the profile."""
@@ -153,6 +160,30 @@ class Weighed(Cloud):
             fleet, place, profile).packing)
 
 
+class Isolated(Weighed):
+    """With isolation = project, and servers of several projects."""
+
+    def __init__(self, hosts: int, gpus: int, chance: random.Random):
+        super().__init__(hosts, gpus, chance)
+        self._owners: dict[tuple[int, int], int] = {}
+        self._project = 0
+
+    def request(self, profile: int) -> online.Place | None:
+        self._project = self._chance.randrange(PROJECTS)
+        place = super().request(profile)
+        if place is not None:
+            self._owners[place.gpu] = self._project
+        return place
+
+    def remove(self, place: online.Place) -> None:
+        super().remove(place)
+        if not self._gpus[place.gpu].taken:
+            del self._owners[place.gpu]
+
+    def admits(self, place):
+        return self._owners.get(place, self._project) == self._project
+
+
 class WeighedFirst(Weighed):
     """With the weigher, but without order_candidates."""
 
@@ -181,7 +212,7 @@ class AnyHost(Cloud):
 
 WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
         'weigher, first candidate': WeighedFirst, WITH: Weighed,
-        'weigher, spread': Spread}
+        'weigher, spread': Spread, ISOLATED: Isolated}
 
 
 def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:

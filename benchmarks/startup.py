@@ -14,7 +14,8 @@
 
 Each command runs in processes of its own, in turn with a process that only
 imports cliff and oslo.config, which every command needs. The shortest CPU
-time (user and system) of each counts: other load only lengthens it.
+time (user and system) of each counts: other load only lengthens it. Modules
+are compiled before, as in an installed package.
 
 usage: python benchmarks/startup.py [-f table|json] [--repeat N]
 
@@ -32,6 +33,7 @@ import pathlib
 import resource
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT = 120
@@ -52,11 +54,11 @@ print('modules:', len(sys.modules), file=sys.stderr)
 LIMITS = {
     ('--version',): 2.5,
     ('--help',): 2.5,
-    ('gpu', 'list'): 4.5,
-    ('--simulate', 'dgx-a100-80', 'gpu', 'list'): None,
+    ('gpu', 'list'): 3,
+    ('--simulate', 'dgx-a100-80', 'gpu', 'list'): 5,
 }
-"""Multiples of the baseline; None for what is only shown: the simulator has
-to make up eight GPUs with their 168 virtual functions first."""
+"""Multiples of the baseline. The simulator makes eight GPUs with 160 virtual
+functions before anything reads them."""
 
 
 def measure(repeat: int) -> list[dict]:
@@ -68,10 +70,13 @@ def measure(repeat: int) -> list[dict]:
     cases = [(), *LIMITS]
     times = dict.fromkeys(cases, math.inf)
     modules = {}
-    for _ in range(repeat):
+    with tempfile.TemporaryDirectory() as bytecode:
         for case in cases:
-            taken, modules[case] = _run(case)
-            times[case] = min(times[case], taken)
+            _run(case, bytecode)
+        for _ in range(repeat):
+            for case in cases:
+                taken, modules[case] = _run(case, bytecode)
+                times[case] = min(times[case], taken)
     return [{'command': ' '.join(case) or 'baseline',
              'cpu_ms': round(times[case] * 1000),
              'modules': modules[case],
@@ -79,14 +84,16 @@ def measure(repeat: int) -> list[dict]:
              'limit': LIMITS.get(case)} for case in cases]
 
 
-def _run(case):
+def _run(case, bytecode):
     """Seconds of CPU time, and the modules that were imported."""
     program = (COMMAND if case else BASELINE) + COUNT
     before = _used()
     done = subprocess.run(
         [sys.executable, '-c', program, *case], capture_output=True,
         text=True, check=True, timeout=TIMEOUT, cwd=ROOT,
-        env={**os.environ, 'PYTHONPATH': str(ROOT)})
+        env={**os.environ, 'PYTHONPATH': str(ROOT),
+             'PYTHONDONTWRITEBYTECODE': '',
+             'PYTHONPYCACHEPREFIX': bytecode})
     taken = _used() - before
     return taken, int(done.stderr.rpartition('modules:')[2])
 

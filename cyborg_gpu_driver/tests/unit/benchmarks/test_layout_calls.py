@@ -10,22 +10,47 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Keeping what is right makes fewer NVML calls than rebuilding."""
+"""A layout takes few NVML calls, beside those of mig-parted."""
 
+import pathlib
+
+import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
+test_packing.program('figures')
+test_packing.program('mig_parted')
 layout_calls = test_packing.program('layout_calls')
 
 
 class LayoutCallsTest(base.BaseTestCase):
 
-    def test_each_pair(self):
+    def setUp(self):
+        super().setUp()
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
-        rows = layout_calls.measure()
-        self.assertGreater(len(rows), 10)
-        for row in rows:
-            self.assertLess(row['keeping'], row['rebuilding'], row)
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+
+    def test_limits(self):
+        measured = [*layout_calls.measure(self.directory)]
+        limited = [figure for figure in measured if figure.limit is not None]
+        self.assertEqual(8, len(limited))
+        for figure in limited:
+            self.assertGreater(figure.value, 0, figure)
+            self.assertFalse(figure.is_exceeded, figure)
+        calls = {figure.name: figure.baseline for figure in measured}
+        # As many as the tool itself made, within a tenth.
+        for name, counted in (('seven, again', 885),
+                              ('seven to four and one', 4228),
+                              ('four and one to seven', 3732)):
+            self.assertLess(abs(calls[name] / counted - 1), 0.1, name)
+
+    def test_two_sides_that_differ(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'layout_calls.Theirs.apply', lambda self, name: None))
+        error = self.assertRaises(
+            RuntimeError, list, layout_calls.measure(self.directory))
+        self.assertIn('the two sides differ', str(error))

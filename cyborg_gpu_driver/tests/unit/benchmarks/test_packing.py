@@ -44,6 +44,7 @@ def program(name):
 
 oracle = program('oracle')
 packing = program('packing')
+measures, optimum = packing.measures, packing.optimum
 
 
 def on_one_gpu():
@@ -143,6 +144,99 @@ class PlayTest(base.BaseTestCase):
         self.assertEqual(0, score.acceptance)
 
 
+class MeasureTest(base.BaseTestCase):
+
+    def row(self, *taken):
+        table = packing.score.Table(packing.GRID)
+        occupancy = geometry.EMPTY
+        for number, start in taken:
+            profile = packing.PROFILES[number]
+            place, = (one for one in profile.placements
+                      if one.start == start)
+            occupancy = occupancy.add(profile, place)
+        return table.row(occupancy)
+
+    def test_fgd_counts_free_slices_that_are_of_no_use(self):
+        demand = (.4, .3, .2, .05, .05)
+        self.assertEqual(0, measures.fgd(self.row(), demand))
+        # A 1g on unit 0: no 4g and no 7g, and 6 slices are free.
+        self.assertAlmostEqual(
+            .1 * 6, measures.fgd(self.row((0, 0)), demand))
+
+    def test_mfi_counts_blocked_placements(self):
+        self.assertEqual(0, measures.mfi(self.row(), ()))
+        # A 1g on unit 0 blocks one start each of 1g, 2g, 3g and 4g; a 7g
+        # needs more units than are free.
+        self.assertEqual(1 + 2 + 4 + 4, measures.mfi(self.row((0, 0)), ()))
+        self.assertEqual(1 + 4, measures.mfi(self.row((0, 6)), ()))
+
+    def test_the_policy_takes_what_grows_least(self):
+        table = packing.score.Table(packing.GRID)
+        # FGD does not tell apart what blocks the 7g alone.
+        for measure, start in (measures.fgd, 4), (measures.mfi, 6):
+            cluster = measures.Steepest(table, {0: geometry.EMPTY}, measure)
+            self.assertEqual(start, cluster.request(0).placement.start)
+
+
+class RelocatingTest(base.BaseTestCase):
+
+    def test_a_move_makes_room(self):
+        cluster = packing.contestants(2, [1])[packing.MOVES[1]]
+        halves = {}
+        for _ in range(4):
+            half = cluster.request(2)
+            halves.setdefault(cluster.gpu(half), []).append(half)
+        for first, _second in halves.values():
+            cluster.remove(first)
+        self.assertIsNotNone(cluster.request(4))
+        self.assertEqual(1, cluster.moves)
+        self.assertIsNone(cluster.request(4))
+        for _first, second in halves.values():
+            cluster.remove(second)
+        self.assertIsNotNone(cluster.request(4))
+        self.assertEqual(1, cluster.moves)
+
+
+class OptimumTest(base.BaseTestCase):
+
+    SHARES = (.2,) * 5
+
+    def solve(self, gpus, **kwargs):
+        return optimum.Process(
+            packing.GRID, gpus, packing.SLICES, self.SHARES,
+            packing.rate_of(gpus, .85, (1,) * 5), **kwargs)
+
+    def test_states(self):
+        self.assertEqual(109, len(self.solve(1).values))
+        self.assertEqual(109 * 110 // 2, len(self.solve(2).values))
+
+    def test_it_accepts_what_was_computed(self):
+        traffic = list(itertools.islice(packing.requests(
+            random.Random(3), 1, .85, (1,) * 5,
+            packing.LIFETIMES['exponential']), 20000))
+        found = {}
+        for refuses in False, True:
+            process = self.solve(1, refuses=refuses)
+            found[refuses] = process.slice_acceptance
+            played = packing.play(
+                optimum.Optimal(process, packing.GRID, 1), traffic)
+            self.assertAlmostEqual(process.slice_acceptance,
+                                   played.slice_acceptance, delta=0.01)
+        # Solved by another program, too.
+        self.assertAlmostEqual(0.4894, found[False], delta=0.0002)
+        self.assertAlmostEqual(0.4927, found[True], delta=0.0002)
+
+    def test_no_policy_is_better(self):
+        best = self.solve(1).slice_acceptance
+        traffic = list(itertools.islice(packing.requests(
+            random.Random(4), 1, .85, (1,) * 5,
+            packing.LIFETIMES['exponential']), 20000))
+        for name, cluster in packing.contestants(1, []).items():
+            if name != packing.REPACKING:
+                reached = packing.play(cluster, traffic).slice_acceptance
+                self.assertLess(reached, best + 0.01, name)
+
+
 class ProgramTest(base.BaseTestCase):
 
     def run_program(self, *arguments):
@@ -171,11 +265,23 @@ class ProgramTest(base.BaseTestCase):
         self.assertEqual({1.0, whole[0]['acceptance']},
                          {1.0, *(line['acceptance'] for line in whole)})
         self.assertIn('2 of 2: 2 GPUs, load 0.9', progress)
+        self.check_moves(by_policy)
+
+    def check_moves(self, by_policy):
+        """Each move that is allowed is worth something on two GPUs."""
+        slices = [by_policy[policy]['slice_acceptance'] for policy in (
+            'MFI', 'capacity-loss', *packing.MOVES.values(), 'repacking')]
+        self.assertEqual(sorted(slices), slices)
+        self.assertEqual(len(slices), len({*slices}))
+        moves = [by_policy[policy]['moves'] for policy in (
+            'capacity-loss', *packing.MOVES.values())]
+        self.assertEqual([0, *sorted(moves[1:])], moves)
+        self.assertLess(0, moves[1])
 
     def test_same_seed_same_answer(self):
         def acceptance():
             _code, printed, _progress = self.run_program(
-                '-f', 'json', '--gpus', '3', '--load', '0.9', '--mix',
+                '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
                 'uniform', '--requests', '1000', '--seeds', '1')
             return [(line['policy'], line['by_profile'])
                     for line in json.loads(printed)['cases']]
@@ -184,7 +290,7 @@ class ProgramTest(base.BaseTestCase):
 
     def test_the_mixes_count_alike(self):
         line = packing.Line(
-            8, packing.TARGET_LOAD, '', '', 0.8, 0.8, 0, 0, 0, 1.0, {})
+            8, packing.TARGET_LOAD, '', '', 0.8, 0.8, 0, 0, 0, 1.0, 0, {})
         lines = [packing.dataclasses.replace(
             line, mix=mix, policy=policy, acceptance=acceptance)
             for mix, reached in (('uniform', 0.82), ('small', 0.86),
@@ -210,3 +316,17 @@ class ProgramTest(base.BaseTestCase):
             self.assertIn(f'limit {limit:.2f}', printed)
             self.assertEqual(bool(expected),
                              'closed is less than 1.01' in progress)
+
+    def test_points_below_the_reference(self):
+        line = packing.Line(
+            8, packing.TARGET_LOAD, '', '', 0.8, 0.8, 0, 0, 0, 1.0, 0.05, {})
+        lines = [packing.dataclasses.replace(
+            line, mix=mix, policy=policy, slice_acceptance=slices)
+            for mix, low in (('uniform', .88), ('small', .86),
+                             ('bimodal', .87))
+            for policy, slices in ((packing.MOVES[1], low),
+                                   ('repacking', .9))]
+        found, = packing.points(lines)
+        self.assertAlmostEqual(3.0, found['points'])
+        self.assertEqual((2.0, 0.05), (found['limit'], found['moves']))
+        self.assertEqual([], list(packing.points(lines[:4])))

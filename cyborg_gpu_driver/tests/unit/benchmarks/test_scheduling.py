@@ -53,6 +53,16 @@ class WaysTest(base.BaseTestCase):
         self.assertEqual(4, len({cloud.request(SMALL).gpu
                                  for _ in range(4)}))
 
+    def test_isolation_keeps_projects_apart(self):
+        cloud = self.cloud(scheduling.ISOLATED)
+        owners = {}
+        for _ in range(40):
+            place = cloud.request(SMALL)
+            if place is not None:
+                owners.setdefault(place.gpu, set()).add(cloud._project)
+        self.assertEqual(4, len(owners))
+        self.assertEqual([1] * 4, [len(found) for found in owners.values()])
+
     def test_what_is_full_is_refused_until_something_goes(self):
         for name in scheduling.WAYS:
             cloud = self.cloud(name, *[WHOLE] * 3)

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Figures that a benchmark measures, and how they are shown."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One line of a benchmark."""
+
+    name: str
+    value: float
+    unit: str = ''
+    baseline: float | None = None
+    """The same work done by somebody else in the same run, in this unit."""
+    floor: float | None = None
+    """What the work takes at least, in this unit: what is left when nothing
+    of ours runs."""
+    limit: float | None = None
+    """Makes the program fail. Times have none."""
+    target: float | None = None
+    """What we aim at. A busy machine must not make the program fail."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The value by its baseline."""
+        return self.value / self.baseline if self.baseline else None
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.limit is not None and self.value > self.limit
+
+
+def parser(description: str, repeat: int) -> argparse.ArgumentParser:
+    """Arguments of a benchmark that prints figures.
+
+    :param repeat: how often each is measured unless ``--repeat`` is given.
+    """
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument('-f', '--format', choices=('table', 'json'),
+                      default='table')
+    made.add_argument('--repeat', type=at_least(1), default=repeat,
+                      metavar='N', help='how often each is measured '
+                      f'(default: {repeat})')
+    return made
+
+
+def at_least(least: int):
+    """A type of arguments: whole numbers from ``least`` on."""
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f'expected a number of at least {least}')
+        return value
+    return number
+
+
+def show(figures: Iterable[Figure], form: str) -> int:
+    """Print figures.
+
+    :param form: ``table`` or ``json``: a list of objects with the fields of
+        :class:`Figure`.
+    :returns: the program's exit code, 1 if a limit is exceeded.
+    """
+    figures = list(figures)
+    if form == 'json':
+        json.dump([dataclasses.asdict(figure) for figure in figures],
+                  sys.stdout, indent=1)
+        print()
+    else:
+        print('\n'.join(lines(figures)))
+    exceeded = [figure for figure in figures if figure.is_exceeded]
+    for figure in exceeded:
+        print(f'{figure.name}: {figure.value:g} is more than {figure.limit}',
+              file=sys.stderr)
+    return 1 if exceeded else 0
+
+
+COLUMNS = ('', 'value', 'unit', 'baseline', 'floor', 'ratio', 'bound')
+
+
+def cells(figure: Figure) -> tuple[str, ...]:
+    """What a table shows of a figure, by :data:`COLUMNS`."""
+    bound = (f'limit {figure.limit:g}' if figure.limit is not None
+             else f'target {figure.target:g}' if figure.target is not None
+             else '')
+    return (figure.name, number(figure.value), figure.unit,
+            number(figure.baseline), number(figure.floor),
+            number(figure.ratio), bound)
+
+
+def number(value: float | None) -> str:
+    """A number with three digits that mean something."""
+    if value is None:
+        return ''
+    if float(value).is_integer() or abs(value) >= 100:
+        return f'{value:.0f}'
+    return f'{value:.3g}'
+
+
+def lines(figures: Sequence[Figure]) -> list[str]:
+    """A table for people."""
+    rows = [COLUMNS, *map(cells, figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(
+        cell.ljust(width) if index in (0, 2, 6) else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip() for row in rows]

@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A cloud whose one host is full, and clocks around what is not ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+import threading
+import time
+import warnings
+
+import pynvml
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+# What the released services deprecate is not this program's business.
+warnings.simplefilter('ignore')
+
+from cyborg_gpu_driver.demo import cloud as demo_cloud  # noqa: E402
+from cyborg_gpu_driver.demo import database  # noqa: E402
+
+HOST = 'dgx-a100-80'
+INSTANCES_PER_GPU = 7
+RESOURCE_CLASS = 'CUSTOM_NVIDIA_1G_10GB'
+PROFILE = 'slice'
+"""Device profile for one of :data:`RESOURCE_CLASS`."""
+
+_WAITING = 'nvmlEventSetWait'
+_SYSTEM_CALLS = ('open', 'read', 'write', 'close', 'listdir', 'readlink',
+                 'stat')
+
+
+class Stopwatch:
+    """Adds up the time spent in some functions, one within another once.
+
+    A wait for events is left out: a thread of its own spends its life there.
+    """
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._thread = threading.local()
+        self._wrapped = []
+
+    @property
+    def cpu(self):
+        """Seconds of CPU that they took of this thread."""
+        return getattr(self._thread, 'cpu', 0.0)
+
+    def reset(self):
+        """Begin anew, for all threads the time and for this one the CPU."""
+        self.seconds = self._thread.cpu = 0.0
+
+    def wrap(self, owner, *names):
+        """Put a timed function in the place of each of an object's."""
+        for name in names:
+            function = getattr(owner, name)
+            self._wrapped.append((owner, name, function))
+            setattr(owner, name, self._timed(function))
+
+    def unwrap(self):
+        """Put the functions back."""
+        while self._wrapped:
+            setattr(*self._wrapped.pop())
+
+    def _timed(self, function):
+        def timed(*arguments, **keywords):
+            start, cpu = time.perf_counter(), time.thread_time()
+            outermost = not getattr(self._thread, 'inside', False)
+            self._thread.inside = True
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                if outermost:
+                    self._thread.inside = False
+                    if not (arguments and str(arguments[0]).startswith(
+                            _WAITING)):
+                        self.seconds += time.perf_counter() - start
+                        self._thread.cpu = (self.cpu + time.thread_time()
+                                            - cpu)
+        return timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one operation cost; times in milliseconds."""
+
+    calls: int
+    total: float
+    placement: float
+    simulator: float
+    disk: float
+    cpu: float
+    """Of our own code in the thread that made it."""
+
+    @property
+    def own(self):
+        return self.total - self.placement - self.simulator - self.disk
+
+
+class FullHost:
+    """The cloud with its full host, and clocks around what is not ours.
+
+    :param directory: an empty one.
+    :param host: the simulated host, of GPUs that take seven 1g.10gb.
+    :param shared: whether other processes and commands may see the machine.
+        It is then kept in a file, which makes it slower.
+    """
+
+    def __init__(self, directory: str, host: str = HOST,
+                 shared: bool = False):
+        templates = database.Templates(subdirectory(directory, 'templates'))
+        templates.make()
+        self.cloud = demo_cloud.Cloud(
+            subdirectory(directory, 'cloud'), templates, 'compute1',
+            ['cyborg_gpu_driver'],
+            {'gpu': {'simulate': host, 'full_report_interval': 0,
+                     'state_path': subdirectory(directory, 'state'),
+                     **({'simulate_state': os.path.join(
+                         directory, 'hardware.json')} if shared else {})}})
+        self.driver = self.cloud.agent._rt.acc_drivers[0]
+        self.placement, self.simulator, self.disk = (
+            Stopwatch(), Stopwatch(), Stopwatch())
+        self.machine = None
+        try:
+            # Cyborg makes the providers in the first report.
+            self.cloud.report()
+            self.cloud.report()
+            self.machine = pynvml.nvmlLib.machine
+            self.servers = self._fill()
+            self.placement.wrap(self.driver._running()._keeper._tree.client,
+                                'get', 'put')
+            self.simulator.wrap(self.machine.library, 'call')
+            self.simulator.wrap(self.machine.os, *_SYSTEM_CALLS)
+            self.disk.wrap(os, 'fsync', 'replace')
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the cloud and the clocks."""
+        for watch in (self.placement, self.simulator, self.disk):
+            watch.unwrap()
+        self.cloud.stop()
+        if self.machine is not None:
+            self.machine.uninstall()
+
+    def _fill(self):
+        self.cloud.cyborg.create_device_profile(
+            PROFILE, {f'resources:{RESOURCE_CLASS}': '1'})
+        return [self.cloud.nova.create_server(PROFILE) for _ in range(
+            INSTANCES_PER_GPU * len(self.machine.gpus))]
+
+    def measure(self, operation, *arguments):
+        """Carry an operation out and say what it cost."""
+        self.machine.reset_calls()
+        watches = (self.placement, self.simulator, self.disk)
+        for watch in watches:
+            watch.reset()
+        start, cpu = time.perf_counter(), time.thread_time()
+        operation(*arguments)
+        total, cpu = time.perf_counter() - start, time.thread_time() - cpu
+        return Cost(sum(self.machine.calls.values()), total * 1e3,
+                    *(watch.seconds * 1e3 for watch in watches),
+                    1e3 * (cpu - sum(watch.cpu for watch in watches)))
+
+
+def handle(server) -> tuple[str, str, str]:
+    """What the agent is called with for a server's accelerator."""
+    (arq,) = server.arqs
+    info = arq['attach_handle_info']
+    address = '{domain}:{bus}:{device}.{function}'.format(**info)
+    return address, info['asked_type'], arq['attach_handle_uuid']
+
+
+def admin():
+    """The context that the agent reports with."""
+    from cyborg import context
+    return context.get_admin_context()
+
+
+def subdirectory(parent: str, name: str) -> str:
+    """Make a directory in another one."""
+    path = os.path.join(parent, name)
+    os.makedirs(path)
+    return path

@@ -1,0 +1,245 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How long a full host takes for what happens between two reports.
+
+Released Placement and Cyborg run in this process around a simulated host
+whose GPUs hold seven 1g.10gb each. Measured are a GPU that reports an error
+until Placement has nothing more of it, a deleted server until its GPU
+instance is offered again, binds that come at once beside binds one after
+another, and a reboot until all GPU instances are there again. The floor of a
+deletion is what Placement alone takes for it, that of a reboot is a loop
+that makes as many GPU instances with pynvml and does nothing else.
+
+usage: python benchmarks/operations.py [-f table|json] [--repeat N]
+
+Exits 1 if the restoration needs more NVML calls than its limit. It fails if
+not all GPU instances are there again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import logging
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+
+import pynvml
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import figures
+import full_host
+
+from cyborg_gpu_driver.cmd import main as command
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.simulator.machine import patch
+
+FATAL_XID = 79
+"""The GPU has fallen off the bus (NVIDIA's XID errors)."""
+TIMEOUT = 60.0
+RACING = 14
+CALLS_PER_GPU = 560
+"""To restore one with seven GPU instances."""
+_INTERVAL = 0.005
+
+
+def main(argv=None):
+    options = figures.parser(
+        'How long a full host takes for what happens between two reports.',
+        5).parse_args(argv)
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            return figures.show(measure(directory, options.repeat),
+                                options.format)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def measure(directory, repeat, host=full_host.HOST):
+    """Every figure, in the order in which it is shown."""
+    bench = full_host.FullHost(directory, host, shared=True)
+    try:
+        servers = len(bench.servers)
+        yield figures.Figure('GPU instances', servers, 'in use')
+        yield deletion(bench, repeat)
+        yield from racing(bench, repeat)
+        yield from reboot(bench, host)
+        yield xid(bench)
+    finally:
+        bench.close()
+
+
+def deletion(bench, repeat):
+    """From a server's deletion to the next candidate."""
+    taken, floors = [], []
+    for _ in range(repeat):
+        gone = bench.servers.pop()
+        start = time.perf_counter()
+        bench.cloud.nova.delete_server(gone.uuid)
+        until(lambda: bench.cloud.nova.candidates(full_host.PROFILE),
+              'the deleted server can be replaced')
+        taken.append(time.perf_counter() - start)
+        floors.append(_placement_alone(bench))
+        bench.servers.append(
+            bench.cloud.nova.create_server(full_host.PROFILE))
+    return figures.Figure(
+        'delete to offered again', 1e3 * statistics.median(taken), 'ms',
+        floor=1e3 * statistics.median(floors))
+
+
+def _placement_alone(bench):
+    """Seconds to claim nothing but Placement's own, and to give it back."""
+    nova = bench.cloud.nova
+    (candidate, *_) = nova.candidates(full_host.PROFILE)
+    consumer = str(uuid.uuid4())
+    nova.claim(consumer, candidate)
+    start = time.perf_counter()
+    bench.cloud.placement.delete(f'/allocations/{consumer}')
+    nova.candidates(full_host.PROFILE)
+    return time.perf_counter() - start
+
+
+def racing(bench, repeat):
+    """Binds at once, and the same binds one after another."""
+    handles = [full_host.handle(server)
+               for server in bench.servers[:RACING]]
+    alone, raced = [], []
+    for _ in range(repeat):
+        for asked in handles:
+            bench.driver.unbind(*asked)
+        alone += [_seconds(bench.driver.bind, *asked) for asked in handles]
+        for asked in handles:
+            bench.driver.unbind(*asked)
+        with concurrent.futures.ThreadPoolExecutor(len(handles)) as pool:
+            raced += [future.result() for future in [
+                pool.submit(_seconds, bench.driver.bind, *asked)
+                for asked in handles]]
+    whole = 1e3 * sum(alone) / repeat
+    yield figures.Figure('a bind alone: median',
+                         1e3 * statistics.median(alone), 'ms')
+    # Who comes last waits at most for all others.
+    yield figures.Figure(
+        f'{len(handles)} binds at once: 99th percentile',
+        1e3 * statistics.quantiles(raced, n=100)[98], 'ms', baseline=whole)
+
+
+def reboot(bench, host):
+    """From a reboot to all GPU instances."""
+    before = instances(bench.machine)
+    count = sum(map(len, before.values()))
+    bench.driver.stop()
+    bench.machine.reboot()
+    start = time.perf_counter()
+    with (patch.kept(), contextlib.redirect_stdout(io.StringIO()),
+          contextlib.redirect_stderr(io.StringIO())):
+        code = command.main(['--config-file', bench.cloud.config_path,
+                             'layout', 'restore'])
+        taken = time.perf_counter() - start
+        calls = pynvml.nvmlLib.machine.calls.total()
+    if code or instances(bench.machine) != before:
+        raise RuntimeError('not all GPU instances are there again')
+    bare_calls, bare_seconds = bare_loop(host, count)
+    yield figures.Figure(
+        f'reboot to {count} GPU instances: NVML calls', calls, 'calls',
+        floor=bare_calls, limit=CALLS_PER_GPU * len(before))
+    yield figures.Figure(
+        f'reboot to {count} GPU instances: time', 1e3 * taken, 'ms',
+        floor=1e3 * bare_seconds)
+
+
+def instances(machine):
+    """Placements of the GPU instances, by GPU."""
+    with machine.operation() as state:
+        return {address: sorted((item.profile_id, item.start)
+                                for item in gpu.instances.values())
+                for address, gpu in state.gpus.items()}
+
+
+def bare_loop(host, count):
+    """NVML calls and seconds to make as many GPU instances on a new host."""
+    with patch.kept(), machine_module.Machine.load(host) as machine:
+        start = time.perf_counter()
+        pynvml.nvmlInit()
+        try:
+            gpus = [pynvml.nvmlDeviceGetHandleByIndex(index)
+                    for index in range(pynvml.nvmlDeviceGetCount())]
+            for gpu in gpus:
+                pynvml.nvmlDeviceSetMigMode(
+                    gpu, pynvml.NVML_DEVICE_MIG_ENABLE)
+            profile = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(
+                gpus[0], pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE).id
+            for number in range(count):
+                made = pynvml.nvmlDeviceCreateGpuInstance(
+                    gpus[number % len(gpus)], profile)
+                info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                    made, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
+                    pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+                pynvml.nvmlGpuInstanceCreateComputeInstance(made, info.id)
+        finally:
+            pynvml.nvmlShutdown()
+        return machine.calls.total(), time.perf_counter() - start
+
+
+def xid(bench):
+    """From an XID to a GPU of which Placement has nothing to give."""
+    address = bench.machine.gpus[0].address
+    for server in bench.servers:
+        if _is_on(bench, server, address):
+            bench.cloud.nova.delete_server(server.uuid)
+    bench.cloud.report()
+    if is_closed(bench, address):
+        raise RuntimeError(f'{address} has nothing to offer')
+    start = time.perf_counter()
+    bench.machine.raise_xid(address, FATAL_XID)
+    until(lambda: is_closed(bench, address), 'everything is reserved')
+    return figures.Figure('XID to reserved',
+                          1e3 * (time.perf_counter() - start), 'ms')
+
+
+def _is_on(bench, server, address):
+    return any(provider['uuid'] in server.providers and address in name
+               for name, provider in bench.cloud.placement.providers().items())
+
+
+def is_closed(bench, address):
+    """Whether all that Placement has of a GPU is reserved."""
+    return all(
+        item['reserved'] == item['total']
+        for name, provider in bench.cloud.placement.snapshot().items()
+        if address in name for item in provider['inventories'].values())
+
+
+def _seconds(function, *arguments):
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
+
+
+def until(condition, what):
+    """Wait for something, for at most a minute."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f'{TIMEOUT:.0f} s have passed and not: {what}')
+        time.sleep(_INTERVAL)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

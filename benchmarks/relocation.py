@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""A cluster that moves instances when a request would be refused.
+
+The planner is that of ``openstack gpu defragment``
+(:mod:`cyborg_gpu_driver.partition.moves.planner`), and every instance may be
+moved. A moved instance starts where the agent would put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import online
+
+from cyborg_gpu_driver.partition.moves import gpus as moving
+from cyborg_gpu_driver.partition.moves import planner
+
+
+class Relocating:
+    """Asks a cluster for a place, and makes room if it has none.
+
+    :param cluster: decides where a request goes as long as there is room.
+    :param gpus: its GPUs.
+    :param most: moves that one refused request may cost.
+    """
+
+    def __init__(self, cluster: online.Cluster, gpus: Iterable[int],
+                 most: int):
+        self._cluster = cluster
+        self._most = most
+        self._names = [profile.name for profile in cluster.table.profiles]
+        self._wants = [moving.Want(name) for name in self._names]
+        self._holders: dict[int, dict[str, moving.Holder]] = {
+            gpu: {} for gpu in gpus}
+        self._seen = {gpu: self._look(gpu) for gpu in self._holders}
+        self._at: dict[str, int] = {}
+        self._number = 0
+        self.moves = 0
+
+    def request(self, profile: int) -> str | None:
+        """Take one more, given as its number in the table.
+
+        :returns: what :meth:`remove` wants, None if it is refused.
+        """
+        place = self._cluster.request(profile)
+        if place is None:
+            plan = planner.find(
+                self._seen.values(), self._wants[profile], self._most).plan
+            if plan is None:
+                return None
+            for move in plan.moves:
+                self._move(move)
+            place = self._cluster.choose(profile)
+            self._cluster.add(place)
+        self._number += 1
+        name = str(self._number)
+        self._enter(name, place)
+        return name
+
+    def gpu(self, name: str) -> int:
+        """Where one is now."""
+        return self._at[name]
+
+    def remove(self, name: str) -> None:
+        """One has ended."""
+        gpu = self._at.pop(name)
+        holder = self._holders[gpu].pop(name)
+        self._cluster.remove(online.Place(
+            gpu, self._names.index(holder.want.profile), holder.placement))
+        self._seen[gpu] = self._look(gpu)
+
+    def _enter(self, name: str, place: online.Place) -> None:
+        self._at[name] = place.gpu
+        self._holders[place.gpu][name] = moving.Holder(
+            name, self._wants[place.profile_id], placement=place.placement)
+        self._seen[place.gpu] = self._look(place.gpu)
+
+    def _move(self, move: planner.Move) -> None:
+        profile = self._names.index(move.profile)
+        self.remove(move.server)
+        before = self._cluster.occupancy(move.destination)
+        after, = moving.arrived(
+            (self._cluster.table.row(before),), (profile,), True)
+        item, = set(after.occupancy.taken) - set(before.taken)
+        place = online.Place(move.destination, *item)
+        self._cluster.add(place)
+        self._enter(move.server, place)
+        self.moves += 1
+
+    def _look(self, gpu: int) -> moving.Gpu:
+        row = self._cluster.table.row(self._cluster.occupancy(gpu))
+        return moving.Gpu(gpu, (row,), tuple(self._holders[gpu].values()))

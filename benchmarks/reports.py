@@ -1,0 +1,270 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a host's report costs Cyborg and Placement in a cloud of many hosts.
+
+Hosts with one GPU, offered in MIG profiles, report to one conductor of the
+released Cyborg; and as many with the accelerator of Cyborg's fake_driver.
+Counted are the statements of Cyborg's database and the requests to Placement,
+of a host's first report, of a report where nothing has changed, and of a full
+one. They must not grow with the number of hosts.
+
+usage: python benchmarks/reports.py [-f table|json] [--hosts 10,30,100]
+
+Exits 1 if an unchanged host costs more SELECTs than its limit, if one writes
+to Placement, or if a count grows with the number of hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import logging
+import pathlib
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import figures
+import full_host
+import sqlalchemy
+
+from cyborg_gpu_driver.demo import cloud as demo_cloud
+from cyborg_gpu_driver.demo import database
+
+HOSTS = (10, 30, 100)
+FIRST = 'compute1'
+SIMULATED = full_host.HOST
+SELECTS = 18
+"""Limit of an unchanged GPU: DriverDevice.list, and the host's provider."""
+
+
+@dataclasses.dataclass
+class Cost:
+    """Of one report."""
+
+    selects: int = 0
+    writes: int = 0
+    requests: int = 0
+    """To Placement."""
+    changes: int = 0
+    """Those of them that are no GET."""
+    seconds: float = 0.0
+
+
+class Fleet:
+    """Hosts that report what one of them has found.
+
+    :param directory: an empty one.
+    :param driver: the name of Cyborg's driver.
+    """
+
+    def __init__(self, directory: str, driver: str):
+        self._stack = contextlib.ExitStack()
+        templates = database.Templates(
+            full_host.subdirectory(directory, 'templates'))
+        templates.make()
+        simulated = {'simulate': SIMULATED, 'policies': 'slices',
+                     'full_report_interval': 0,
+                     'state_path': full_host.subdirectory(
+                         directory, 'state')}
+        self.cloud = demo_cloud.Cloud(
+            full_host.subdirectory(directory, 'cloud'), templates, FIRST,
+            [driver], {'gpu': simulated, 'gpu_policy:slices': {
+                'mode': 'mig'}} if driver == 'cyborg_gpu_driver' else {})
+        self._stack.callback(self.cloud.stop)
+        self._conductor = self.cloud.conductor
+        self._driver = self.cloud.agent._rt.acc_drivers[0]
+        # One GPU is enough: each costs the same.
+        self._full = self._driver.discover()[:1]
+        self.providers = len(self._full[0].deployable_list)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def add(self, host: str) -> Cost:
+        """A new host; the cost of its first report."""
+        if host != FIRST:
+            self.cloud.nova.host = host
+            self.cloud.nova.create_compute_node()
+        return self.full(host)
+
+    def full(self, host: str) -> Cost:
+        """The cost of a full report of one host."""
+        return self._report(host, self._renamed(host))
+
+    def unchanged(self, host: str) -> Cost:
+        """The cost of a report where nothing has changed.
+
+        A driver that knows no stubs sends everything again.
+        """
+        devices = self._renamed(host)
+        if hasattr(self._driver, 'bind'):
+            for device in devices:
+                device.stub = True
+                device.deployable_list = []
+        return self._report(host, devices)
+
+    def _renamed(self, host):
+        devices = copy.deepcopy(self._full)
+        for device in devices:
+            for deployable in device.deployable_list:
+                deployable.name = deployable.name.replace(FIRST, host, 1)
+        return devices
+
+    def _report(self, host, devices):
+        cost = Cost()
+        with _statements(cost), _requests(self._conductor, cost):
+            start = time.perf_counter()
+            self._conductor.report_data(full_host.admin(), host, devices)
+            cost.seconds = time.perf_counter() - start
+        return cost
+
+
+@contextlib.contextmanager
+def _statements(cost):
+    """Count what Cyborg's database is asked."""
+    def note(connection, cursor, statement, *_):
+        if 'placement' not in str(connection.engine.url):
+            if statement.startswith('SELECT'):
+                cost.selects += 1
+            else:
+                cost.writes += not statement.startswith('BEGIN')
+    engine = sqlalchemy.engine.Engine
+    sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
+    try:
+        yield
+    finally:
+        sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
+
+
+@contextlib.contextmanager
+def _requests(conductor, cost):
+    """Count the conductor's requests to Placement."""
+    session = conductor.placement_client._client.session
+    request = session.request
+
+    def counted(url, method, *arguments, **named):
+        cost.requests += 1
+        cost.changes += method != 'GET'
+        return request(url, method, *arguments, **named)
+
+    session.request = counted
+    try:
+        yield
+    finally:
+        session.request = request
+
+
+def main(argv=None):
+    parser = figures.parser(
+        'What a report costs Cyborg and Placement in a large cloud.', 3)
+    parser.add_argument('--hosts', type=_numbers, default=HOSTS,
+                        metavar='N,...', help='numbers of hosts, growing '
+                        '(default: 10,30,100)')
+    options = parser.parse_args(argv)
+    logging.disable(logging.WARNING)
+    try:
+        return figures.show(measure(options.hosts, options.repeat),
+                            options.format)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _numbers(text):
+    number = figures.at_least(1)
+    found = [number(part) for part in text.split(',')]
+    if found != sorted(set(found)):
+        raise argparse.ArgumentTypeError('expected numbers that grow')
+    return found
+
+
+def measure(hosts, repeat):
+    """Every figure, in the order in which it is shown."""
+    costs = {}
+    for driver in ('fake_driver', 'cyborg_gpu_driver'):
+        with tempfile.TemporaryDirectory() as directory:
+            fleet = Fleet(directory, driver)
+            try:
+                costs[driver] = list(_grow(fleet, hosts, repeat, driver))
+                providers = fleet.providers
+            finally:
+                fleet.close()
+    theirs, ours = costs.values()
+    yield figures.Figure('providers of a host', providers, baseline=1)
+    for count, them, us in zip(hosts, theirs, ours, strict=True):
+        where = f'{count} hosts'
+        first, unchanged, full = us
+        yield figures.Figure(
+            f'{where}: first report, requests to Placement',
+            first.requests, baseline=them[0].requests * providers)
+        yield figures.Figure(
+            f'{where}: first report, time', 1e3 * first.seconds, 'ms',
+            baseline=1e3 * them[0].seconds * providers)
+        yield figures.Figure(
+            f'{where}: unchanged, SELECTs', unchanged.selects,
+            baseline=them[1].selects,
+            limit=min(SELECTS, ours[0][1].selects))
+        yield figures.Figure(
+            f'{where}: unchanged, writes to Placement', unchanged.changes,
+            baseline=them[1].changes, limit=0)
+        yield figures.Figure(
+            f'{where}: unchanged, time', 1e3 * unchanged.seconds, 'ms',
+            baseline=1e3 * them[1].seconds)
+        yield figures.Figure(
+            f'{where}: full, SELECTs', full.selects,
+            baseline=them[2].selects * providers,
+            limit=ours[0][2].selects)
+    if len(hosts) > 1:
+        yield figures.Figure(
+            'slope of an unchanged report',
+            1e3 * _slope(hosts, [cost[1].seconds for cost in ours]),
+            'ms a host', baseline=1e3 * _slope(
+                hosts, [cost[1].seconds for cost in theirs]))
+
+
+def _grow(fleet, hosts, repeat, driver):
+    """Costs of the last host: first, unchanged and full report."""
+    count = 0
+    for wanted in hosts:
+        while count < wanted:
+            count += 1
+            host = f'compute{count}'
+            first = fleet.add(host)
+            print(f'\r{driver}: {count} hosts ', end='', file=sys.stderr)
+        fleet.full(host)
+        yield (first, _least(fleet.unchanged, host, repeat),
+               _least(fleet.full, host, repeat))
+    print(file=sys.stderr)
+
+
+def _least(report, host, repeat):
+    """The cost of the fastest; their counts are alike."""
+    return min((report(host) for _ in range(repeat)),
+               key=lambda cost: cost.seconds)
+
+
+def _slope(hosts, seconds):
+    """Growth a host, by least squares."""
+    mean_x, mean_y = (sum(values) / len(values)
+                      for values in (hosts, seconds))
+    return (sum((x - mean_x) * (y - mean_y)
+                for x, y in zip(hosts, seconds, strict=True))
+            / sum((x - mean_x) ** 2 for x in hosts))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

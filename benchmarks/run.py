@@ -1,0 +1,214 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Runs all benchmarks and shows their figures in one table.
+
+Each runs in a process of its own, one after another; a figure stands beside
+its baseline and its floor, which were measured in the same run. What a
+benchmark says of its progress is shown on standard error.
+
+usage: python benchmarks/run.py [-f table|json|rst] [BENCHMARK...]
+
+Exits 1 if a limit is exceeded or a benchmark fails, and names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER))
+
+import figures  # noqa: E402
+
+TIMEOUT = 900.0
+"""Seconds for one benchmark."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description='Run all benchmarks and show their figures.')
+    parser.add_argument('-f', '--format', choices=('table', 'json', 'rst'),
+                        default='table')
+    parser.add_argument('names', nargs='*', metavar='BENCHMARK',
+                        help=f'one of {", ".join(BENCHMARKS)}; '
+                        'all unless given')
+    options = parser.parse_args(argv)
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f'no benchmark {", ".join(sorted(unknown))}; there are '
+                     f'{", ".join(BENCHMARKS)}')
+    results = {name: run(name, BENCHMARKS[name])
+               for name in options.names or BENCHMARKS}
+    show(results, options.format)
+    return report(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one benchmark has measured."""
+
+    figures: tuple[figures.Figure, ...]
+    code: int
+    """Its exit code."""
+    seconds: float
+
+
+def run(name: str, benchmark: Benchmark) -> Result:
+    """Run one benchmark.
+
+    :raises RuntimeError: if it prints no figures.
+    """
+    print(f'{name} ...', file=sys.stderr)
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', FOLDER / f'{name}.py',
+         '-f', 'json', *benchmark.arguments], stdout=subprocess.PIPE,
+        text=True, check=False, timeout=TIMEOUT)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise RuntimeError(f'{name}.py ended with {done.returncode} and '
+                           f'printed no JSON: {done.stdout[:200]!r}'
+                           ) from None
+    return Result(tuple(benchmark.read(answer)), done.returncode,
+                  time.monotonic() - start)
+
+
+def show(results: dict[str, Result], form: str) -> None:
+    """Print all figures."""
+    if form == 'json':
+        json.dump({name: [dataclasses.asdict(figure)
+                          for figure in result.figures]
+                   for name, result in results.items()},
+                  sys.stdout, indent=1)
+        print()
+        return
+    for name, result in results.items():
+        print(f'{name} ({result.seconds:.0f} s)')
+        if form == 'rst':
+            print('-' * 40 + '\n')
+            print('\n'.join(rst(result.figures)))
+        else:
+            print('\n'.join(figures.lines(result.figures)))
+        print()
+
+
+def rst(measured: tuple[figures.Figure, ...]) -> Iterator[str]:
+    """A table of reStructuredText."""
+    yield '.. list-table::'
+    yield '   :header-rows: 1'
+    yield ''
+    for row in (figures.COLUMNS, *map(figures.cells, measured)):
+        for index, cell in enumerate(row):
+            yield f'   {"  " if index else "* "}- {cell}'.rstrip()
+
+
+def report(results: dict[str, Result]) -> int:
+    """Name what failed; the exit code."""
+    failed = {name: [figure.name for figure in result.figures
+                     if figure.is_exceeded]
+              for name, result in results.items() if result.code}
+    for name, exceeded in failed.items():
+        print(f'{name}.py failed: {", ".join(exceeded) or "see above"}',
+              file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _figures(answer: Any) -> Iterator[figures.Figure]:
+    for item in answer:
+        yield figures.Figure(**item)
+
+
+def _packing(answer: Any) -> Iterator[figures.Figure]:
+    cases: dict[tuple, dict] = {}
+    for case in answer['cases']:
+        cases.setdefault((case['gpus'], case['load'], case['mix']), {})[
+            case['policy']] = case
+    for (gpus, load, mix), ways in cases.items():
+        for policy, case in ways.items():
+            if policy in ('first-fit', 'repacking'):
+                continue
+            for figure, unit in (('acceptance', '% accepted'),
+                                 ('slice_acceptance', '% of slices')):
+                yield figures.Figure(
+                    f'{gpus} GPUs, load {load}, {mix}, {policy}',
+                    100 * case[figure], unit,
+                    baseline=100 * ways['first-fit'][figure],
+                    floor=100 * ways['repacking'][figure])
+    for item in answer['points']:
+        name = f'{item["gpus"]} GPUs, {item["policy"]}'
+        yield figures.Figure(
+            f'{name} below {item["reference"]}', item['points'],
+            '% of slices', limit=item['limit'])
+        yield figures.Figure(f'{name}: moves an accepted request',
+                             item['moves'], limit=item['most_moves'])
+
+
+def _scheduling(answer: Any) -> Iterator[figures.Figure]:
+    ways = {(case['mix'], case['way']): case for case in answer['cases']}
+    for (mix, way), case in ways.items():
+        if way == 'weigher':
+            yield figures.Figure(
+                f'{case["hosts"]} hosts, load {case["load"]}, {mix}',
+                100 * case['acceptance'], '% accepted',
+                baseline=100 * ways[mix, 'Nova alone']['acceptance'],
+                floor=100 * ways[mix, 'repacking']['acceptance'])
+        if way == 'weigher, isolation':
+            yield figures.Figure(
+                f'{case["hosts"]} hosts, {mix}, isolation of 3 projects',
+                100 * case['acceptance'], '% accepted',
+                baseline=100 * ways[mix, 'weigher']['acceptance'])
+
+
+def _startup(answer: Any) -> Iterator[figures.Figure]:
+    baseline = answer[0]
+    for row in answer[1:]:
+        yield figures.Figure(f'cyborg-gpu {row["command"]}', row['cpu_ms'],
+                             'ms CPU', baseline=baseline['cpu_ms'])
+        yield figures.Figure(f'cyborg-gpu {row["command"]}', row['modules'],
+                             'modules', baseline=baseline['modules'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """How to run one of the programs and to read what it prints."""
+
+    read: Callable[[Any], Iterator[figures.Figure]] = _figures
+    arguments: tuple[str, ...] = ()
+
+
+BENCHMARKS = {
+    'discover': Benchmark(),
+    'operations': Benchmark(),
+    'reports': Benchmark(),
+    'cloud': Benchmark(),
+    'weigher': Benchmark(),
+    'layout_calls': Benchmark(),
+    'packing': Benchmark(_packing, ('--seeds', '1', '--requests', '20000')),
+    'scheduling': Benchmark(_scheduling, ('--seeds', '2')),
+    'scrape': Benchmark(),
+    'startup': Benchmark(_startup),
+}
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,241 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the weigher's reading costs nova-scheduler in a large cloud.
+
+Placement is played by prepared answers about hosts with eight GPUs and seven
+profiles each, as Placement itself would take most of the time. Each scheduling
+request names as many hosts as Nova asks Placement for, drawn from all; there
+is one each second, and two hosts have changed. Measured are the CPU time of a
+request, the hosts that it reads and the memory of what is kept. The baseline
+reads all hosts of a request, as a weigher does that keeps nothing.
+
+usage: python benchmarks/weigher.py [-f table|json] [--repeat N]
+           [--hosts 1000,10000] [--candidates 1000]
+
+Exits 1 if a request reads more hosts than it may, or more are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import figures
+
+from cyborg_gpu_driver.nova import weigher_reader
+from cyborg_gpu_driver.nova.weighing import cost
+from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver.report.content import names
+
+GPUS = 8
+PROFILES = {'1g.10gb': 7, '1g.10gb.me': 1, '1g.20gb': 4, '2g.20gb': 3,
+            '3g.40gb': 2, '4g.40gb': 1, '7g.80gb': 1}
+CLASS = 'CUSTOM_NVIDIA_1G_10GB'
+TRAITS = ('OWNER_CYBORG', 'CUSTOM_NVIDIA', 'CUSTOM_NVIDIA_20B2',
+          'CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_KIND_MIG',
+          'CUSTOM_GPU_MEMORY_10GB', 'CUSTOM_GPU_MODEL_A100_SXM4_80GB',
+          'CUSTOM_GPU_NUMA_1')
+CACHE_SECONDS = 5.0
+CHANGED = 2
+"""Hosts that change between two requests."""
+_KEPT = 2
+"""Hosts that are kept, by the candidates of a request; as GpuWeigher has it.
+"""
+
+
+class Answer:
+    """Of Placement, as the text that it sends."""
+
+    status_code = 200
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def json(self):
+        return json.loads(self.text)
+
+
+class Placement:
+    """Answers about any host; its own time is kept apart."""
+
+    def __init__(self):
+        self.read = 0
+        self.seconds = 0.0
+        summaries, listed = {}, []
+        for number in range(GPUS):
+            for label, total in PROFILES.items():
+                name = f'@_gpu_0000:{number:02x}:00.0_{label}'
+                uuid = f'@-{number}-{label}-{"0" * 20}'
+                listed.append({'uuid': uuid, 'name': name})
+                summaries[uuid] = {
+                    'parent_provider_uuid': '@', 'root_provider_uuid': '@',
+                    'traits': TRAITS, 'resources': {names.custom(
+                        names.VENDOR, label): {
+                            'capacity': total, 'used': int(
+                                number % 2 and label == '1g.10gb')}}}
+        summaries['@'] = {
+            'parent_provider_uuid': None, 'root_provider_uuid': '@',
+            'traits': ['COMPUTE_ACCELERATORS'], 'resources': {
+                'VCPU': {'capacity': 256, 'used': 0}}}
+        self._candidates = json.dumps({'provider_summaries': summaries})
+        self._listed = json.dumps({'resource_providers': listed})
+
+    def get(self, url: str, version: str) -> Answer:
+        """What the weigher is answered."""
+        start = time.process_time()
+        path, _question, query = url.partition('?')
+        host = dict(part.split('=') for part in query.split('&'))['in_tree']
+        text = self._listed
+        if path == '/allocation_candidates':
+            self.read += 1
+            text = self._candidates
+        answer = Answer(text.replace('@', host))
+        self.seconds += time.process_time() - start
+        return answer
+
+
+class Cloud:
+    """Hosts that change, and a weigher's reader.
+
+    :param hosts: how many there are.
+    :param candidates: how many a request names at most.
+    """
+
+    def __init__(self, hosts: int, candidates: int):
+        self._chance = random.Random(16)
+        self._marks = {f'host{number:05}': 0 for number in range(hosts)}
+        self._named = min(hosts, candidates)
+        self.placement = Placement()
+        self.seconds = 0.0
+        self._most = _KEPT * candidates
+        self.reader = weigher_reader.Reader(
+            self.placement.get, CACHE_SECONDS, self._most,
+            lambda: self.seconds)
+
+    def request(self) -> tuple[float, int]:
+        """One scheduling request.
+
+        :returns: seconds of CPU time, without Placement's own, and how many
+            hosts were read.
+        """
+        self.seconds += 1
+        hosts = self.candidates()
+        for host in self._chance.sample(hosts, min(CHANGED, len(hosts))):
+            self._marks[host] += 1
+        marks = {host: self._marks[host] for host in hosts}
+        read, own = self.placement.read, self.placement.seconds
+        start = time.process_time()
+        fleet = self.reader.fleet([CLASS], marks)
+        spent = time.process_time() - start - self.placement.seconds + own
+        if fleet is None:
+            raise RuntimeError('the weigher could not read')
+        return spent, self.placement.read - read
+
+    def candidates(self) -> list[str]:
+        """The hosts that one request names."""
+        return self._chance.sample(list(self._marks), self._named)
+
+    def learn(self) -> list[tuple[float, int]]:
+        """Requests until the reader keeps as many hosts as it may.
+
+        :returns: of each, as :meth:`request`.
+        """
+        found = []
+        while self.reader.hosts < min(len(self._marks), self._most):
+            found.append(self.request())
+        return found
+
+    def everything(self) -> float:
+        """Seconds of CPU time to read all hosts of one request."""
+        own = self.placement.seconds
+        start = time.process_time()
+        gpus = []
+        for host in self.candidates():
+            known = {item['uuid']: item['name'] for item in self.placement.get(
+                f'/resource_providers?in_tree={host}', '').json()[
+                    'resource_providers']}
+            gpus += published.gpus(self.placement.get(
+                f'/allocation_candidates?in_tree={host}', '').json()[
+                    'provider_summaries'], known)
+        cost.Fleet(gpus)
+        return time.process_time() - start - self.placement.seconds + own
+
+
+def measure(sizes: tuple[int, ...], candidates: int, repeat: int
+            ) -> Iterator[figures.Figure]:
+    for hosts in sizes:
+        cloud = Cloud(hosts, candidates)
+        learning = cloud.learn()
+        baseline = 1000 * Cloud(hosts, candidates).everything()
+        requests = [cloud.request() for _ in range(repeat)]
+        title = f'{hosts} hosts'
+        yield figures.Figure(
+            f'{title}: a request', 1000 * statistics.median(
+                spent for spent, _ in requests), 'ms CPU', baseline)
+        yield figures.Figure(
+            f'{title}: the longest request, with the first ones',
+            1000 * max(spent for spent, _ in (*learning, *requests)),
+            'ms CPU', baseline)
+        yield figures.Figure(
+            f'{title}: hosts read for a request',
+            statistics.fmean(read for _, read in requests), '',
+            min(hosts, candidates))
+        yield figures.Figure(
+            f'{title}: hosts read for a request, most',
+            max(read for _, read in (*learning, *requests)), '',
+            min(hosts, candidates),
+            limit=weigher_reader.AT_ONCE)
+        yield figures.Figure(
+            f'{title}: hosts kept', cloud.reader.hosts, '', hosts,
+            limit=_KEPT * candidates)
+        yield figures.Figure(f'{title}: memory', memory(hosts, candidates),
+                             'MiB')
+
+
+def memory(hosts: int, candidates: int) -> float:
+    """MiB of what the reader keeps when it knows as much as it may."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        cloud = Cloud(hosts, candidates)
+        cloud.learn()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) / 2 ** 20
+
+
+def _numbers(text):
+    return tuple(map(figures.at_least(1), text.split(',')))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = figures.parser(__doc__.splitlines()[0], 60)
+    parser.add_argument('--hosts', type=_numbers, default=(1000, 10000))
+    parser.add_argument('--candidates', type=figures.at_least(1),
+                        default=1000, help='hosts that a request names')
+    options = parser.parse_args(argv)
+    return figures.show(measure(options.hosts, options.candidates,
+                                options.repeat), options.format)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

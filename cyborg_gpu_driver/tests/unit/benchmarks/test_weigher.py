@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The benchmark of the weigher's reading."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
+
+weigher = test_packing.program('weigher')
+
+
+class WeigherTest(base.BaseTestCase):
+
+    def test_a_request_reads_what_has_changed(self):
+        found = {figure.name: figure
+                 for figure in weigher.measure((20, 80), 40, 30)}
+        self.assertEqual([], [name for name, figure in found.items()
+                              if figure.is_exceeded])
+        for hosts, kept, most in ((20, 20, 20), (80, 80, 32)):
+            title = f'{hosts} hosts: hosts'
+            self.assertEqual(kept, found[f'{title} kept'].value)
+            self.assertLessEqual(
+                found[f'{title} read for a request, most'].value, most)
+            # What changes, and what is due.
+            mean = found[f'{title} read for a request'].value
+            self.assertLess(weigher.CHANGED - 1, mean)
+            self.assertLess(mean, min(hosts, 40))
+            self.assertLess(0, found[f'{hosts} hosts: memory'].value)
+
+    def test_its_placement_has_what_the_weigher_wants(self):
+        cloud = weigher.Cloud(1, 1)
+        self.assertEqual(1, cloud.request()[1])
+        fleet = cloud.reader.fleet([weigher.CLASS], {'host00000': 0})
+        label = next(iter(weigher.PROFILES))
+        full, used = (fleet.cost({
+            f'host00000-{number}-{label}-{"0" * 20}': {
+                'resources': {weigher.CLASS: 1}}}) for number in range(2))
+        # It packs: a GPU with a server costs less.
+        self.assertLess(used, full)
