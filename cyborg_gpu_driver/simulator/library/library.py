@@ -194,6 +194,16 @@ class Library:
             self.events.clear()
             self.machine.opens.close()
 
+    def after_reboot(self) -> Library:
+        """The library of a process that starts after a reboot.
+
+        It repeats no handle of this one, which would hide that a handle was
+        kept too long.
+        """
+        library = Library(self.machine)
+        library.handles, library.events = self.handles, self.events
+        return library
+
     def visible(self) -> list[gpu_module.Gpu]:
         """GPUs that NVML counts: those that NVIDIA's driver has."""
         return [gpu for gpu in self.machine.gpus

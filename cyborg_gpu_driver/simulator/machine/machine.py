@@ -202,7 +202,8 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         """Start the machine again.
 
         Instances, vGPUs and VFs are gone; MIG mode stays on Ampere only.
-        Lost GPUs are back. NVML sessions and handles are dead.
+        Lost GPUs are back. NVML sessions and handles are dead, and no
+        process closes them: none outlives a reboot.
         """
         with self.operation(write=True):
             self.state.boot += 1
@@ -226,6 +227,8 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                                      and gpu.model.mig.needs_reset)
                     state.mig = state.pending
             self._boot_fabric()
+        before, self.library = self.library, self.library.after_reboot()
+        patch.replace(before, self.library)
 
     def sriov_manage(self, address: str, enable: bool = True,
                      count: int | None = None,

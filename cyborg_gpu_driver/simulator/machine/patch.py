@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pynvml
 
@@ -49,6 +50,15 @@ class Patch:
             code = self._machine.state.nvml
         if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             raise pynvml.NVMLError(code)
+
+
+def replace(before: Any, after: Any) -> None:
+    """Put one library in the place of another, if pynvml uses that."""
+    with pynvml.libLoadLock:
+        if pynvml.nvmlLib is before:
+            _POINTERS.clear()
+            pynvml.nvmlLib = after
+            pynvml._nvmlLib_refcount = 0
 
 
 @contextlib.contextmanager

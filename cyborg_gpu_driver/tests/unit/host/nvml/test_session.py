@@ -142,6 +142,19 @@ class SessionTest(base.SimulatedTestCase):
         self.assertEqual((False, None), (opened.is_open,
                                          self.calls().get('nvmlShutdown')))
 
+    def test_a_session_of_before_a_reboot_ends_none_of_after_it(self):
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        self.machine.reboot()
+        self.nvml.reset()
+        self.nvml.driver_version()
+        sessions.clear()
+        self.wait_until_closed(opened)
+        self.assertFalse(opened.is_open)
+        with self.machine.operation():
+            self.assertTrue(self.machine.library.open)
+
     def wait_until_closed(self, opened):
         end = time.monotonic() + _A_MINUTE
         while opened.is_open and time.monotonic() < end:
