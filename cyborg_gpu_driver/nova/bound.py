@@ -31,7 +31,7 @@ from cyborg_gpu_driver import exception
 LOG = logging.getLogger(__name__)
 
 _PROFILE = 'accel:device_profile'
-_PATIENCE = 120.0
+_LIMIT = 120.0
 """Seconds that one process waits for Cyborg in all. After a power failure
 cyborg-api may start later than a GPU host. Nova resumes one server after the
 other, so each server must not wait anew."""
@@ -62,7 +62,7 @@ class Requests:
         self._ask = ask
         self._clock = clock
         self._sleep = sleep
-        self._left = _PATIENCE
+        self._left = _LIMIT
 
     def of(self, context: Any, instance: Any) -> list[dict[str, Any]]:
         """The requests that are bound to a server on its host.

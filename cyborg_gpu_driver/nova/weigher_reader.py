@@ -40,7 +40,7 @@ VERSION = '1.36'
 the whole trees."""
 AT_ONCE = 32
 """Hosts that are read for one scheduling request, at most."""
-_PATIENCE = 1.0
+_READING_LIMIT = 1.0
 """Seconds after which no further host is read for the same request."""
 _RETRY = 10.0
 """Seconds for which Placement is left alone after it has failed."""
@@ -134,7 +134,7 @@ class Reader:
             for uuid in self._due(hosts, now):
                 self._read_host(uuid, hosts[uuid], resource_class)
                 changed = True
-                if self._clock() - now >= _PATIENCE:
+                if self._clock() - now >= _READING_LIMIT:
                     break
             self._forget(now, max(self._most, len(hosts)))
         except Exception as error:

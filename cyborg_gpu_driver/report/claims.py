@@ -98,15 +98,15 @@ def _parts(tree: provider_tree.ProviderTree, providers: Iterable[str]
            ) -> tuple[int, set[str]]:
     """How many parts of a GPU are allocated, and to which projects."""
     parts = 0
-    projects: set[str] = set()
+    servers: set[str] = set()
     for uuid in providers:
         found = tree.get(f'/resource_providers/{uuid}/allocations')
         for server, allocation in (found or {'allocations': {}}
                                    )['allocations'].items():
             parts += sum(allocation['resources'].values())
-            told = tree.get(f'/allocations/{server}')
-            projects.add((told or {}).get('project_id') or '')
-    return parts, projects
+            servers.add(server)
+    return parts, {(tree.get(f'/allocations/{server}') or {}
+                    ).get('project_id') or '' for server in servers}
 
 
 def _providers(tree: provider_tree.ProviderTree, hostname: str,

@@ -33,7 +33,7 @@ from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
-_PATIENCE = 5.0
+_NVML_LIMIT = 5.0
 """Seconds that one NVML call may take: a person waits for the screen."""
 
 
@@ -51,7 +51,7 @@ class Source:
         self._records = store.of(view.state_path)
         self._nvml = view.platform.nvml
         self._nvml.gate.stays_open = False
-        self._nvml.timeout = min(self._nvml.timeout, _PATIENCE)
+        self._nvml.timeout = min(self._nvml.timeout, _NVML_LIMIT)
         self._sampler = sampler.Sampler(view.platform, view.state_path)
 
     @gate.series

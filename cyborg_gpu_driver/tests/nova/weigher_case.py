@@ -173,7 +173,7 @@ class WeigherCase(test.TestCase):
         self.addCleanup(chooser.shared.cache_clear)
         # All hosts are read, however slow this machine is.
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weigher_reader._PATIENCE', 600.0))
+            'cyborg_gpu_driver.nova.weigher_reader._READING_LIMIT', 600.0))
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
         self.context = context.get_admin_context()
         self.client = report.report_client_singleton()
