@@ -18,6 +18,7 @@ import io
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
@@ -32,6 +33,10 @@ class BenchmarkTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        # A program leaves what it has simulated to the end of its process.
+        stack.enter_context(patch.kept())
         self.directory = self.useFixture(fixtures.TempDir()).path
 
     def by_name(self, figures):
