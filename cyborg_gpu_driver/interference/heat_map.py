@@ -10,14 +10,17 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A picture of measured slowdowns, in SVG. Pure."""
+"""A picture of measured slowdowns, and its text in SVG. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from xml.sax import saxutils
 
+FONT_SIZE = 13
 _CELL_WIDTH, _CELL_HEIGHT = 76, 36
 _LETTER = 7.5
 """About the width of a letter of the font."""
@@ -26,15 +29,55 @@ _HEAD = 58
 """Height of the title and of what stands over the columns."""
 _BLANK = '#eeeeee'
 _DOES_NOT_FIT = '#4d4d4d'
+_BLACK, _WHITE = '#000000', '#ffffff'
 _LOW, _HIGH = (255, 255, 229), (178, 24, 43)
 """Colours of no slowdown and of the worst one."""
 _HEAD_TEXT = ('Run time beside another application, relative to the run time '
               'alone')
 
 
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A filled rectangle; ``title`` says what it means."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    title: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A line of text.
+
+    :ivar x: of its start, middle or end, by ``anchor``.
+    :ivar y: of its baseline.
+    :ivar anchor: ``start``, ``middle`` or ``end``, as in SVG.
+    :ivar title: the whole text, if this one is shortened.
+    """
+
+    x: float
+    y: float
+    text: str
+    anchor: str
+    fill: str = _BLACK
+    title: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """What is drawn on white, the first first. All lengths are in pixels."""
+
+    width: int
+    height: int
+    parts: tuple[Box | Text, ...]
+
+
 def draw(names: Sequence[str],
-         slowdowns: Mapping[str, Mapping[str, float | None]]) -> str:
-    """The text of an SVG file.
+         slowdowns: Mapping[str, Mapping[str, float | None]]) -> Picture:
+    """A heat map.
 
     A row for each application that is slowed down, a column for each that
     causes it. The colour goes from no slowdown to the worst one in the
@@ -49,42 +92,46 @@ def draw(names: Sequence[str],
     height = _HEAD + 2 * _MARGIN + len(names) * _CELL_HEIGHT
     worst = max([value for row in slowdowns.values()
                  for value in row.values() if value], default=1.0)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
-        f'height="{height}" viewBox="0 0 {width:.0f} {height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{width:.0f}" height="{height}" fill="#ffffff"/>',
-        _text(_MARGIN, 24, _HEAD_TEXT, 'start')]
+    parts: list[Box | Text] = [Text(_MARGIN, 24, _HEAD_TEXT, 'start')]
     for index, name in enumerate(names):
         middle = left + (index + 0.5) * _CELL_WIDTH
-        parts.append(_text(middle, _HEAD, _short(name), 'middle',
-                           title=name))
+        parts.append(Text(middle, _HEAD, _short(name), 'middle', title=name))
         top = _HEAD + _MARGIN + index * _CELL_HEIGHT
-        parts.append(_text(left - _MARGIN, top + 22, name, 'end'))
+        parts.append(Text(left - _MARGIN, top + 22, name, 'end'))
         for column, other in enumerate(names):
             parts += _cell(left + column * _CELL_WIDTH, top, name, other,
                            slowdowns.get(name, {}), worst)
-    return '\n'.join([*parts, '</svg>', ''])
+    return Picture(round(width), height, tuple(parts))
 
 
-def _cell(x, y, name, other, row, worst):
-    ink = '#000000'
+def svg(picture: Picture) -> str:
+    """The text of an SVG file."""
+    width, height = picture.width, picture.height
+    return '\n'.join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="{FONT_SIZE}">',
+        f'<rect width="{width}" height="{height}" fill="{_WHITE}"/>',
+        *(_box(part) if isinstance(part, Box) else _text(part)
+          for part in picture.parts), '</svg>', ''])
+
+
+def _cell(x, y, name, other, row, worst) -> Iterator[Box | Text]:
+    ink = _BLACK
     if other not in row:
         fill, label, meaning = _BLANK, '', 'not measured'
     elif row[other] is None:
-        fill, label, ink = _DOES_NOT_FIT, 'memory', '#ffffff'
+        fill, label, ink = _DOES_NOT_FIT, 'memory', _WHITE
         meaning = 'do not fit together'
     else:
         share = _share(row[other], worst)
         fill, label = _colour(share), f'{row[other]:.2f}'
-        ink = '#ffffff' if share > 0.6 else ink
+        ink = _WHITE if share > 0.6 else ink
         meaning = label
-    title = saxutils.escape(f'{name} beside {other}: {meaning}')
-    yield (f'<rect x="{x:.1f}" y="{y}" width="{_CELL_WIDTH - 2}" '
-           f'height="{_CELL_HEIGHT - 2}" fill="{fill}">'
-           f'<title>{title}</title></rect>')
+    yield Box(x, y, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, fill,
+              f'{name} beside {other}: {meaning}')
     if label:
-        yield _text(x + _CELL_WIDTH / 2 - 1, y + 22, label, 'middle', ink)
+        yield Text(x + _CELL_WIDTH / 2 - 1, y + 22, label, 'middle', ink)
 
 
 def _share(value, worst):
@@ -104,9 +151,15 @@ def _short(name):
     return name if len(name) <= most else f'{name[:most - 1]}\u2026'
 
 
-def _text(x, y, text, anchor, fill='#000000', title=''):
-    inner = saxutils.escape(text)
-    if title:
-        inner += f'<title>{saxutils.escape(title)}</title>'
-    return (f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}" '
-            f'fill="{fill}">{inner}</text>')
+def _box(box):
+    return (f'<rect x="{box.x:.1f}" y="{box.y}" width="{box.width}" '
+            f'height="{box.height}" fill="{box.fill}">'
+            f'<title>{saxutils.escape(box.title)}</title></rect>')
+
+
+def _text(text):
+    inner = saxutils.escape(text.text)
+    if text.title:
+        inner += f'<title>{saxutils.escape(text.title)}</title>'
+    return (f'<text x="{text.x:.1f}" y="{text.y}" '
+            f'text-anchor="{text.anchor}" fill="{text.fill}">{inner}</text>')

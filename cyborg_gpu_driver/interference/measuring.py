@@ -68,7 +68,7 @@ def measure(found: results.Results, machine: Machine, path: str,
         runs = _step(found, machine, known[name],
                      known[beside] if beside is not None else None)
         found.runs[name, beside] = runs
-        write(path, found.dump())
+        write(path, found.dump().encode())
         if beside is None and runs.outcome is not Outcome.MEASURED:
             raise exception.InvalidValue(
                 what=f'command of {name}',
@@ -116,7 +116,7 @@ def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, content: bytes) -> None:
     """Replace a file at once: an interrupted write leaves the old one.
 
     :raises InvalidValue: if it cannot be written.
@@ -124,10 +124,10 @@ def write(path: str, text: str) -> None:
     directory, name = os.path.split(os.path.abspath(path))
     try:
         with tempfile.NamedTemporaryFile(
-                'w', dir=directory, prefix=f'.{name}.', encoding='utf-8',
+                'wb', dir=directory, prefix=f'.{name}.',
                 delete=False) as stream:
             try:
-                stream.write(text)
+                stream.write(content)
                 stream.flush()
                 os.fchmod(stream.fileno(), 0o666 & ~_umask())
                 os.fsync(stream.fileno())

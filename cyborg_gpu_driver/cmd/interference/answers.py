@@ -27,6 +27,7 @@ from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.interference import heat_map
+from cyborg_gpu_driver.interference import heat_map_png
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import prediction
 from cyborg_gpu_driver.interference import results
@@ -38,6 +39,7 @@ BRIEF = COLUMNS[:-1]
 REPEATS_MAX = 1000
 _NEVER = 'does not fit'
 _CLEAR = '\r\033[K'
+_SVG, _PNG = '.svg', '.png'
 
 Row = tuple[Any, ...]
 
@@ -54,8 +56,22 @@ class Lister(table.Lister):
 def add_heat_map(parser: argparse.ArgumentParser) -> None:
     """Add ``--heat-map``."""
     parser.add_argument(
-        '--heat-map', metavar='FILE',
-        help='also write a picture of the slowdowns as SVG (default: none)')
+        '--heat-map', metavar='FILE', type=_picture,
+        help='also write a picture of the slowdowns: SVG, or PNG if the name '
+             'ends in .png (default: none)')
+
+
+def _picture(text: str) -> str:
+    """A picture's file name, refused before anything is measured."""
+    if text.endswith(_PNG):
+        try:
+            heat_map_png.check()
+        except exception.InvalidValue as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    elif not text.endswith(_SVG):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} does not end in {_SVG} or {_PNG}')
+    return text
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -125,14 +141,17 @@ def _row(found, slowdowns, name, beside):
 def write_heat_map(path: str | None, found: results.Results) -> None:
     """Write the picture, if one is wanted.
 
-    :raises InvalidValue: if it cannot be written.
+    :raises InvalidValue: if it cannot be drawn or written.
     """
     if path:
         slowdowns = found.slowdowns()
         names = dict.fromkeys([
             *(item.name for item in found.applications), *slowdowns,
             *(beside for row in slowdowns.values() for beside in row)])
-        measuring.write(path, heat_map.draw(list(names), slowdowns))
+        picture = heat_map.draw(list(names), slowdowns)
+        measuring.write(path, heat_map_png.encode(picture)
+                        if path.endswith(_PNG)
+                        else heat_map.svg(picture).encode())
 
 
 def predictor(found: results.Results, memory_mib: int | None

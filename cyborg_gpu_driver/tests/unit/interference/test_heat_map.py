@@ -27,7 +27,8 @@ class HeatMapTest(base.BaseTestCase):
 
     def draw(self, names, slowdowns):
         """The cells by their tooltip: colour, and what is written there."""
-        root = ElementTree.fromstring(heat_map.draw(names, slowdowns))
+        root = ElementTree.fromstring(
+            heat_map.svg(heat_map.draw(names, slowdowns)))
         self.texts = [item.text for item in root.iter(f'{_SPACE}text')]
         return {item[0].text: item.get('fill')
                 for item in root.iter(f'{_SPACE}rect') if len(item)}

@@ -14,11 +14,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import unittest
+from unittest import mock
 
 import testscenarios
 
@@ -158,6 +161,31 @@ class MeasureTest(InterferenceCase):
         self.assertIn('b beside a', first)
         self.run_program('show', self.path, '--heat-map', picture)
         self.assertEqual(first, picture.read_text())
+
+    @unittest.skipUnless(importlib.util.find_spec('PIL'),
+                         'Pillow is not installed')
+    def test_heat_map_as_png(self):
+        picture = self.directory / 'map.png'
+        self.measure(*self.TWO, '--heat-map', picture)
+        first = picture.read_bytes()
+        self.assertEqual(b'\x89PNG\r\n\x1a\n', first[:8])
+        self.run_program('show', self.path, '--heat-map', picture)
+        self.assertEqual(first, picture.read_bytes())
+
+    def test_png_without_pillow(self):
+        with mock.patch.dict(sys.modules, {'PIL': None}):
+            _, errors = self.measure(*self.TWO, '--heat-map', 'map.png',
+                                     code=2)
+        self.assertIn('--heat-map', errors)
+        self.assertIn('cyborg_gpu_driver[png]', errors)
+        self.assertFalse(self.path.exists())
+
+    def test_other_picture(self):
+        for name in 'map.jpg', 'map':
+            _, errors = self.measure(*self.TWO, '--heat-map', name, code=2)
+            self.assertIn(f"--heat-map: '{name}' does not end in .svg or "
+                          '.png', errors)
+        self.assertFalse(self.path.exists())
 
     def test_ctrl_c(self):
         """It ends the commands and keeps what was measured."""
