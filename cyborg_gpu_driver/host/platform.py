@@ -103,7 +103,7 @@ def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
     """This machine. Opens nothing yet."""
     return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
                     sriov_manage=sriov_manage, mdevctl=mdevctl,
-                    nvidia_smi=nvidia_smi)
+                    nvidia_smi=nvidia_smi, fabric_config=fabric)
 
 
 def simulated(machine: str, state: str | None = None) -> Platform:

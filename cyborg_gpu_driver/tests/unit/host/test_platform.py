@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The machine that the options of ``[gpu]`` name."""
+
+import pathlib
+from unittest import mock
+
+import fixtures
+from oslo_config import cfg
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import reader
+from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.reconcile import fabric as fabric_keeper
+
+_PATHS = ('sriov_manage', 'mdevctl', 'nvidia_smi')
+
+
+class RealCase(base.BaseTestCase):
+    """This machine, with a PCI bus of the test's that has an NVSwitch."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        switch = self.directory / 'sys/bus/pci/devices/0000:07:00.0'
+        switch.mkdir(parents=True)
+        for name, value in (('vendor', '0x10de'), ('device', '0x22a3'),
+                            ('class', '0x068000')):
+            (switch / name).write_text(f'{value}\n', encoding='ascii')
+        self.fabric = self.directory / 'elsewhere.cfg'
+        self.conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(self.conf)
+        self.conf([], project='test', default_config_files=[])
+        for name, value in (('sysfs_root', self.directory / 'sys'),
+                            ('state_path', self.directory / 'state'),
+                            ('fabric_manager_config', self.fabric)):
+            self.conf.set_override(name, str(value), 'gpu')
+
+    def machine(self):
+        return platform.from_conf(self.conf)
+
+    def write(self, text):
+        self.fabric.write_text(text, encoding='ascii')
+
+
+class PathsTest(RealCase):
+
+    def test_each_is_the_one_of_its_option(self):
+        for name in _PATHS:
+            self.conf.set_override(name, f'/opt/{name}', 'gpu')
+        machine = self.machine()
+        self.assertEqual([f'/opt/{name}' for name in _PATHS],
+                         [getattr(machine, name) for name in _PATHS])
+        self.assertEqual(str(self.fabric), machine.fabric_config)
+
+
+class FabricConfigTest(RealCase):
+    """``[gpu] fabric_manager_config``, by everyone who reads it."""
+
+    def test_the_reader(self):
+        for number, mode in enumerate(fabric.Mode):
+            self.write(f'FABRIC_MODE={number}\n')
+            found = reader.look(self.machine(), model.Host(gpus=()))
+            self.assertEqual((mode, ''), (found.mode, found.mode_problem))
+        self.fabric.unlink()
+        found = reader.look(self.machine(), model.Host(gpus=()))
+        self.assertIn(str(self.fabric), found.mode_problem)
+
+    def test_the_connection(self):
+        self.write('FM_CMD_PORT_NUMBER=none\n')
+        error = self.assertRaises(exception.FabricError,
+                                  self.machine().fabric.partitions)
+        self.assertIn(f'{self.fabric}', str(error))
+
+    def test_the_agent_after_a_restart(self):
+        for number, looked in ((1, False), (2, True)):
+            self.write(f'FABRIC_MODE={number}\n')
+            journal = mock.Mock(entries=mock.Mock(return_value=()))
+            host = mock.Mock(host=mock.Mock(
+                return_value=model.Host(gpus=())))
+            fabric_keeper.FabricKeeper(self.machine(), host, journal).look()
+            self.assertEqual(looked, journal.entries.called)
