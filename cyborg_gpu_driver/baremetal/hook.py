@@ -25,6 +25,7 @@ from ironic.drivers.modules.inspector.hooks import base
 from oslo_log import log
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import history
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.baremetal.inventory import inventory as inventory_module
 from cyborg_gpu_driver.baremetal.inventory import names
@@ -42,6 +43,8 @@ class NvidiaGpusHook(base.InspectionHook):
 
     def __init__(self):
         baremetal.register_opts(CONF)
+        # The conductor loads nothing else of this package.
+        history.register()
 
     def preprocess(self, task, inventory, plugin_data):
         """Refuse what cannot be used, before anything is changed.

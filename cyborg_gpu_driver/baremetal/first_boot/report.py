@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,12 @@ from cyborg_gpu_driver.record import codec
 
 _KIND = 'cyborg-gpu first boot'
 _VERSION = 1
+_LINE = 'cyborg-gpu-firstboot:'
+"""Of the line that operators look for on the console."""
+_REASON_MAX = 500
+"""Characters of a reason there; the report has all of it."""
+_PLAIN = re.compile(r'[\w./:,+-]+', re.ASCII)
+"""A value that needs no quotes."""
 
 
 class Result(enum.Enum):
@@ -100,8 +108,19 @@ class Report:
             yield f'The layout in {other} is ignored.'
         yield from self.notes
         yield _SENTENCES[self.result].format(
-            layout=self.layout, source=self.source, error=self.error,
-            failed=', '.join(gpu.address for gpu in self.gpus if gpu.error))
+            layout=self.layout, source=self.source, error=self.error)
+
+    def summary(self) -> str:
+        """One line for a console, which says what the run came to.
+
+        ``cyborg-gpu-firstboot: result=ok layout=mixed gpus=8 source=...``
+        """
+        failed = [gpu for gpu in self.gpus if gpu.error]
+        return _line(
+            not self.result.code, layout=self.layout, gpus=len(self.gpus),
+            failed=len(failed) or None, source=self.source,
+            reason=None if self.result is Result.APPLIED else
+            '; '.join(map(str, failed)) or self.error or self.result.value)
 
     def to_dict(self) -> dict[str, Any]:
         """As programs have it."""
@@ -115,6 +134,28 @@ _SENTENCES = {
     Result.UNUSABLE: 'Not a layout for this server: {error}. The GPUs were '
                      'not changed.',
     Result.FAILED: 'FAILED: {error}'}
+
+
+def failure(error: Exception) -> str:
+    """As :meth:`Report.summary`, of a run that came to no report."""
+    return _line(False, reason=str(error))
+
+
+def _line(succeeded, **values):
+    """The line; a value with blanks is a string of JSON.
+
+    It is in ASCII: few serial consoles show anything else.
+    """
+    values = {'result': 'ok' if succeeded else 'failed', **values}
+    if len(values.get('reason') or '') > _REASON_MAX:
+        values['reason'] = values['reason'][:_REASON_MAX] + '...'
+    return ' '.join((_LINE, *(f'{name}={_value(str(value))}'
+                              for name, value in values.items()
+                              if value is not None)))
+
+
+def _value(text):
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def printable(text: str) -> str:

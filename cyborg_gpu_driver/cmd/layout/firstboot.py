@@ -32,6 +32,7 @@ from cyborg_gpu_driver.baremetal.first_boot import metadata_service
 from cyborg_gpu_driver.baremetal.first_boot import report as reports
 from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.conf import policies
 
 _LAYOUT_FILE = f'/{staged.LAYOUT_PATH}'
 _DRIVER_TIMEOUT = 300
@@ -44,8 +45,12 @@ class FirstBoot(command.Command):
     The layout is read from the image, the config drive or the metadata of the
     server, in this order. Without a layout or a GPU, the command does nothing.
     Exits 1 if a GPU does not match the layout, and 2 if the layout cannot be
-    used; then the GPUs are not changed.
+    used; then the GPUs are not changed. The last line says what the run came
+    to, for the console of the server.
     """
+
+    checks_options = False
+    """It checks them itself, to report what is wrong on the console."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -83,9 +88,17 @@ class FirstBoot(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        node = self.app.machine
         if parsed_args.show:
-            return self._show(parsed_args, node)
+            policies.read(self.app.conf)
+            return self._show(parsed_args, self.app.machine)
+        try:
+            policies.read(self.app.conf)
+            return self._boot(parsed_args, self.app.machine)
+        except exception.GpuDriverError as error:
+            self._say_result(parsed_args, reports.failure(error))
+            raise
+
+    def _boot(self, parsed_args, node):
         cmd_machine.check_root(node.platform, 'partition its GPUs')
         node.act_here()
         report = _Boot(parsed_args, node).report()
@@ -94,6 +107,7 @@ class FirstBoot(command.Command):
         except exception.JournalError as error:
             cmd_machine.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
+        self._say_result(parsed_args, report.summary())
         return report.result.code
 
     def _show(self, parsed_args, node):
@@ -108,6 +122,11 @@ class FirstBoot(command.Command):
                             'last reboot.')
             return 1
         return report.result.code
+
+    def _say_result(self, parsed_args, line):
+        """Write the line for the console; JSON has it all."""
+        if parsed_args.format != 'json':
+            self.app.stdout.write(line + '\n')
 
     def _write(self, parsed_args, report):
         if parsed_args.format == 'json':
@@ -217,7 +236,6 @@ class _Boot:
         if self._args.config_drive is not None:
             return contextlib.nullcontext(self._args.config_drive)
         return config_drive.opened()
-
 
 
 def _file(text: str) -> str:

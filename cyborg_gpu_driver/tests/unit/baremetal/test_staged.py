@@ -98,6 +98,30 @@ class UnitTest(base.BaseTestCase):
             int(self.unit['Service']['TimeoutStartSec']),
             parsed.timeout + parsed.metadata_timeout + 300)
 
+    def test_what_it_says_is_on_the_console(self):
+        self.assertEqual('journal+console',
+                         self.unit['Service']['StandardOutput'])
+
+    def test_it_says_what_the_command_cannot(self):
+        """That it is missing, or was ended by a signal."""
+        words = shlex.split(
+            self.unit['Service']['ExecStopPost'].replace('\\\n', ' '))
+        self.assertEqual(['/bin/sh', '-c'], words[:2])
+        # To systemd, two dollars are one (systemd.service, COMMAND LINES).
+        script = words[2].replace('$$', '$')
+        self.assertNotIn('$$', script)
+        for outcome, status, said in (
+                ('success', '0', False), ('exit-code', '1', False),
+                ('exit-code', '2', False), ('exit-code', '127', True),
+                ('timeout', 'TERM', True), ('oom-kill', 'KILL', True)):
+            done = subprocess.run(
+                ['/bin/sh', '-c', script], capture_output=True, text=True,
+                check=True, env={'SERVICE_RESULT': outcome,
+                                 'EXIT_STATUS': status})
+            self.assertEqual(
+                'cyborg-gpu-firstboot: result=failed '
+                f'reason={outcome}:{status}\n' if said else '', done.stdout)
+
     def test_it_says_that_the_driver_is_missing(self):
         self.assertEqual([], [key for key in self.unit['Unit']
                               if key.startswith(('Condition', 'Assert'))])

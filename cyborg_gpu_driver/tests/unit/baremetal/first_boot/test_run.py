@@ -120,8 +120,9 @@ class SourcesTest(first_boot_case.BootCase):
         self.server.documents['meta_data.json'] = b'{"meta": {}}'
         before = self.gpus()
         output, _ = self.boot('--config-drive', self.drive, *self.asking)
-        self.assertEqual('No layout was found. The GPUs were not changed.\n',
-                         output)
+        self.assertEqual('No layout was found. The GPUs were not changed.\n'
+                         'cyborg-gpu-firstboot: result=ok gpus=0 '
+                         'reason=no-layout\n', output)
         self.assertEqual([], self.server.asked)
         self.assertEqual('no-layout', self.booted(*self.asking)['result'])
         self.server.close()
@@ -247,8 +248,10 @@ class ServerTest(first_boot_case.BootCase):
         lines = output.splitlines()
         self.assertEqual('GPU 0 (0000:18:00.0): changed: 7 x 1g.10gb',
                          lines[0])
-        self.assertEqual((3, f'Layout staged of {self.args[1]} is in '
-                          'effect.'), (len(lines), lines[-1]))
+        self.assertEqual([
+            f'Layout staged of {self.args[1]} is in effect.',
+            'cyborg-gpu-firstboot: result=ok layout=staged gpus=2 '
+            f'source={self.args[1]}'], lines[2:])
         self.assertEqual(f'Found the layout staged in {self.args[1]}.\n',
                          errors)
 
@@ -256,7 +259,8 @@ class ServerTest(first_boot_case.BootCase):
         self.write_host()
         output, _ = self.boot(*self.args)
         self.assertEqual('There is no NVIDIA GPU, so there is nothing to '
-                         'do.\n', output)
+                         'do.\ncyborg-gpu-firstboot: result=ok gpus=0 '
+                         'reason=no-gpu\n', output)
         self.assertEqual('no-gpu', self.kept()['result'])
 
     def test_no_driver(self):
@@ -339,6 +343,7 @@ class ShowTest(first_boot_case.BootCase):
                          'yet.\n', errors)
         path = self.stage()
         report, _ = self.boot('--layout-file', path)
+        report = ''.join(report.splitlines(True)[:-1])
         self.assertEqual((report, ''), self.boot('--show'))
         self.assertEqual(self.kept(), json.loads(
             self.boot('--show', '-f', 'json')[0]))

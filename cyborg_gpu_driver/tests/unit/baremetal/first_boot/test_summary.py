@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The line on the console, which says what a first boot came to."""
+
+import json
+import re
+
+from oslotest import base
+
+from cyborg_gpu_driver.baremetal.first_boot import report as reports
+from cyborg_gpu_driver.tests.unit.baremetal.first_boot import first_boot_case
+
+_FIRST = '0000:18:00.0'
+_WORD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+
+
+def read(line):
+    """The values of a line."""
+    assert line.startswith('cyborg-gpu-firstboot: '), line
+    return {name: json.loads(text) if text.startswith('"') else text
+            for name, text in _WORD.findall(line)}
+
+
+class LineTest(base.BaseTestCase):
+
+    def line(self, result, **values):
+        return reports.Report(result, 'now', 'boot', **values).summary()
+
+    def test_well(self):
+        self.assertEqual(
+            'cyborg-gpu-firstboot: result=ok layout=a gpus=1 source="a b"',
+            self.line(reports.Result.APPLIED, layout='a', source='a b', gpus=(
+                reports.GpuReport(0, _FIRST, 'changed', '1g'),)))
+
+    def test_results(self):
+        for result in reports.Result:
+            found = read(self.line(result))
+            self.assertEqual('failed' if result.code else 'ok',
+                             found['result'])
+            self.assertEqual(None if result is reports.Result.APPLIED
+                             else result.value, found.get('reason'))
+
+    def test_what_others_wrote_is_on_one_line_of_ascii(self):
+        text = 'a"b\\c\nd\x1b[31m\u2028 result=ok \xe9'
+        line = self.line(reports.Result.UNUSABLE, layout=text, error=text)
+        self.assertTrue(line.isascii() and line.isprintable(), line)
+        self.assertEqual({'result': 'failed', 'layout': text, 'gpus': '0',
+                          'reason': text}, read(line))
+
+    def test_a_long_reason_is_cut(self):
+        found = read(self.line(reports.Result.FAILED, error='x' * 9000))
+        self.assertEqual('x' * 500 + '...', found['reason'])
+
+
+class CommandTest(first_boot_case.BootCase):
+
+    def said(self, *arguments, code=0):
+        """What the command's last line says."""
+        output, _ = self.boot('--timeout', '0', *arguments, code=code)
+        return read(output.splitlines()[-1])
+
+    def test_a_gpu_that_fails(self):
+        self.machine().lose_gpu(_FIRST)
+        found = self.said('--layout-file', self.stage(), code=1)
+        self.assertEqual(('failed', 'staged', '2', '1'), tuple(
+            found[name] for name in ('result', 'layout', 'gpus', 'failed')))
+        self.assertIn(f'GPU 0 ({_FIRST}): failed: it cannot be reached',
+                      found['reason'])
+
+    def test_a_layout_for_other_gpus(self):
+        found = self.said('--layout-file', self.stage(self.layout(
+            mig_devices={'1g.5gb': 1})), code=2)
+        self.assertEqual('failed', found['result'])
+        self.assertIn('1g.5gb', found['reason'])
+
+    def test_options_that_are_wrong(self):
+        self.options['policies'] = 'none'
+        found = self.said(code=1)
+        self.assertEqual('failed', found['result'])
+        self.assertIn('[gpu_policy:none] mode', found['reason'])
+
+    def test_it_is_not_in_json_nor_shown_later(self):
+        path = self.stage()
+        json.loads(self.boot('--layout-file', path, '-f', 'json')[0])
+        self.assertNotIn('result=', self.boot('--show')[0])
