@@ -43,6 +43,11 @@ def understanding(cloud: connection.Cloud, service: str, what: str
             f'URL is not {service}: {error!r}') from error
 
 
+def reason(error: exception.CloudError) -> str:
+    """What went wrong, without the name of the cloud."""
+    return str(error.kwargs['reason'])
+
+
 def pages(cloud: connection.Cloud, path: str, key: str, version: str,
           **query: str) -> list[dict[str, Any]]:
     """A list of Nova's, all its pages.

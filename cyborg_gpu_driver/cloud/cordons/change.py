@@ -36,6 +36,8 @@ from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 
+FOR_A_MOVE = 'openstack gpu defragment'
+"""Reason of a cordon that is lifted once a server has moved."""
 _ENABLED = 'enabled'
 _WRITES = 8
 """Tries at one write: each loses only to a write that succeeded."""
@@ -73,18 +75,23 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
           ) -> cordon.Cordons:
     """Cordon a GPU. One that is disabled in Cyborg keeps its reason.
 
+    The cordon of a move does not: it would be lifted with the move.
+
     :param gpu: as :func:`find` returns it.
     :returns: its cordons.
     :raises CloudError: if a service does not do it.
     """
     known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
-    if known is not None and (known.who or known.reason):
+    if known is not None and (known.who or known.reason) and (
+            known.reason != FOR_A_MOVE):
         return gpu.cordons
     name = cordon.trait(new)
     cloud.change('placement', 'PUT', f'/traits/{name}',
                  version=providers.VERSION)
+    gone = set()
     for offer in gpu.offers:
-        _set_trait(cloud, offer.uuid, name)
+        gone |= _set_trait(cloud, offer.uuid, name)
+    _forget(cloud, gone)
     _act(cloud, gpu, 'disable', devices.DISABLED)
     return cordon.added(gpu.cordons, new)
 
@@ -101,16 +108,7 @@ def open_(cloud: connection.Cloud, gpu: hosts.Gpu) -> cordon.Cordons:
     traits = set()
     for offer in gpu.offers:
         traits |= _set_trait(cloud, offer.uuid)
-    for name in sorted(traits):
-        try:
-            cloud.change('placement', 'DELETE', f'/traits/{name}',
-                         version=providers.VERSION)
-        except exception.CloudError as error:
-            # Another GPU that was cordoned at the same time still has it.
-            if not isinstance(error.__cause__, (
-                    exceptions.ConflictException,
-                    exceptions.NotFoundException)):
-                raise
+    _forget(cloud, traits)
     return cordon.without(gpu.cordons, {cordon.Source.CYBORG})
 
 
@@ -168,6 +166,20 @@ def _act(cloud, gpu, action, status):
     with responses.understanding(cloud, 'Cyborg', f'device {uuid}'):
         if answer is None or answer['status'] != status:
             raise failure
+
+
+def _forget(cloud, traits):
+    """Delete traits that no provider has any more."""
+    for name in sorted(traits):
+        try:
+            cloud.change('placement', 'DELETE', f'/traits/{name}',
+                         version=providers.VERSION)
+        except exception.CloudError as error:
+            # Another GPU that was cordoned at the same time still has it.
+            if not isinstance(error.__cause__, (
+                    exceptions.ConflictException,
+                    exceptions.NotFoundException)):
+                raise
 
 
 def _set_trait(cloud, provider, name=None):

@@ -15,7 +15,8 @@
 The GPU that a server leaves is cordoned until the server runs elsewhere, so
 that neither this server nor a new one takes the room. Before each move the
 cloud is read again, and planned again with the servers of the plan alone. If
-they are not enough any more, nothing else is moved.
+they are not enough any more, nothing else is moved. Whatever ends a move, even
+Ctrl-C, the GPU is offered again and the server is started again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import servers
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.cordons import change
 from cyborg_gpu_driver.cloud.moves import fleet
 from cyborg_gpu_driver.cloud.moves import read
@@ -70,26 +72,30 @@ class Applying:
     def run(self, plan: planner.Plan) -> planner.Plan:
         """Carry out a plan.
 
-        :returns: the plan with no moves that there is then.
+        :returns: what was done, which may have become another plan on the
+            way: the cloud changes.
         :raises CloudError: if a step fails, takes too long, or does not have
             the result that was planned. It says what has been done.
         """
         done: list[str] = []
+        moves: list[planner.Move] = []
         try:
             for server in plan.idle:
-                self._shelve(server, False)
+                self._offload(server)
                 done.append(f'offloaded server {server}')
             left = {move.server for move in plan.moves}
             while True:
                 now = self._expect(left)
                 if not now.moves:
-                    return now
-                self._move(now.moves[0])
+                    return dataclasses.replace(now, idle=plan.idle,
+                                               moves=tuple(moves))
+                moves.append(self._move(now.moves[0]))
                 done.append(f'moved server {now.moves[0].server}')
                 left.remove(now.moves[0].server)
-        except exception.GpuDriverError as error:
+        except exception.CloudError as error:
             raise self._cloud.error(
-                f'{error} (done before that: {", ".join(done) or "nothing"})'
+                f'{responses.reason(error)} (done before that: '
+                f'{", ".join(done) or "nothing"})'
             ) from error
 
     def _expect(self, left: Collection[str]) -> planner.Plan:
@@ -111,7 +117,20 @@ class Applying:
                     'the plan does not make room any more; make a new one')
             self._sleep(min(_ROUND, rest))
 
-    def _move(self, move: planner.Move) -> None:
+    def _offload(self, server: str) -> None:
+        """Offload a server that is shelved.
+
+        One that its owner has started since the plan was made stays.
+        """
+        now = read.server(self._cloud, server)
+        if now is not None and now.status not in shelving.AWAY:
+            raise self._cloud.error(
+                f'server {server} is not shelved any more, its status is '
+                f'{now.status}; make a new plan')
+        self._shelve(server, False)
+
+    def _move(self, move: planner.Move) -> planner.Move:
+        """Move a server; the move with the place that the server got."""
         origin = move.origin
         assert isinstance(origin, fleet.Place)  # As the fleet names GPUs.
         closed: tuple[hosts.Gpu, ...] = ()
@@ -120,42 +139,72 @@ class Applying:
             if any(gpu.cordons for gpu in closed):
                 raise self._cloud.error(
                     f'{_name(origin)} has been cordoned meanwhile')
+        begun = False
         try:
             for gpu in closed:
                 self._close(origin, gpu)
+            begun = True
             self._shelve(move.server, True)
-        except exception.GpuDriverError:
-            self._open(origin, closed)
-            self._bring_back(move.server)
+        except BaseException:
+            # As of Ctrl-C. What was said first stays the error.
+            self._try(lambda: self._open(origin, closed))
+            if begun:
+                self._try(lambda: self._bring_back(move.server))
             raise
         self._open(origin, closed)
-        there = {fleet.Place(one.provider.host, one.provider.gpu)
-                 for one in servers.read(self._cloud, move.server)
-                 if one.provider is not None}
+        there = sorted({fleet.Place(one.provider.host, one.provider.gpu)
+                        for one in servers.read(self._cloud, move.server)
+                        if one.provider is not None})
         self._say(f'server {move.server} has '
-                  + ', '.join(map(_name, sorted(there))))
+                  + ', '.join(map(_name, there)))
         if closed and origin in there:
             raise self._cloud.error(
                 f'server {move.server} came back to {_name(origin)}')
+        return dataclasses.replace(move, destination=next(
+            iter(there), move.destination))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Do what has to be done after a failure; say if it fails too."""
+        try:
+            act()
+        except exception.CloudError as error:
+            self._say(str(error))
 
     def _shelve(self, server: str, unshelve: bool) -> None:
-        failed = shelving.move(
-            self._cloud, [server], unshelve, self._seconds, self._say,
-            self._clock, self._sleep)
-        for reason in failed.values():
+        for reason in self._shelving(server, unshelve).values():
             raise self._cloud.error(f'server {server}: {reason}')
 
+    def _shelving(self, server: str, unshelve: bool) -> dict[str, str]:
+        return shelving.move(
+            self._cloud, [server], [server] if unshelve else [],
+            self._seconds, self._say, self._clock, self._sleep)
+
     def _bring_back(self, server: str) -> None:
-        """Start a server again that could not move, if it is shelved."""
+        """Start a server again that could not move, if it is shelved.
+
+        Nova may still be shelving it.
+        """
         end = self._clock() + self._seconds
-        while _is_away(self._cloud, server):
-            self._say(f'bringing back server {server}')
-            if not shelving.move(self._cloud, [server], True, self._seconds,
-                                 self._say, self._clock, self._sleep):
-                return
+        problem = ''
+        while True:
+            try:
+                now = read.server(self._cloud, server)
+            except exception.CloudError as error:
+                problem = responses.reason(error)
+            else:
+                if now is None or not now.busy and (
+                        now.status not in shelving.AWAY):
+                    return
+                problem = f'its status is {now.status}'
+                if not now.busy:
+                    self._say(f'bringing back server {server}')
+                    problem = self._shelving(server, True).get(server, '')
+                    if not problem:
+                        return
             if self._clock() >= end:
-                self._say(f'server {server} stays shelved; unshelve it later')
-                return
+                raise self._cloud.error(
+                    f'server {server} stays shelved ({problem}); to start it '
+                    f'later: openstack server unshelve {server}')
             self._sleep(_ROUND)
 
     def _close(self, origin: fleet.Place, gpu: hosts.Gpu) -> None:
@@ -170,16 +219,25 @@ class Applying:
 
     def _open(self, origin: fleet.Place, closed: tuple[hosts.Gpu, ...]
               ) -> None:
-        # It is read again: it is known by now that it is disabled.
-        if closed:
-            self._say(f'opening {_name(origin)}')
+        """Lift the cordon of a move; one that an operator has made stays."""
+        if not closed:
+            return
+        self._say(f'opening {_name(origin)}')
+        try:
+            # It is read again: it is known by now that it is disabled.
             for gpu in change.find(self._cloud, origin.host, origin.gpu):
+                known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
+                if known is not None and known.reason not in (
+                        '', self._new.reason):
+                    self._say(f'{_name(origin)} stays cordoned: {known}')
+                    continue
                 change.open_(self._cloud, gpu)
-
-
-def _is_away(cloud: connection.Cloud, server: str) -> bool:
-    now = read.server(cloud, server)
-    return now is not None and now.status == fleet.OFFLOADED
+        except exception.CloudError as error:
+            raise self._cloud.error(
+                f'{_name(origin)} may stay cordoned: '
+                f'{responses.reason(error)}; to offer it again: '
+                f'openstack gpu uncordon {origin.host} {origin.gpu}'
+            ) from error
 
 
 def _fixed(gpus: Collection[moving.Gpu], servers: Collection[str]

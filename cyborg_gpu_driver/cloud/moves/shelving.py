@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Collection
 
+from keystoneauth1 import exceptions as identity_exceptions
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
@@ -36,8 +37,11 @@ from cyborg_gpu_driver.cloud.api import responses
 _HERE = frozenset({'ACTIVE', 'SHUTOFF', 'PAUSED', 'SUSPENDED'})
 """What Nova shelves (nova/compute/api.py, shelve)."""
 _SHELVED, _OFFLOADED = 'SHELVED', 'SHELVED_OFFLOADED'
+AWAY = frozenset({_SHELVED, _OFFLOADED})
+"""The status of a server that does not run because it is shelved."""
 _ROUND = 2.0
 """Seconds between two looks."""
+_SERVER_ERROR = 500
 
 
 class Step(enum.Enum):
@@ -69,11 +73,13 @@ class Now:
     fault: str = ''
 
 
-def following(now: Now, sent: Collection[Step], unshelve: bool) -> Step:
+def following(now: Now, sent: Collection[Step], unshelve: bool,
+              was_away: bool = False) -> Step:
     """What comes next for a server. Pure.
 
     :param sent: the actions that Nova was asked for so far.
     :param unshelve: whether it is to run elsewhere.
+    :param was_away: whether it has been offloaded since the first look.
     """
     if now.busy:
         return Step.WAIT
@@ -89,66 +95,107 @@ def following(now: Now, sent: Collection[Step], unshelve: bool) -> Step:
         return Step.STUCK if Step.UNSHELVE in sent else Step.UNSHELVE
     if now.status not in _HERE:
         return Step.STUCK
-    if Step.UNSHELVE in sent:
+    if Step.UNSHELVE in sent or unshelve and was_away:
         return Step.DONE
     return Step.STUCK if Step.SHELVE in sent else Step.SHELVE
 
 
-def move(cloud: connection.Cloud, servers: Collection[str], unshelve: bool,
-         seconds: float, tell: Callable[[str], None] = lambda text: None,
+def move(cloud: connection.Cloud, servers: Collection[str],
+         unshelve: Collection[str], seconds: float,
+         tell: Callable[[str], None] = lambda text: None,
          clock: Callable[[], float] = time.monotonic,
          sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
     """Shelve servers, some at the same time, and unshelve them.
 
+    While Nova does not answer, the command asks again: nothing else would
+    start a server that is shelved by then.
+
     :param servers: UUIDs.
-    :param unshelve: whether they are to run again, with other accelerators.
+    :param unshelve: those that are to run again, with other accelerators.
     :param seconds: how long all of it may take.
     :param tell: told what is done with which server.
     :returns: why each server that did not make it has not, by its UUID.
     """
     end = clock() + seconds
-    sent: dict[str, set[Step]] = {server: set() for server in servers}
-    left = set(servers)
+    left = {server: _Course(server, server in unshelve)
+            for server in servers}
     failed: dict[str, str] = {}
-    while left:
-        for server in sorted(left):
-            try:
-                done, problem = _advance(cloud, server, sent[server],
-                                         unshelve, tell)
-            except exception.CloudError as error:
-                done, problem = True, str(error)
-            if done:
-                left.discard(server)
-            if problem:
-                failed[server] = problem
-        if left and clock() >= end:
-            failed.update(dict.fromkeys(
-                left, f'not finished after {seconds:g} s'))
-            break
-        if left:
-            sleep(_ROUND)
+    try:
+        while left:
+            for server, course in sorted(left.items()):
+                failed.pop(server, None)
+                done, problem = _attempt(cloud, course, tell)
+                if done:
+                    del left[server]
+                if problem:
+                    failed[server] = problem
+            if left and clock() >= end:
+                failed.update((server, ': '.join(filter(None, (
+                    f'not finished after {seconds:g} s',
+                    failed.get(server))))) for server in left)
+                break
+            if left:
+                sleep(_ROUND)
+    except BaseException:
+        # As of Ctrl-C.
+        for server, course in sorted(left.items()):
+            if course.sent and course.unshelve:
+                tell(f'server {server} may stay shelved; to start it: '
+                     f'openstack server unshelve {server}')
+        raise
     return failed
 
 
-def _advance(cloud, server, sent, unshelve, tell):
+@dataclasses.dataclass
+class _Course:
+    """How far one server has come.
+
+    :ivar sent: the actions that Nova has taken.
+    """
+
+    server: str
+    unshelve: bool
+    sent: set[Step] = dataclasses.field(default_factory=set)
+    was_away: bool = False
+
+
+def _attempt(cloud, course, tell):
+    """As :func:`_advance`; a service that does not answer is no end."""
+    try:
+        return _advance(cloud, course, tell)
+    except exception.CloudError as error:
+        return not _may_pass(error), responses.reason(error)
+
+
+def _advance(cloud, course, tell):
     """Take the next step of one server.
 
     :returns: whether that was the last, and what is wrong, if anything.
     """
-    now = _read(cloud, server)
+    now = _read(cloud, course.server)
     if now is None:
         return True, ''
-    step = following(now, sent, unshelve)
+    course.was_away |= now.status == _OFFLOADED
+    step = following(now, course.sent, course.unshelve, course.was_away)
     if step is Step.STUCK:
         return True, f'its status is {now.status}' + (
             f': {now.fault}' if now.fault else '') + (
-            '; no other host takes it' if Step.UNSHELVE in sent
+            '; no other host takes it' if Step.UNSHELVE in course.sent
             and now.status == _OFFLOADED else '')
     if step in _ACTIONS:
-        tell(f'server {server}: {step.value}')
-        _act(cloud, server, step)
-        sent.add(step)
+        tell(f'server {course.server}: {step.value}')
+        if _act(cloud, course.server, step):
+            course.sent.add(step)
     return step is Step.DONE, ''
+
+
+def _may_pass(error: exception.CloudError) -> bool:
+    """Whether a service has not answered, or not for a fault of its own."""
+    cause = error.__cause__
+    if isinstance(cause, exceptions.HttpException):
+        return (cause.status_code or 0) >= _SERVER_ERROR
+    return isinstance(cause, (identity_exceptions.ConnectionError,
+                              identity_exceptions.HttpServerError))
 
 
 def _read(cloud, server):
@@ -165,10 +212,16 @@ def _read(cloud, server):
 
 
 def _act(cloud, server, step):
-    """Ask Nova for an action; what is under way already is as good."""
+    """Ask Nova for an action.
+
+    :returns: False if Nova is doing something else with the server, which
+        the next look sees.
+    """
     try:
         cloud.change('compute', 'POST', f'/servers/{server}/action',
                      {step.value: None}, state.COMPUTE)
     except exception.CloudError as error:
         if not isinstance(error.__cause__, exceptions.ConflictException):
             raise
+        return False
+    return True

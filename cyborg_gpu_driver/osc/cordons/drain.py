@@ -39,9 +39,10 @@ class DrainGpu(base.Lister):
     --migrate, they are then unshelved, and run with a part of another GPU:
     Nova refuses to migrate servers with accelerators itself. Nova keeps the
     root disk of a shelved server in an image; memory and ephemeral disks are
-    lost. A server consents by its metadata gpu_movable=true, or by --yes.
-    Needs the role admin. The exit code is 0 if all of the GPUs are free, and
-    1 if somebody still has a part of one.
+    lost. A server that was shelved before stays shelved. A server consents by
+    its metadata gpu_movable=true, or by --yes. Needs the role admin. The exit
+    code is 0 if all of the GPUs are free, and 1 if somebody still has a part
+    of one.
     """
 
     brief = ('Server', 'Name', 'Status', 'GPU', 'Consents', 'Result')
@@ -97,8 +98,12 @@ class DrainGpu(base.Lister):
                   if holder.consents or parsed_args.yes]
         failed = {holder.consumer: f'no {fleet.CONSENT}=true'
                   for holder in servers if holder.consumer not in chosen}
-        stuck = shelving.move(self.cloud, chosen, parsed_args.migrate,
-                              seconds, base.say)
+        shelved = {holder.consumer for holder in servers
+                   if holder.status in shelving.AWAY}
+        stuck = shelving.move(
+            self.cloud, chosen, [
+                server for server in chosen if server not in shelved
+            ] if parsed_args.migrate else [], seconds, base.say)
         for server, reason in stuck.items():
             base.say(f'server {server} was not moved: {reason}')
         return failed | stuck

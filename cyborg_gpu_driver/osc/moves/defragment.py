@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import time
 
@@ -22,6 +23,7 @@ from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cloud.cordons import change
 from cyborg_gpu_driver.cloud.moves import apply
 from cyborg_gpu_driver.cloud.moves import read
 from cyborg_gpu_driver.cmd.output import columns
@@ -31,7 +33,6 @@ from cyborg_gpu_driver.partition.moves import planner
 
 NO_PLAN = 3
 """The exit code if there is a profile without a plan."""
-_REASON = 'openstack gpu defragment'
 _SECONDS = 600.0
 _MOVES = 2
 _MOST = 3
@@ -113,20 +114,21 @@ class Defragment(base.Lister):
                 base.say(f'{name}: whether the plan works depends on '
                          'placements that Placement does not show')
             if answer.plan is not None and parsed_args.apply:
-                self._apply(parsed_args, asked, answer.plan)
+                answer = dataclasses.replace(answer, plan=self._apply(
+                    parsed_args, asked, answer.plan))
             rows += [(name, *row) for row in _rows(answer, found)]
         return ('Profile', 'Step', 'Action', 'Server', 'From', 'To',
                 'Server ID', 'Certain'), rows
 
-
     def _apply(self, parsed_args, asked, plan):
-        apply.Applying(
+        """Carry out a plan; what was done."""
+        return apply.Applying(
             self.cloud, asked, functools.partial(
                 read.Snapshot, self.cloud, parsed_args.host,
                 parsed_args.yes),
             cordon.Cordon(
                 cordon.Source.CYBORG, float(int(time.time())),
-                self.cloud.user, cordon.reason(_REASON)),
+                self.cloud.user, change.FOR_A_MOVE),
             parsed_args.timeout, base.say).run(plan)
 
 

@@ -108,7 +108,7 @@ class NovaThatShelves(NovaOfOneHost):
         uuid = environ['PATH_INFO'].split('/')[3]
         profile, server = self._bound[uuid]
         facts = {'status': 'ACTIVE', 'OS-EXT-SRV-ATTR:host': gpu_cloud.HOST}
-        if action == 'shelve':
+        if action in ('shelve', 'shelveOffload'):
             self._cloud.unbind(server)
             facts = {'status': 'SHELVED_OFFLOADED',
                      'OS-EXT-SRV-ATTR:host': None}

@@ -184,6 +184,16 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertIn(f'Free: {SECOND}', errors)
         self.assertEqual({}, self.mdevs(SECOND))
 
+    def test_a_server_that_was_shelved_before_stays_shelved(self):
+        shelved, gone = self.boot_on_both(gpu_movable='true')
+        self.compute.servers.pop(gone)
+        self.cloud.unbind(self.compute._bound.pop(gone)[1])
+        self.compute.servers[shelved]['status'] = 'SHELVED'
+        self.close(SECOND)
+        self.assertEqual([], self.drain('--migrate'))
+        self.assertEqual('SHELVED_OFFLOADED',
+                         self.compute.servers[shelved]['status'])
+
     def test_a_planned_reboot(self):
         """As doc/source/admin/cordon.rst says."""
         mine = self.boot_on_both()

@@ -10,20 +10,25 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import dataclasses
 import functools
 
+import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud.cordons import change
 from cyborg_gpu_driver.cloud.moves import apply
 from cyborg_gpu_driver.cloud.moves import read
+from cyborg_gpu_driver.cloud.moves import shelving
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition.moves import planner
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import test_disable
 from cyborg_gpu_driver.tests.unit.cloud import services
 
-_NEW = cordon.Cordon(cordon.Source.CYBORG, 1795000000.0, 'op', 'defragment')
+_NEW = cordon.Cordon(cordon.Source.CYBORG, 1795000000.0, 'op',
+                     change.FOR_A_MOVE)
 
 
 class ApplyTest(test_disable.DisableCase):
@@ -83,7 +88,7 @@ class ApplyTest(test_disable.DisableCase):
     def test_it_makes_room(self):
         plan, applying = self.run_plan()
         found = applying.run(plan)
-        self.assertEqual((plan.gpu, ()), (found.gpu, found.moves))
+        self.assertEqual((plan.gpu, plan.moves), (found.gpu, found.moves))
         self.assertEqual(set(), self.closed())
         self.cloud.bind(self.whole)
         self.assertEqual({'ACTIVE'}, {
@@ -109,6 +114,92 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual(set(), self.closed())
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
+
+    def test_an_operator_who_interrupts(self):
+        plan, applying = self.run_plan()
+        sleep, interrupted = self.sleep, []
+
+        def interrupt(seconds):
+            """Nova shelves for longer than the operator is patient."""
+            sleep(seconds)
+            server = self.compute.servers[plan.moves[0].server]
+            if server['status'] == 'ACTIVE' or len(interrupted) > 1:
+                return
+            interrupted.append(server['status'])
+            if len(interrupted) == 1:
+                # It is still at it, as with a large image.
+                server['OS-EXT-STS:task_state'] = 'shelving_image_uploading'
+                raise KeyboardInterrupt
+            server['OS-EXT-STS:task_state'] = None
+
+        applying._sleep = interrupt
+        self.assertRaises(KeyboardInterrupt, applying.run, plan)
+        self.assertEqual(2, len(interrupted))
+        self.report()
+        self.assertEqual(set(), self.closed())
+        self.assertEqual({'ACTIVE'}, {
+            server['status'] for server in self.compute.servers.values()})
+
+    def test_an_operator_who_cordons_the_gpu_meanwhile(self):
+        plan, applying = self.run_plan()
+        origin = plan.moves[0].origin
+        sleep = self.sleep
+
+        def cordoned(seconds):
+            sleep(seconds)
+            for gpu in change.find(self.operator, origin.host, origin.gpu):
+                known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
+                if known is not None and known.reason == _NEW.reason:
+                    change.close(self.operator, gpu, dataclasses.replace(
+                        _NEW, reason='a fan'))
+
+        applying._sleep = cordoned
+        error = self.assertRaises(exception.CloudError, applying.run, plan)
+        self.assertIn('does not make room any more', str(error))
+        self.assertEqual(1, str(error).count('cloud here'))
+        self.report()
+        self.assertEqual({origin.gpu}, self.closed())
+        (known,) = change.find(self.operator, *origin)[0].cordons
+        self.assertEqual('a fan', known.reason)
+        self.assertIn('stays cordoned', ' '.join(self.said))
+
+    def test_a_gpu_that_cannot_be_offered_again(self):
+        plan, applying = self.run_plan()
+        find, move, broken = change.find, shelving.move, []
+
+        def found(*arguments):
+            if broken:
+                raise self.operator.error('Cyborg is down')
+            return find(*arguments)
+
+        def moved(cloud, servers, *arguments):
+            """Nova shelves the server, and then all goes wrong."""
+            if broken:
+                return move(cloud, servers, *arguments)
+            broken.append(True)
+            cloud.change('compute', 'POST',
+                         f'/servers/{servers[0]}/action', {'shelve': None})
+            return {servers[0]: 'a disk is full'}
+
+        for name, function in (('cordons.change.find', found),
+                               ('moves.shelving.move', moved)):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'cyborg_gpu_driver.cloud.{name}', function))
+        error = self.assertRaises(
+            exception.CloudError, applying.run, plan)
+        self.assertIn('a disk is full', str(error))
+        self.assertIn('openstack gpu uncordon', ' '.join(self.said))
+        self.assertEqual({'ACTIVE'}, {
+            server['status'] for server in self.compute.servers.values()})
+
+    def test_a_shelved_server_that_its_owner_starts(self):
+        plan, applying = self.run_plan()
+        server = plan.moves[0].server
+        error = self.assertRaises(
+            exception.CloudError, applying.run,
+            dataclasses.replace(plan, idle=(server,), moves=()))
+        self.assertIn('is not shelved any more', str(error))
+        self.assertEqual('ACTIVE', self.compute.servers[server]['status'])
 
     def test_a_plan_that_does_not_hold_moves_nothing(self):
         plan, applying = self.run_plan()

@@ -12,6 +12,8 @@
 
 """What is done with a server that leaves its GPU."""
 
+import json
+
 from oslotest import base
 
 from cyborg_gpu_driver.cloud.moves import shelving
@@ -23,9 +25,10 @@ _PLACED = 'compute1'
 
 class FollowingTest(base.BaseTestCase):
 
-    def next(self, status, *sent, busy=False, host=_PLACED, unshelve=True):
+    def next(self, status, *sent, busy=False, host=_PLACED, unshelve=True,
+             was_away=False):
         return shelving.following(shelving.Now(status, busy, host), sent,
-                                  unshelve)
+                                  unshelve, was_away)
 
     def test_a_server_that_is_shelved_at_once(self):
         self.assertEqual(Step.SHELVE, self.next('ACTIVE'))
@@ -55,6 +58,13 @@ class FollowingTest(base.BaseTestCase):
             'SHELVED_OFFLOADED', Step.SHELVE, Step.UNSHELVE, host=None))
 
 
+    def test_a_server_that_somebody_else_unshelves(self):
+        self.assertEqual(Step.DONE, self.next('ACTIVE', Step.SHELVE,
+                                              was_away=True))
+        self.assertEqual(Step.STUCK, self.next(
+            'ACTIVE', Step.SHELVE, was_away=True, unshelve=False))
+
+
 class MoveTest(base.BaseTestCase):
 
     def move(self, servers, seconds=9.0):
@@ -71,7 +81,7 @@ class MoveTest(base.BaseTestCase):
                     'OS-EXT-SRV-ATTR:host': _PLACED, 'fault': fault}}
                 for uuid, (status, task, fault) in servers.items()},
                 services.NOVA)})).cloud
-        return shelving.move(cloud, ['a', 'b', 'c'], True, seconds,
+        return shelving.move(cloud, 'abc', 'abc', seconds,
                              clock=lambda: now[0], sleep=sleep)
 
     def test_each_failure_has_its_reason(self):
@@ -88,3 +98,88 @@ class MoveTest(base.BaseTestCase):
         found = self.move({uuid: ('ACTIVE', 'shelving', {}) for uuid in 'ab'})
         self.assertEqual(dict.fromkeys('ab', 'not finished after 9 s'),
                          found)
+
+
+class _Nova:
+    """Nova with one server.
+
+    :param faults: statuses with which it answers instead, one request each.
+    """
+
+    def __init__(self, faults=(), task=None):
+        self.server = {'status': 'ACTIVE', 'OS-EXT-STS:task_state': task,
+                       'OS-EXT-SRV-ATTR:host': _PLACED}
+        self.faults = list(faults)
+        self.actions = []
+
+    def __call__(self, environ, start_response):
+        post = environ['REQUEST_METHOD'] == 'POST'
+        if environ['PATH_INFO'].startswith('/v2.1/servers/') and self.faults:
+            wanted, status = self.faults[0]
+            if wanted == environ['REQUEST_METHOD']:
+                del self.faults[0]
+                start_response(f'{status} X', [])
+                return [b'']
+        if not post:
+            return services.documents({'/v2.1/servers/a': {
+                'server': self.server}}, services.NOVA)(
+                    environ, start_response)
+        (action,) = json.loads(environ['wsgi.input'].read(
+            int(environ['CONTENT_LENGTH'])))
+        self.actions.append(action)
+        self.server.update({
+            'shelve': {'status': 'SHELVED'},
+            'shelveOffload': {'status': 'SHELVED_OFFLOADED',
+                              'OS-EXT-SRV-ATTR:host': None},
+            'unshelve': {'status': 'ACTIVE',
+                         'OS-EXT-SRV-ATTR:host': 'other'}}[action])
+        start_response('202 Accepted', [])
+        return [b'']
+
+
+class FaultTest(base.BaseTestCase):
+
+    def move(self, nova, unshelve='a', sleep=None):
+        now = [0.0]
+
+        def passing(amount):
+            now[0] += amount
+
+        self.said = []
+        cloud = self.useFixture(services.Services({'compute': nova})).cloud
+        return shelving.move(cloud, 'a', unshelve, 60.0, self.said.append,
+                             lambda: now[0], sleep or passing)
+
+    def test_a_nova_that_does_not_answer_for_a_while(self):
+        for faults in ([('GET', 503)] * 3, [('POST', 500)] * 2,
+                       [('POST', 503), ('GET', 502), ('POST', 500)]):
+            nova = _Nova(faults)
+            self.assertEqual({}, self.move(nova))
+            self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
+                             nova.actions)
+        nova = _Nova([('GET', 503)] * 99)
+        self.assertRegex(self.move(nova)['a'],
+                         'not finished after 60 s: .*503')
+
+    def test_a_refusal_is_final(self):
+        nova = _Nova([('POST', 403)])
+        self.assertIn('403', self.move(nova)['a'])
+        self.assertEqual([], nova.actions)
+
+    def test_a_server_with_which_nova_does_something_else(self):
+        nova = _Nova([('POST', 409)])
+        self.assertEqual({}, self.move(nova))
+        self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
+                         nova.actions)
+
+    def test_an_operator_who_interrupts(self):
+        def interrupt(seconds):
+            raise KeyboardInterrupt
+
+        nova = _Nova()
+        self.assertRaises(KeyboardInterrupt, self.move, nova,
+                          sleep=interrupt)
+        self.assertIn('openstack server unshelve a', self.said[-1])
+        self.assertRaises(KeyboardInterrupt, self.move, _Nova(task='x'),
+                          sleep=interrupt)
+        self.assertEqual([], self.said)
