@@ -54,6 +54,7 @@ before NVML sees the GPU."""
 
 _AT_BOOT = 'set at each boot'
 _OFF = 'off after a reboot'
+_LEFT = 'left to the deployed system'
 _MODE = {apply.Status.UNCHANGED: 'already set',
          apply.Status.CHANGED: 'set now',
          apply.Status.PENDING: 'set at the reboot'}
@@ -71,23 +72,40 @@ class Layouter:
         self._mounted = mounted
 
     def apply(self, value: Any,
-              files: Iterable[layout_file.LayoutFile] = ()
-              ) -> dict[str, Any]:
+              files: Iterable[layout_file.LayoutFile] = (),
+              stage: Any = True) -> dict[str, Any]:
         """Check a layout, put it into the image, and set what lasts.
 
         Doing it again replaces the layout that is there.
 
         :param value: a step's ``layout``, see :func:`layouts.entry_of`.
         :param files: the operator's layout files.
+        :param stage: a step's ``stage``: whether the image gets the layout.
+            One that does not is not mounted.
         :returns: what was done, for JSON.
         :raises LayoutError: if the layout is not right for these GPUs.
         :raises ImageRefused: if the image cannot take it.
         :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
         """
+        if not isinstance(stage, bool):
+            raise exception.StepFailed(
+                reason=f'stage: found {stage!r}; expected true or false')
         host = self._ramdisk.snapshot()
         entry = layouts.entry_of(value, host.gpus, files)
         wanted = check(host, entry, self._ramdisk.ignored(host))
         gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
+        if stage:
+            placed, modes = self._put(entry, gpus, wanted)
+            otherwise = _AT_BOOT if placed else _OFF
+        else:
+            placed, modes = [], self._set_modes(gpus, wanted)
+            otherwise = _LEFT
+        return {'layout': entry.name, 'staged': placed, 'gpus': [
+            _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))
+            for index, gpu in gpus.items()]}
+
+    def _put(self, entry, gpus, wanted):
+        """Change image and modes; paths in the image, and the modes."""
         with self._mounted() as image:
             there = image.find_program(_PLACES) is not None
             needed = any(_needs_program(gpu, wanted[index])
@@ -101,11 +119,7 @@ class Layouter:
                     "and NVIDIA's driver")
             # First: an image that cannot take it leaves the modes alone.
             placed = _stage(image, entry) if there else []
-            modes = self._set_modes(gpus, wanted)
-        otherwise = _AT_BOOT if placed else _OFF
-        return {'layout': entry.name, 'staged': placed, 'gpus': [
-            _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))
-            for index, gpu in gpus.items()]}
+            return placed, self._set_modes(gpus, wanted)
 
     def _set_modes(self, gpus, wanted):
         """Set each MIG mode that outlives the restart which follows.

@@ -49,6 +49,14 @@ _LAYOUT_ARGS = {
             'boot loader is installed: priorities 61 to 79.'),
         'required': True,
     },
+    'stage': {
+        'description': (
+            'Whether to write the layout to the image (default: true). If '
+            'false, the step checks the layout and sets MIG modes that last, '
+            'but does not mount the image: the system must find the layout '
+            'on its config drive or in its metadata.'),
+        'required': False,
+    },
 }
 
 
@@ -95,11 +103,12 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             **{name: _step(name, abortable=name == steps.VERIFY)
                for name in steps.CLEAN_PRIORITIES}})
 
-    def apply_gpu_layout(self, node, ports, layout) -> dict[str, Any]:
+    def apply_gpu_layout(self, node, ports, layout, stage=True
+                         ) -> dict[str, Any]:
         """Put a layout into the deployed image, and set what lasts."""
         with _told(node):
             return layouter.Layouter(self._ramdisk, image.mounted).apply(
-                layout, layout_files.read(CONF))
+                layout, layout_files.read(CONF), stage)
 
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
         """Take off every GPU what cuts it up."""

@@ -10,12 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu baremetal profile create``."""
+"""``openstack gpu baremetal profile create``, ``config drive create``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+
+from osc_lib.command import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal_state
@@ -44,18 +46,7 @@ class CreateBaremetalProfile(sync.Changing):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         sync.add_definition(parser)
-        parser.add_argument(
-            'name', metavar='NAME', nargs='?',
-            help='name of the profile (default: the only one in the file)')
-        parser.add_argument(
-            '--devices', metavar='INDEX,...', type=_indices,
-            help='GPUs to partition, by their position in the order of PCI '
-                 'addresses, from 0 (default: all)')
-        parser.add_argument(
-            '--board', metavar='BOARD', action='append',
-            help='partition only GPUs of this board, given as device id and '
-                 'vendor id such as 0x233010DE, and assume that they have '
-                 'these profiles if inspection found none (repeatable)')
+        _add_profile(parser)
         parser.add_argument(
             '--set-traits', action='store_true',
             help="add the layout's trait to the nodes that support the layout")
@@ -113,6 +104,60 @@ class CreateBaremetalProfile(sync.Changing):
         if not any(verdict.can for verdict in verdicts):
             base.say(f'Warning: no node supports {profile.entry.name}.')
         return verdicts
+
+
+class CreateConfigDrive(command.Command):
+    """Write a config drive with the layout of a profile.
+
+    For "openstack baremetal node deploy --config-drive", which takes this
+    JSON. The first boot of the server reads the layout there, so Ironic need
+    not write it to the image. The command asks no service.
+    """
+
+    auth_required = False
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('file', metavar='FILE',
+                            help='definition file; - is standard input')
+        _add_profile(parser)
+        parser.add_argument(
+            '--add-to', metavar='JSON_FILE',
+            help='config drive, as JSON, that gets the layout as well')
+        return parser
+
+    def take_action(self, parsed_args):
+        others, source = {}, 'arguments'
+        if parsed_args.add_to is not None:
+            text, source = terminal.read_text(parsed_args.add_to)
+            others = _json(text, source)
+        drive = _profile(parsed_args).config_drive(others, source)
+        self.app.stdout.write(json.dumps(drive, indent=2) + '\n')
+
+
+def _add_profile(parser):
+    """Add what chooses a profile, and the GPUs that it is for."""
+    parser.add_argument(
+        'name', metavar='NAME', nargs='?',
+        help='name of the profile (default: the only one in the file)')
+    parser.add_argument(
+        '--devices', metavar='INDEX,...', type=_indices,
+        help='GPUs to partition, by their position in the order of PCI '
+             'addresses, from 0 (default: all)')
+    parser.add_argument(
+        '--board', metavar='BOARD', action='append',
+        help='partition only GPUs of this board, given as device id and '
+             'vendor id such as 0x233010DE, and assume that they have these '
+             'profiles if inspection found none (repeatable)')
+
+
+def _json(text, source):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise exception.DocumentError(
+            source=source, where='top level', problem=f'not JSON: {error}',
+            expected='expected a config drive as JSON') from error
 
 
 def _indices(text):

@@ -13,9 +13,10 @@
 """Where the layout of a bare-metal server stands, and what it says.
 
 In this order: the file that a deploy step put into the image, the config
-drive, the metadata service. On a config drive, and in the metadata service,
-the layout stands below :data:`KEY` in the server's metadata or in vendor
-data. Whoever wrote it, it is not believed before it was understood whole.
+drive, the metadata service. Several may have it, if they agree. On a config
+drive, and in the metadata service, the layout stands below :data:`KEY` in the
+server's metadata or in vendor data. Whoever wrote it, it is not believed
+before it was understood whole.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ import yaml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
-KEY = 'cyborg_gpu_layout'
+KEY = names.LAYOUT_KEY
 """In the server's metadata (``meta``) and in vendor data."""
 LIMIT = 1 << 20
 """Bytes of a document; the services that write them keep below this."""
@@ -83,20 +86,31 @@ class Found:
             return _named(self.source, self.wanted, gpus)
         return self.wanted
 
+    def differs(self, other: Found, gpus: tuple[model.Gpu, ...]) -> bool:
+        """Whether another layout makes something else of these GPUs.
+
+        :raises LayoutError: if one of them is not for these GPUs.
+        """
+        mine, others = (_effect(found.entry(gpus), gpus)
+                        for found in (self, other))
+        return mine != others
+
 
 @dataclasses.dataclass(frozen=True)
 class Search:
     """What a look into all places has found."""
 
     found: Found | None = None
-    others: tuple[str, ...] = ()
-    """Sources after the first that have a layout too."""
+    others: tuple[Found, ...] = ()
+    """What the sources after the first have."""
     notes: tuple[str, ...] = ()
     """What else there is to say."""
 
 
 def search(places: Iterable[Iterable[Found]]) -> Search:
-    """The first layout that is found; the others are only named.
+    """The first layout that is found, and the others.
+
+    What cannot be read or used is named if it comes after the first.
 
     :param places: each looked into when its turn comes.
     :raises LayoutError, LayoutSourceError: if a layout cannot be used, or a
@@ -109,7 +123,7 @@ def search(places: Iterable[Iterable[Found]]) -> Search:
                 if found is None:
                     found = item
                 else:
-                    others.append(item.source)
+                    others.append(item)
         except exception.GpuDriverError as error:
             if found is None:
                 raise
@@ -193,6 +207,14 @@ def decoded(data: bytes, source: str) -> str:
     except UnicodeDecodeError as error:
         raise _refused(source, f'is not UTF-8: {error.reason} at byte '
                        f'{error.start}') from error
+
+
+def _effect(entry, gpus):
+    """What is to become of each GPU that a layout speaks of."""
+    chosen = entry.chosen(gpus)
+    reachable = [index for index in chosen
+                 if not condition.obstacle(gpus[index])]
+    return chosen, entry.for_chosen(gpus, reachable)
 
 
 def _refused(source, reason):

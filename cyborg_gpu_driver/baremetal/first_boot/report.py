@@ -90,7 +90,7 @@ class Report:
     layout: str | None = None
     """Its name."""
     others: tuple[str, ...] = ()
-    """Where else a layout stands, which does not count."""
+    """Where else a layout stands."""
     notes: tuple[str, ...] = ()
     error: str | None = None
     """What kept the whole from being done; a GPU has an error of its own."""
@@ -105,7 +105,7 @@ class Report:
     def _lines(self):
         yield from map(str, self.gpus)
         for other in self.others:
-            yield f'The layout in {other} is ignored.'
+            yield f'There is a layout in {other}, too.'
         yield from self.notes
         yield _SENTENCES[self.result].format(
             layout=self.layout, source=self.source, error=self.error)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
@@ -75,10 +76,13 @@ class FirstBoot:
             raise exception.HostUnusable(reason='; '.join(host.problems))
         return bool(host.gpus)
 
-    def cut(self, found: layout_sources.Found, timeout: float) -> Outcome:
+    def cut(self, found: layout_sources.Found, timeout: float,
+            others: Iterable[layout_sources.Found] = ()) -> Outcome:
         """Bring a layout about once NVIDIA's driver is there.
 
         :param timeout: seconds that the driver may take.
+        :param others: layouts of other sources, which have to agree: nobody
+            can tell which of two is the one that was meant.
         """
         host, lacking = self._wait(timeout)
         if host.nvml_problem:
@@ -86,7 +90,7 @@ class FirstBoot:
                 f'the NVIDIA driver is not ready after {timeout:g} seconds: '
                 f'{lacking}'))
         try:
-            return self._apply(host, found)
+            return self._apply(host, found, others)
         except exception.LayoutError as error:
             # The layout may be right for a GPU that cannot be read.
             unread = [choice.obstacle(host, gpu) for gpu in host.gpus
@@ -132,9 +136,15 @@ class FirstBoot:
                 and gpu.driver in (None, _DRIVER)
                 and not self._node.ignores(gpu)]
 
-    def _apply(self, host, found):
+    def _apply(self, host, found, others):
         gpus = choice.gpus(host)
         entry = found.entry(gpus)
+        for other in others:
+            if found.differs(other, gpus):
+                return Outcome(reports.Result.UNUSABLE, (
+                    f'the layout {found.layout} of {found.source} differs '
+                    f'from the layout {other.layout} of {other.source}: '
+                    'remove one of them'))
         chosen = entry.chosen(gpus)
         if not chosen:
             return Outcome(reports.Result.UNUSABLE, (

@@ -29,6 +29,9 @@ PCI_KEY = 'pci_devices'
 APPLY_LAYOUT = 'apply_gpu_layout'
 """Deploy and service step."""
 
+LAYOUT_KEY = 'cyborg_gpu_layout'
+"""Of a server's layout, in its metadata and in vendor data."""
+
 HEALTHY = 'CUSTOM_GPU_HEALTHY'
 """The trait of a node whose GPUs were all healthy at its last inspection."""
 

@@ -41,6 +41,10 @@ from cyborg_gpu_driver.report.content import names as report_names
 PRIORITY = 65
 """Of the deploy step: Ironic does 79 to 61 when the image is written and
 the boot loader is not."""
+_VENDOR_DATA = 'vendor_data'
+_DRIVE = frozenset({'meta_data', 'network_data', 'user_data', _VENDOR_DATA})
+"""Keys of a config drive in Ironic's API (schema of the provision state).
+"""
 _ALL = layout_devices.Devices()
 _NOTHING_OF_SERVERS = (orc.VCPU, orc.MEMORY_MB, orc.DISK_GB)
 """A node has none of them: its one resource is its class."""
@@ -73,13 +77,42 @@ class NodeProfile:
         return names.layout_trait(self.entry.name)
 
     @property
+    def layout(self) -> dict[str, Any]:
+        """The layout as a step and the first boot take it."""
+        return {self.entry.name: [section.to_dict()
+                                  for section in self.entry.sections]}
+
+    @property
     def template(self) -> resources.DeployTemplate:
         """What makes a node so."""
         return resources.DeployTemplate(self.trait, steps_text([{
             'interface': 'deploy', 'step': names.APPLY_LAYOUT,
-            'args': {'layout': {self.entry.name: [
-                section.to_dict() for section in self.entry.sections]}},
-            'priority': PRIORITY}]))
+            'args': {'layout': self.layout}, 'priority': PRIORITY}]))
+
+    def config_drive(self, others: Any, source: str) -> dict[str, Any]:
+        """A config drive that tells the server's first boot the layout.
+
+        As Ironic builds it from JSON: ``vendor_data`` is the document
+        vendor_data2.json (openstack.baremetal.configdrive of openstacksdk).
+
+        :param others: what else is on it, in the same form.
+        :param source: where that is from, for complaints.
+        :raises DocumentError: if it is none, or has another layout.
+        """
+        vendor = (others.get(_VENDOR_DATA, {}) if isinstance(others, dict)
+                  else None)
+        if not isinstance(vendor, dict) or not _DRIVE.issuperset(others):
+            raise exception.DocumentError(
+                source=source, where='top level', problem='no config drive',
+                expected='expected an object with no other keys than '
+                + ', '.join(sorted(_DRIVE))
+                + f', and an object as {_VENDOR_DATA}')
+        if vendor.get(names.LAYOUT_KEY, self.layout) != self.layout:
+            raise exception.DocumentError(
+                source=source, where=f'{_VENDOR_DATA}.{names.LAYOUT_KEY}',
+                problem='there is another layout', expected='remove it')
+        return {**others, _VENDOR_DATA: {**vendor,
+                                         names.LAYOUT_KEY: self.layout}}
 
     def flavor(self, sizes: resources.Flavor, resource_class: str
                ) -> resources.Flavor:

@@ -43,10 +43,11 @@ class FirstBoot(command.Command):
     """Partition the GPUs of a bare-metal server as its layout says.
 
     The layout is read from the image, the config drive or the metadata of the
-    server, in this order. Without a layout or a GPU, the command does nothing.
-    Exits 1 if a GPU does not match the layout, and 2 if the layout cannot be
-    used; then the GPUs are not changed. The last line says what the run came
-    to, for the console of the server.
+    server, in this order; layouts in several places must agree. Without a
+    layout or a GPU, the command does nothing. Exits 1 if a GPU does not match
+    the layout, and 2 if the layout cannot be used; then the GPUs are not
+    changed. The last line says what the run came to, for the console of the
+    server.
     """
 
     checks_options = False
@@ -156,7 +157,7 @@ class _Boot:
                 outcome = first_boot.Outcome(reports.Result.NO_GPU)
             else:
                 found = self._search()
-                outcome = self._cut(found.found)
+                outcome = self._cut(found)
         except exception.LayoutError as error:
             outcome = first_boot.Outcome(reports.Result.UNUSABLE,
                                          str(error))
@@ -168,15 +169,17 @@ class _Boot:
             outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
             self._machine.boot_id(),
             source=known and known.source, layout=known and known.layout,
-            others=found.others, notes=found.notes, error=outcome.error,
-            gpus=outcome.gpus, no_service=self._no_service)
+            others=tuple(other.source for other in found.others),
+            notes=found.notes, error=outcome.error, gpus=outcome.gpus,
+            no_service=self._no_service)
 
-    def _cut(self, found):
+    def _cut(self, search):
+        found = search.found
         if found is None:
             return first_boot.Outcome(reports.Result.NO_LAYOUT)
         cmd_machine.say(reports.printable(
             f'Found the layout {found.layout} in {found.source}.'))
-        return self._boot.cut(found, self._args.timeout)
+        return self._boot.cut(found, self._args.timeout, search.others)
 
     def _search(self):
         found = layout_sources.search((

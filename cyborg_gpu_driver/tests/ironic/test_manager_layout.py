@@ -15,9 +15,11 @@
 import os
 import pathlib
 
+import fixtures
 import yaml
 from ironic_python_agent import errors
 
+from cyborg_gpu_driver.baremetal import image
 from cyborg_gpu_driver.baremetal import staged
 from cyborg_gpu_driver.tests.ironic import agent_case
 
@@ -29,8 +31,8 @@ _HALVES = {'halves': [{'devices': 'all', 'mig-enabled': True,
 
 class LayoutCase(agent_case.AgentCase):
 
-    def deploy(self, layout):
-        return self.execute('deploy', _STEP, layout=layout)
+    def deploy(self, layout, **others):
+        return self.execute('deploy', _STEP, layout=layout, **others)
 
     def fails(self, layout, *words):
         """Check that it fails and that nothing was changed."""
@@ -151,6 +153,37 @@ class StageTest(LayoutCase):
         self.restart()
         self.deploy(_HALVES)
         self.assertEqual([(False, False), (True, True)], self.modes()[:2])
+
+
+class ElsewhereTest(LayoutCase):
+    """The image gets nothing, as its config drive has the layout."""
+
+    def setUp(self):
+        super().setUp()
+        # No partition of it can be mounted.
+        self.useFixture(fixtures.MockPatchObject(
+            image.disk_utils, 'list_partitions', side_effect=AssertionError))
+
+    def test_the_mode_is_set_and_no_image_mounted(self):
+        self.clear()
+        done = self.deploy(_HALVES, stage=False)
+        self.assertEqual([], done['staged'])
+        self.assertEqual([(True, True)] * 4, self.modes())
+        self.assertEqual({'set now'}, {gpu['mig_mode']
+                                       for gpu in done['gpus']})
+
+    def test_hopper(self):
+        self.use('hgx-h100')
+        done = self.deploy('all-3g.40gb', stage=False)
+        self.assertEqual({'left to the deployed system'},
+                         {gpu['mig_mode'] for gpu in done['gpus']})
+
+    def test_the_layout_is_checked(self):
+        self.refused('deploy', _STEP, errors.DeploymentError,
+                     "no layout 'half'", layout='half', stage=False)
+        self.refused('deploy', _STEP, errors.DeploymentError,
+                     "stage: found 'no'; expected true or false",
+                     layout=_HALVES, stage='no')
 
 
 class NoNvmlTest(LayoutCase):

@@ -182,3 +182,61 @@ class CreateTest(base.BaseTestCase):
                               '0,x')
         self.assertIn("'0,x' is not a list of positions such as 0,1",
                       said.getvalue())
+
+
+class ConfigDriveTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.profiles = self.write('profiles.json', json.dumps({
+            'version': 'v1', 'profiles': _PROFILES}))
+
+    def write(self, name, text):
+        path = os.path.join(self.directory, name)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
+
+    def drive(self, *arguments, others=None):
+        if others is not None:
+            arguments += ('--add-to', self.write(
+                'others.json', others if isinstance(others, str)
+                else json.dumps(others)))
+        # Nobody has logged in.
+        output, _ = running.Openstack(None).run(
+            baremetal.CreateConfigDrive, self.profiles, 'slice', *arguments)
+        return json.loads(output)
+
+    def test_the_layout(self):
+        layout = {'slice': [{'devices': [0, 1], 'mig-enabled': True,
+                             'mig-devices': {'1g.10gb': 1}}]}
+        wanted = {'vendor_data': {'cyborg_gpu_layout': layout}}
+        self.assertEqual(wanted, self.drive('--devices', '0,1'))
+        # Again, it changes nothing.
+        self.assertEqual(wanted, self.drive('--devices', '0,1',
+                                            others=wanted))
+        found = self.drive('--devices', '0,1', others={
+            'meta_data': {'a': 1}, 'vendor_data': {'b': 2}})
+        self.assertEqual({'meta_data': {'a': 1}, 'vendor_data': {
+            'b': 2, 'cyborg_gpu_layout': layout}}, found)
+
+    def test_a_drive_that_cannot_have_it(self):
+        for others, words in (
+                ('{', 'not JSON'), ([], 'expected an object'),
+                ({'vendor_data': []}, 'and an object as vendor_data'),
+                ({'metadata': {}}, 'no other keys than meta_data, network_'),
+                ({'vendor_data': {'cyborg_gpu_layout': 'all-1g.10gb'}},
+                 'vendor_data.cyborg_gpu_layout: there is another layout')):
+            error = self.assertRaises(exception.DocumentError, self.drive,
+                                      others=others)
+            self.assertIn('others.json: ', str(error))
+            self.assertIn(words, str(error))
+
+    def test_it_needs_no_cloud(self):
+        self.assertFalse(baremetal.CreateConfigDrive.auth_required)
+
+    def test_vgpus_are_refused(self):
+        self.assertRaises(
+            exception.DocumentError, running.Openstack(None).run,
+            baremetal.CreateConfigDrive, self.profiles, 'vgpu')

@@ -46,8 +46,9 @@ _NODE = {'uuid': 'node', 'name': 'rack-1-node-2', 'resource_class': 'gpu',
          'provision_state': 'available'}
 _MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
                'NUMA Node', 'Project ID', 'Server ID'}
-_ACT_ALONE = {'cordon', 'drain', 'orphan clean', 'uncordon'}
-"""Has no answer but its exit code."""
+_ACT_ALONE = {'baremetal config drive create', 'cordon', 'drain',
+              'orphan clean', 'uncordon'}
+"""Have no table."""
 
 
 def _commands():

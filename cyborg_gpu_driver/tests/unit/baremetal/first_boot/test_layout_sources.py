@@ -101,7 +101,7 @@ class DocumentsTest(SourcesCase):
         self.assertEqual('a', search.found.layout)
         self.assertEqual((f'drive, {_VENDOR2}, svc, cyborg_gpu_layout',
                           f'drive, {_VENDOR}, cyborg_gpu_layout'),
-                         search.others)
+                         tuple(other.source for other in search.others))
 
     def test_what_comes_later_may_be_broken(self):
         search = self.documents(meta={'meta': {'cyborg_gpu_layout': 'a'}},
@@ -174,6 +174,17 @@ class EntryTest(SourcesCase):
         self.assertIn('cyborg_gpu_layout: ', str(error))
         self.assertIn("no layout 'all-1g.5gb'; there are all-disabled, "
                       'all-enabled, all-1g.10gb', str(error))
+
+    def test_layouts_differ_in_what_they_do_and_not_in_their_names(self):
+        item = {**_ITEM, 'mig-devices': {'1g.10gb': 7}}
+        named = self.property('all-1g.10gb')
+        for value, differs in (
+                ('all-1g.10gb', False), ({'x': [item]}, False),
+                ({'x': [{**item, 'devices': list(range(8))}]}, False),
+                ({'x': [{**item, 'devices': list(range(7))}]}, True),
+                ([_ITEM], True), ('all-disabled', True)):
+            self.assertEqual(differs, named.differs(
+                self.property(value), self.gpus), value)
 
     def test_complaints_of_an_inline_one_name_where_it_stands(self):
         entry = self.property({'a': [dict(_ITEM, **{

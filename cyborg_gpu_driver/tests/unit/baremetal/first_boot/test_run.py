@@ -99,22 +99,39 @@ class SourcesTest(first_boot_case.BootCase):
         self.assertTrue(report['source'].startswith(self.server.url))
         self.assertEqual([others, _SEVEN], self.gpus())
 
-    def test_the_first_counts(self):
-        self.put_on_drive('meta_data.json', {'meta': {
-            'cyborg_gpu_layout': 'all-3g.40gb'}})
+    def test_several_that_agree(self):
+        self.put_on_drive('vendor_data2.json', {
+            'cyborg_gpu_layout': 'all-1g.10gb'})
         self.serve('all-2g.20gb')
         report = self.booted('--layout-file', self.stage(), '--config-drive',
                              self.drive, *self.asking)
-        self.assertEqual('staged', report['layout'])
-        self.assertEqual(['config drive, meta_data.json, meta, '
+        self.assertEqual(('applied', 'staged'),
+                         (report['result'], report['layout']))
+        self.assertEqual(['config drive, vendor_data2.json, '
                           'cyborg_gpu_layout'], report['others'])
         self.assertEqual([_SEVEN] * 2, self.gpus())
         # What the drive has, the service has too: it is not asked.
         report = self.booted('--config-drive', self.drive, *self.asking)
-        self.assertEqual('all-3g.40gb', report['layout'])
+        self.assertEqual('all-1g.10gb', report['layout'])
         self.assertEqual([], self.server.asked)
         report = self.booted(*self.asking)
         self.assertEqual('all-2g.20gb', report['layout'])
+
+    def test_several_that_differ(self):
+        before, path = self.gpus(), self.stage()
+        for value, words in (
+                ('all-3g.40gb', 'differs from the layout all-3g.40gb of '
+                 'config drive, meta_data.json, meta, cyborg_gpu_layout: '
+                 'remove one of them'),
+                ('all-1g.5gb', "no layout 'all-1g.5gb'")):
+            self.put_on_drive('meta_data.json', {'meta': {
+                'cyborg_gpu_layout': value}})
+            report = self.booted('--layout-file', path, '--config-drive',
+                                 self.drive, code=2)
+            self.assertEqual(('unusable', []),
+                             (report['result'], report['gpus']))
+            self.assertIn(words, report['error'])
+            self.assertEqual(before, self.gpus())
 
     def test_no_layout(self):
         self.server.documents['meta_data.json'] = b'{"meta": {}}'
