@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import socket
 import socketserver
@@ -42,6 +43,8 @@ LOG = logging.getLogger(__name__)
 _PATH = '/metrics'
 _SECONDS = 30.0
 """How long a client may take to say or to take something."""
+_REQUEST_SECONDS = 150.0
+"""How long a request may take as a whole: GPU-hours may take 90 seconds."""
 Application = Callable[[dict[str, Any], Callable[..., Any]],
                        Iterable[bytes]]
 """As WSGI has it."""
@@ -54,7 +57,9 @@ _NOBODY = '$2b$10$CwTycUXWue0Thq9StjUM0uJ8wf3Ytm7n5f0nJ7zqGz0n0b9i5w1Wa'
 class Access:
     """Who may read, as the web configuration file says now.
 
-    It is read again when it, or a file that it names, has changed.
+    It is read again when it, or a file that it names, has changed. A file
+    that has become empty, as for a moment where an editor or a script writes
+    it in place, does not open what was protected.
 
     :param path: of the file; None for everybody, without TLS.
     :raises InvalidValue: if it is wrong.
@@ -122,6 +127,11 @@ class Access:
 
     def _load(self, path: str) -> None:
         config = web_config.load(path)
+        if self._config.protects and not config.protects:
+            raise exception.InvalidValue(
+                what='--web-config', value=path,
+                expected='it has neither TLS nor users any more; restart the '
+                         'exporter to serve everybody without TLS')
         try:
             context = config.tls.context() if config.tls else None
         except OSError as error:
@@ -177,6 +187,17 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
                 connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
 
+    def process_request_thread(self, request: Any, client_address: Any
+                               ) -> None:
+        """Answer a request, whose client may not take any time it likes."""
+        timer = threading.Timer(_REQUEST_SECONDS, _hang_up, (request,))
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that fails is no error of ours."""
         LOG.debug('A client at %s failed: %s', client_address,
@@ -207,6 +228,12 @@ class _Handler(simple_server.WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         LOG.debug(format, *args)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        # Not that of ssl, which is not made for two threads.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _matches(password: str, digest: str) -> bool:

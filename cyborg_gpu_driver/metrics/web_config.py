@@ -14,6 +14,7 @@
 
 See "Web configuration" of prometheus/exporter-toolkit. What of it is not
 served here is refused, so that nobody relies on protection that is not there.
+A key that appears twice is refused as well, as there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from typing import Any
 import yaml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 _TLS = 'tls_server_config'
 _USERS = 'basic_auth_users'
@@ -36,7 +39,19 @@ _CLIENT_AUTH = {'NoClientCert': ssl.CERT_NONE,
                 'VerifyClientCertIfGiven': ssl.CERT_OPTIONAL,
                 'RequireAndVerifyClientCert': ssl.CERT_REQUIRED}
 _VERSIONS = {'TLS12': ssl.TLSVersion.TLSv1_2, 'TLS13': ssl.TLSVersion.TLSv1_3}
-_BCRYPT = re.compile(r'\$2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}', re.ASCII)
+_BCRYPT = re.compile(
+    r'\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}', re.ASCII)
+"""The cost is from 4 to 31 (OpenBSD's bcrypt.c, BCRYPT_MINLOGROUNDS)."""
+_SCHEMA = schema.nullable(schema.mapping({}, {
+    _TLS: schema.nullable(schema.mapping(
+        dict.fromkeys(('cert_file', 'key_file'),
+                      {**schema.TEXT, 'minLength': 1}),
+        {'client_ca_file': schema.TEXT,
+         'client_auth_type': {'enum': list(_CLIENT_AUTH)},
+         'min_version': {'enum': list(_VERSIONS)}})),
+    _USERS: {'type': ['object', 'null']}}))
+"""Without the values of the users: a message shows what is wrong, and this
+may be a password that somebody has not hashed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +93,14 @@ class WebConfig:
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """User to bcrypt hash."""
 
+    @property
+    def protects(self) -> bool:
+        """Whether it keeps anybody out."""
+        return self.tls is not None or bool(self.users)
+
+
+_PLACE = schema.Place('web configuration')
+
 
 def load(path: str) -> WebConfig:
     """Read a web configuration file.
@@ -87,10 +110,23 @@ def load(path: str) -> WebConfig:
     """
     try:
         with open(path, encoding='utf-8') as stream:
-            content = yaml.safe_load(stream)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f'cannot be read: {error}') from error
-    return parse(content, path)
+    try:
+        return parse(layout_yaml.plain(text, _PLACE), path)
+    except exception.DocumentError as error:
+        raise _wrong(path, _without_text(error)) from error
+
+
+def _without_text(error: exception.DocumentError) -> str:
+    """What is wrong. PyYAML quotes the line, which may have a password."""
+    cause = error.__cause__
+    if not isinstance(cause, yaml.MarkedYAMLError):
+        return str(error)
+    mark = cause.problem_mark or cause.context_mark
+    line = f'line {mark.line + 1}: ' if mark else ''
+    return f'not YAML: {line}{cause.problem}'
 
 
 def parse(content: Any, path: str) -> WebConfig:
@@ -98,57 +134,29 @@ def parse(content: Any, path: str) -> WebConfig:
 
     :param path: of the file; other files are named relative to it.
     :raises InvalidValue: as :func:`load`.
+    :raises DocumentError: if it does not follow the format.
     """
-    content = _mapping(content or {}, 'the file', path)
-    _check_names(content, (_TLS, _USERS), '', path)
-    users = _mapping(content.get(_USERS) or {}, _USERS, path)
+    schema.check(content, _SCHEMA, _PLACE)
+    content = content or {}
+    users = content.get(_USERS) or {}
     for name, digest in users.items():
-        if not (isinstance(name, str) and isinstance(digest, str)
-                and _BCRYPT.fullmatch(digest)):
+        if not isinstance(digest, str) or not _BCRYPT.fullmatch(digest):
             raise _wrong(path, f'{_USERS}: give {name!r} a bcrypt hash, as '
                          '"htpasswd -nBC 10 USER" prints it')
     return WebConfig(_tls(content.get(_TLS), path), users)
 
 
-def _tls(content: Any, path: str) -> Tls | None:
-    if not content:
+def _tls(content: Mapping[str, str] | None, path: str) -> Tls | None:
+    if content is None:
         return None
-    found = dict(_mapping(content, _TLS, path))
-    names = [field.name for field in dataclasses.fields(Tls)]
-    _check_names(found, names, f'{_TLS}: ', path)
-    for name in ('cert_file', 'key_file'):
-        if not found.get(name):
-            raise _wrong(path, f'{_TLS}: {name} is missing')
-    for name, value in found.items():
-        if not isinstance(value, str):
-            raise _wrong(path, f'{_TLS}: {name} is not text')
-    for name, allowed in (('client_auth_type', _CLIENT_AUTH),
-                          ('min_version', _VERSIONS)):
-        if name in found and found[name] not in allowed:
-            raise _wrong(path, f'{_TLS}: {name} is {found[name]!r}, expected '
-                         + ' or '.join(allowed))
     directory = os.path.dirname(os.path.abspath(path))
     tls = Tls(**{name: os.path.join(directory, value)
                  if name in _FILES and value else value
-                 for name, value in found.items()})
+                 for name, value in content.items()})
     if bool(tls.client_ca_file) != (tls.client_auth_type != 'NoClientCert'):
         raise _wrong(path, f'{_TLS}: client_ca_file and client_auth_type '
                      'need each other')
     return tls
-
-
-def _mapping(content: Any, what: str, path: str) -> Mapping[str, Any]:
-    if not isinstance(content, dict):
-        raise _wrong(path, f'{what} is not a mapping')
-    return content
-
-
-def _check_names(content: Mapping[Any, Any], known: Any, where: str,
-                 path: str) -> None:
-    for name in content:
-        if name not in known:
-            raise _wrong(path, f'{where}{name!r} is not served here, only '
-                         + ', '.join(known))
 
 
 def _wrong(path: str, reason: str) -> exception.InvalidValue:

@@ -106,6 +106,10 @@ class ServerTest(_Case):
         # A mistake does not open the door.
         self.config('basic_auth_user: {}')
         self.assertEqual(401, self.get(user='ann:one')[0])
+        # Nor does a file that is being written in place.
+        for text in ('', '{}', 'basic_auth_users: {}'):
+            self.config(text)
+            self.assertEqual(401, self.get()[0], text)
         os.unlink(self.path)
         self.assertEqual(401, self.get()[0])
 
@@ -147,6 +151,27 @@ class ServerTest(_Case):
         self.assertEqual(200, self.get(context=ssl.create_default_context(
             cafile=certificate))[0])
 
+    def test_a_client_that_never_ends_its_request(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.metrics.server._REQUEST_SECONDS', 0.1))
+        self.serve()
+        slow = socket.create_connection(('127.0.0.1', self.port), timeout=20)
+        self.addCleanup(slow.close)
+        slow.sendall(b'GET /metrics HTTP/1.1\r\nX: ')
+        # Within the time for each byte, but not for all of them.
+        slow.settimeout(0.01)
+        for _ in range(1000):
+            try:
+                slow.sendall(b'x')
+                if slow.recv(1):
+                    continue
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            return
+        self.fail('the connection is still open')
+
     def test_records_that_may_not_be_read(self):
         self.serve()
         with open(os.path.join(self.directory, 'gpus'), 'wb'):
@@ -165,13 +190,18 @@ class WebConfigTest(_Case):
 
     def test_mistakes_are_named(self):
         for text, expected in (
-                ('[', 'cannot be read'),
-                ('- a', 'not a mapping'),
+                ('[', 'not YAML'),
+                ('- a', 'expected a mapping'),
+                ('[]', 'expected a mapping'),
+                ('0', 'expected a mapping'),
                 ('tls_config: {}', 'tls_config'),
                 ('http_server_config: {http2: true}', 'http_server_config'),
-                ('tls_server_config: {cert_file: a}', 'key_file is missing'),
+                ('tls_server_config: {cert_file: a}',
+                 "tls_server_config: key 'key_file' is missing"),
+                ('tls_server_config: {}', "key 'cert_file' is missing"),
+                ('tls_server_config: []', 'tls_server_config'),
                 ('tls_server_config: {cert_file: 7, key_file: b}',
-                 'cert_file is not text'),
+                 'tls_server_config.cert_file: found 7'),
                 ('tls_server_config: {cert_file: a, key_file: b, '
                  'cipher_suites: [x]}', 'cipher_suites'),
                 ('tls_server_config: {cert_file: a, key_file: b, '
@@ -185,8 +215,21 @@ class WebConfigTest(_Case):
                 ('tls_server_config: {cert_file: a, key_file: b}',
                  'the files of tls_server_config'),
                 ('basic_auth_users: [ann]', 'basic_auth_users'),
+                ('basic_auth_users: []', 'basic_auth_users'),
+                ('basic_auth_users: false', 'basic_auth_users'),
+                ('basic_auth_users: {ann: x}\nbasic_auth_users: {}',
+                 'appears twice'),
+                ('basic_auth_users: {ann: 7}', 'bcrypt'),
+                ('basic_auth_users: {ann: "'
+                 + _hash('x').replace('$04$', '$99$') + '"}', 'bcrypt'),
                 ('basic_auth_users: {ann: secret}', 'bcrypt')):
             self.assertIn(expected, self.refusal(text), text)
+
+    def test_no_message_has_a_password(self):
+        for text in ('{ann: secret}', 'ann: secret', '{ann: {secret: 1}}',
+                     '{ann: [secret]}', '{ann: secret'):
+            self.assertNotIn('secret', self.refusal(
+                f'basic_auth_users: {text}'), text)
 
     def test_no_file(self):
         self.assertIn(self.path, str(self.assertRaises(
