@@ -10,7 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU-hours that the exporters of hosts tell."""
+"""GPU-hours that the exporters of hosts tell.
+
+This is done with :mod:`http.client`, because neither requests nor urllib3 has
+a deadline for an answer as a whole: their timeouts are for each read of a
+socket, and a header may take any number of reads.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +46,8 @@ _PATH = '/usage'
 _SCHEMES = {'http': 80, 'https': 443}
 _AT_ONCE = 16
 """Requests under way. An exporter answers in a second or a few."""
+_AGAIN = 0.5
+"""Seconds after which a connection that was not there yet is ended."""
 _TEXT_MAX = 300
 """Bytes of an error's text that are read."""
 _REASONS: Mapping[int, str] = {
@@ -115,7 +122,8 @@ class Exporters:
             return Answer(host, self._read(host, start, end))
         except exception.ExporterError as error:
             return Answer(host, None, str(error))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError,
+                RecursionError) as error:
             reason = ('it did not answer in time'
                       if isinstance(error, TimeoutError)
                       or time.monotonic() >= deadline
@@ -128,7 +136,7 @@ class Exporters:
         """What one exporter tells.
 
         :raises ExporterError: if that is no answer.
-        :raises OSError, HTTPException, ValueError: likewise.
+        :raises OSError, HTTPException, ValueError, RecursionError: likewise.
         """
         if not _NAME.fullmatch(host):
             raise exception.ExporterError(
@@ -145,9 +153,9 @@ class Exporters:
         split = self._split(host)
         connection = self._connection(split)
         # The timeout of a socket is for each of many reads.
-        timer = threading.Timer(self._seconds, _hang_up, (connection,))
-        timer.daemon = True
-        timer.start()
+        done = threading.Event()
+        threading.Thread(target=_hang_up, daemon=True,
+                         args=(connection, self._seconds, done)).start()
         try:
             connection.request(
                 'GET', f'{split.path.rstrip("/")}{_PATH}?{query}',
@@ -164,7 +172,7 @@ class Exporters:
                     f'{document.SIZE_MAX} bytes')
             return body
         finally:
-            timer.cancel()
+            done.set()
             connection.close()
 
     def _connection(self, split: parse.SplitResult
@@ -224,11 +232,18 @@ def _wrong(url: str, expected: str) -> exception.InvalidValue:
                                   expected=expected)
 
 
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            # Not that of ssl, which is not made for two threads.
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+def _hang_up(connection: http.client.HTTPConnection, seconds: float,
+             done: threading.Event) -> None:
+    """End a connection when its time is over.
+
+    It may only come about then, where a name has several addresses.
+    """
+    while not done.wait(seconds):
+        seconds = _AGAIN
+        if connection.sock is not None:
+            with contextlib.suppress(OSError):
+                # Not that of ssl, which is not made for two threads.
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 def _text(answer: http.client.HTTPResponse) -> str:

@@ -140,6 +140,25 @@ class ExporterTest(base.BaseTestCase):
         self.assertIn('did not answer in time',
                       self.ask(server.port, seconds=0.2).reason)
 
+    def test_a_connection_that_comes_late(self):
+        """Its name has another address, which did not answer."""
+        server = self.useFixture(_Raw(b'HTTP/1.1 200 OK\r\nX: ', b'x'))
+        connect, over = socket.create_connection, threading.Event()
+
+        def late(*arguments, **kwargs):
+            over.wait(0.2)
+            return connect(*arguments, **kwargs)
+
+        self.useFixture(fixtures.MonkeyPatch('socket.create_connection',
+                                             late))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cloud.usage.exporters._AGAIN', 0.05))
+        self.assertIn('did not answer in time',
+                      self.ask(server.port, seconds=0.1).reason)
+
+    def test_an_answer_that_is_nested_deeply(self):
+        self.assertIn('recursion', self.refusal(_http('[' * 200_000)))
+
     def test_an_answer_that_is_too_long(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.metrics.usage.document.SIZE_MAX', 10))
