@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,8 +77,8 @@ class Observer:
             self._keeper.reported()
         finally:
             with _harmless():
-                self._look_at(gpu.address
-                              for gpu in self._node.live.host().gpus)
+                self._look()
+            with _harmless():
                 reconciler = self._node.reconciler
                 self._keeper.found(
                     (kind.value for kind in reconciler.left),
@@ -117,16 +116,22 @@ class Observer:
                          'since': entry.since})
             self._keeper.set(owners=owners)
 
-    def _look_at(self, addresses: Iterable[model.PciAddress]) -> None:
-        for address in addresses:
-            gpu = self._node.live.gpu(address)
-            self._keeper.gpu(address, look.gpu_state(
-                gpu, self._node.servable(gpu),
-                {item.provider: item.reserved
-                 for item in self._node.inventories(address)},
-                journal.owned(self._node.journal.entries(address)),
-                self._node.hostname,
-                self._node.health.sick(address) is None))
+    def _look(self) -> None:
+        """Look at the GPUs that there are. One that fails is left out."""
+        known = {}
+        for gpu in self._node.live.host().gpus:
+            with _harmless():
+                known[gpu.address] = self._look_at(gpu)
+        self._keeper.set(gpus=known)
+
+    def _look_at(self, gpu: model.Gpu) -> state.GpuState:
+        address = gpu.address
+        return look.gpu_state(
+            gpu, self._node.servable(gpu),
+            {item.provider: item.reserved
+             for item in self._node.inventories(address)},
+            journal.owned(self._node.journal.entries(address)),
+            self._node.hostname, self._node.health.sick(address) is None)
 
     def _write(self) -> None:
         self._keeper.set(

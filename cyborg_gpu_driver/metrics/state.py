@@ -238,10 +238,6 @@ class Keeper:
             self._state = dataclasses.replace(self._state, xids={
                 **self._state.xids, address: dict(counts)})
 
-    def gpu(self, address: model.PciAddress, known: GpuState) -> None:
-        """One GPU has changed."""
-        self.set(gpus={**self._state.gpus, address: known})
-
     def set(self, **parts: object) -> None:
         """Put parts of the state in the place of others."""
         with self._mutex:

@@ -12,6 +12,7 @@
 
 """What the exporter says of an agent's host, without opening a GPU."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -220,6 +221,30 @@ class AgentTest(_Case):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.host.sysfs.files.Sysfs.__init__', None))
         self.assertEqual(expected, self.scrape().keys())
+
+    def offering(self):
+        """Addresses of the GPUs of which something is offered."""
+        return {labels['address'] for labels, _ in self.scrape().get(
+            'cyborg_gpu_offer_capacity', ())}
+
+    def test_a_gpu_that_is_gone_or_fails(self):
+        self.assertEqual(4, len(self.offering()))
+        gone, failed, *others = sorted(self.offering())
+        inventories = self.agent._node.inventories
+
+        def broken(address):
+            if str(address) == failed:
+                raise exception.JournalUnreadable(path='x', reason='no')
+            return inventories(address)
+
+        self.agent._node.inventories = broken
+        host = self.agent._node.live.host()
+        left = dataclasses.replace(host, gpus=tuple(
+            gpu for gpu in host.gpus if str(gpu.address) != gone))
+        self.agent._node.live.host = lambda: left
+        with self.agent._observer.report():
+            pass
+        self.assertEqual(set(others), self.offering())
 
     def test_differences_and_repairs(self):
         machine = pynvml.nvmlLib.machine
