@@ -41,15 +41,21 @@ class PublishingNode(node.Node):
             machine.mdev_problem)
 
     def publish(self, address: model.PciAddress) -> None:
-        """Write what can be made now; the agent does so as well."""
+        """Write what can be created now; the agent does so as well.
+
+        Why that is not possible is said: the other GPUs are to be written.
+        """
         if self.tree is None:
             return
-        wanted = self.inventories(address)
         try:
+            wanted = self.inventories(address)
             self.keeper.enforce(wanted, self.keeper.generations(
                 [inventory.provider for inventory in wanted]))
+        except exception.UnknownGpu:
+            # A GPU that is gone has no offers.
+            return
         except exception.GpuDriverError as error:
-            terminal.say(f'Placement was not written: {error}')
+            terminal.say(f'GPU {address}: Placement was not written: {error}')
 
 
 def _open_placement(conf: cfg.ConfigOpts

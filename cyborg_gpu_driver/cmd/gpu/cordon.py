@@ -92,7 +92,7 @@ class UncordonGpu(_Command):
         left = {}
         for address in addresses:
             left[address] = there.cordons.lift(address)
-            _publish(there, address)
+            there.publish(address)
         for address, known in left.items():
             if known:
                 self.code = 1
@@ -128,10 +128,12 @@ def cordon_gpus(machine: cmd_machine.Machine,
     cmd_machine.check_root(machine.platform, 'cordon its GPUs')
     addresses = _chosen(machine, parsed_args.gpu)
     there = publishing.PublishingNode(machine, machine.hostname)
-    found = {address: there.cordons.add(address, _user(), reason)
-             for address in addresses}
+    found = {}
     for address in addresses:
-        _publish(there, address)
+        # One after the other: a record that cannot be written leaves none
+        # of those before it open.
+        found[address] = there.cordons.add(address, _user(), reason)
+        there.publish(address)
     return there, found
 
 
@@ -155,12 +157,6 @@ def _chosen(machine: cmd_machine.Machine, texts: list[str]
                 continue
         found.append(machine.gpu(text).address)
     return found
-
-
-def _publish(there, address):
-    with contextlib.suppress(exception.UnknownGpu):
-        # A GPU that is gone has no offers.
-        there.publish(address)
 
 
 def _user() -> str:

@@ -18,6 +18,7 @@ import dataclasses
 import time
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd.gpu import cordon
 from cyborg_gpu_driver.cmd.output import columns
@@ -93,8 +94,9 @@ def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
     """The holders when the GPUs are free, or the time is over."""
     end = clock() + seconds
     before = None
+    said = log_once.LogOnce()
     while True:
-        found = _holders(there, addresses)
+        found = _holders(there, addresses, said)
         left = end - clock()
         if not found or left <= 0:
             return found
@@ -105,10 +107,10 @@ def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
         sleep(min(_ROUND, left))
 
 
-def _holders(there, addresses) -> list[Holder]:
+def _holders(there, addresses, said) -> list[Holder]:
     """What keeps the GPUs from being free."""
     host = there.reader.snapshot()
-    whose = _owners(there)
+    whose = _owners(there, said)
     return [holder for address in addresses
             for holder in _of_gpu(there, host, address, whose)]
 
@@ -145,12 +147,15 @@ def _others(there, host, address):
         return [f'not known: {error}']
 
 
-def _owners(there):
-    """What the agent and libvirt say of servers; one may say nothing."""
+def _owners(there, said):
+    """What the agent and libvirt say of servers; one may say nothing.
+
+    :param said: what a person was told already, at an earlier look.
+    """
     try:
         known = state.read(there.state_path)
     except exception.JournalError as error:
-        terminal.say(str(error))
+        _say_once(said, str(error))
         known = None
     listing = owners.Listing()
     begun = time.time()
@@ -158,5 +163,11 @@ def _owners(there):
         listing = owners.Listing(begun, domains.DomainReader(
             there.platform.libvirt).read())
     except exception.LibvirtFailed as error:
-        terminal.say(f'The projects of the servers are not known: {error}')
+        _say_once(said,
+                  f'The projects of the servers are not known: {error}')
     return owners.Owners(known.owners if known else {}, listing, {})
+
+
+def _say_once(said, text):
+    if said.is_new(text, text):
+        terminal.say(text)

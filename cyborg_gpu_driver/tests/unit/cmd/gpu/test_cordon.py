@@ -18,6 +18,7 @@ import pwd
 
 import fixtures
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import cordons
@@ -120,6 +121,29 @@ class CordonTest(CordonCase):
         self.assertIn("reason '' is not valid", errors)
         self.assertEqual({}, self.keeper.known())
 
+    def test_a_gpu_that_fails_keeps_none_of_the_others_open(self):
+        written = []
+
+        def inventories(node, address):
+            if address == self.one:
+                raise exception.JournalUnreadable(path='x', reason='broken')
+            return ()
+
+        for name, value in (
+                ('cmd.context.publishing._open_placement', lambda _: self),
+                ('node.Node.inventories', inventories),
+                ('report.reserved.ReservedKeeper.generations',
+                 lambda *_: {}),
+                ('report.reserved.ReservedKeeper.enforce',
+                 lambda *_: written.append(True))):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'cyborg_gpu_driver.{name}', value))
+        rows, errors = self.run_json('gpu', 'cordon', '--reason', 'a fan')
+        self.assertEqual(4, len(rows))
+        self.assertEqual(3, len(written))
+        self.assertRegex(
+            errors, f'GPU {self.one}: Placement was not written: .*broken')
+
     def test_who_used_sudo(self):
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
         self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))
@@ -148,3 +172,23 @@ class DrainTest(CordonCase):
             'address': str(self.one), 'server': None, 'project': None,
             'what': '1g.6gb', 'handle': _HANDLE}], rows)
         self.assertEqual([], self.drain(str(self.other))[0])
+
+    def test_what_is_not_known_is_said_once(self):
+        store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
+            _HANDLE, self.one, self.one, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+        rounds = []
+
+        def silent(reader):
+            rounds.append(True)
+            if len(rounds) == 3:
+                store.of(self.state_path).put(self.one, claims=())
+            raise exception.LibvirtFailed(reason='no socket')
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.domains.DomainReader.read', silent))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cmd.gpu.drain._ROUND', 0.01))
+        _, errors = self.drain('--wait', '600')
+        self.assertEqual(3, len(rounds))
+        self.assertEqual(1, errors.count('no socket'))
