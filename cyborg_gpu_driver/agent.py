@@ -100,10 +100,10 @@ class _Node(node.Node):
         return self.gpus_of_others.known or ()
 
     def publish(self, address: model.PciAddress) -> None:
-        self.publisher.publish(address)
+        self.publisher.publish(*self.live.board(address))
 
     def publish_soon(self, address: model.PciAddress) -> None:
-        self.publisher.ask(address)
+        self.publisher.ask(*self.live.board(address))
 
     def health_changed(self, address: model.PciAddress,
                        placement: model.Placement | None,
@@ -340,8 +340,7 @@ class Agent:
 
     def _is_whole(self, gpu: model.Gpu) -> bool:
         governing = self._settings.policy_for(gpu)
-        return (governing is not None
-                and governing.mode is policy.Mode.PASSTHROUGH)
+        return governing is not None and governing.mode in policy.WHOLE
 
     def _is_used(self, device: values.ReportedDevice) -> bool:
         return (bool(self._journal.entries(device.address))

@@ -24,6 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 from oslo_concurrency import lockutils
@@ -63,6 +64,24 @@ def gpu(state_path: str, address: model.PciAddress,
     """
     return _lock(state_path, f'gpu-{address}', f'GPU {address}',
                  REPORT_SECONDS if seconds is None else seconds, purpose)
+
+
+@contextlib.contextmanager
+def gpus(state_path: str, addresses: Iterable[model.PciAddress],
+         seconds: float | None = None, purpose: str = '') -> Iterator[None]:
+    """Hold several GPUs, as :func:`gpu` each. The order is always the same,
+    so that two who want some of the same GPUs do not wait for each other.
+
+    :param seconds: how long to wait for all of them together.
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    with contextlib.ExitStack() as held:
+        for address in sorted(addresses):
+            held.enter_context(gpu(
+                state_path, address, None if end is None
+                else max(0.0, end - time.monotonic()), purpose))
+        yield
 
 
 def record(state_path: str, address: model.PciAddress

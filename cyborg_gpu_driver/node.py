@@ -18,6 +18,7 @@ them from here. No other module puts the parts together.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Collection
@@ -326,8 +327,18 @@ class Node(host_parts.HostParts, services.Services):
         """
         withheld = (sick and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
-        return capacity.inventories(offers, owned, self.hostname, withheld,
-                                    bool(self.cordons.of(address)))
+        return capacity.inventories(
+            map(self._fit, offers), owned, self.hostname, withheld,
+            bool(self.cordons.of(address)))
+
+    def _fit(self, found: offer.Offer) -> offer.Offer:
+        """An offer of a group, of which no GPU must get a new server while
+        one of them must not.
+        """
+        if any(self.health.sick(address) is not None
+               or self.cordons.of(address) for address in found.members):
+            return dataclasses.replace(found, creatable=0)
+        return found
 
 
 def _takes_over_capacity() -> bool:

@@ -212,6 +212,8 @@ POLICY_OPTS = [
              'time-sliced vGPUs of the types in vgpu_types'),
             (policy.Mode.MIG.value,
              'MIG-backed vGPUs; each GPU instance is created at bind'),
+            (policy.Mode.NVLINK.value,
+             'groups of whole GPUs that NVLink connects, each to one server'),
             (policy.Mode.OFF.value, 'not offered')],
         help='How the GPUs of this policy are offered. Required.'),
     cfg.ListOpt(
@@ -258,6 +260,13 @@ POLICY_OPTS = [
         'vgpu_time_slice', min=1, mutable=True,
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
              "NVIDIA's driver chooses it."),
+    cfg.ListOpt(
+        'nvlink_sizes', default=[], mutable=True,
+        item_type=cfg.types.Integer(min=1, max=16),
+        help='Mode nvlink: how many GPUs the groups have that are offered, '
+             'such as 2,4. If empty, groups of every size are offered that '
+             'the NVSwitches or the bridges of the board connect: 1, 2, 4 and '
+             '8 on a board with eight GPUs.'),
     cfg.StrOpt(
         'isolation', default='none', mutable=True,
         choices=[

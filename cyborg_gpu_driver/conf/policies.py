@@ -33,6 +33,7 @@ _PROJECT = 'project'
 _ONLY_IN = {
     (policy.Mode.MIG.value,): ('profiles',),
     (policy.Mode.VGPU.value,): ('mixed_sizes',),
+    (policy.Mode.NVLINK.value,): ('nvlink_sizes',),
     (policy.Mode.VGPU.value, policy.Mode.MIG.value): (
         'vgpu_types', 'max_instances', 'fixed_vgpus', 'vgpu_scheduler',
         'vgpu_time_slice'),
@@ -186,7 +187,8 @@ def _policy(conf, name):
         mixed_sizes=values.mixed_sizes,
         scheduler=_scheduler(values, group),
         time_slice=_nanoseconds(values.vgpu_time_slice),
-        isolated=values.isolation == _PROJECT)
+        isolated=values.isolation == _PROJECT,
+        nvlink_sizes=tuple(sorted(set(values.nvlink_sizes))))
 
 
 def _check_modes(values, group, mode):

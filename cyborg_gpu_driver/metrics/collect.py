@@ -199,7 +199,7 @@ class _Gpu:
                 definitions.ASSIGNMENT, 1,
                 str(claim.instance_id) if on_instance else '',
                 claim.profile if on_instance else '', claim.profile,
-                claim.handle, '' if claim.vfio else claim.handle,
+                claim.handle, claim.vgpu.uuid or '',
                 str(claim.function), owner.server, owner.arq, owner.project,
                 owner.flavor)
             if claim.since is not None:

@@ -169,7 +169,8 @@ class Sampler:
             self._say(gpu.address, f'GPU {gpu.address} is not asked: {error}')
             return False
         return ((reported is None
-                 or reported.mode != policy.Mode.PASSTHROUGH.value)
+                 or reported.mode not in {
+                     mode.value for mode in policy.WHOLE})
                 and self._host.is_openable(gpu))
 
     def _sample(self, gpu: model.Gpu) -> None:

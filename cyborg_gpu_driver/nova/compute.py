@@ -14,8 +14,9 @@
 """``cyborg-gpu-nova-compute``: nova-compute whose servers keep their GPUs.
 
 The released nova-compute. :mod:`cyborg_gpu_driver.nova.patches` extends its
-libvirt driver before it starts: vGPUs without mdev are attached, and servers
-have their accelerators after the boot of the host and in rescue mode.
+libvirt driver before it starts: vGPUs without mdev and groups of GPUs are
+attached, and servers have their accelerators after the boot of the host and in
+rescue mode.
 """
 
 from __future__ import annotations
@@ -105,14 +106,14 @@ def main() -> int:
         handles.HandleReader(sysfs.Sysfs(_ROOT)), requests(cyborg), refuse))
     if reason:
         _say(f'{reason}. nova-compute runs without the patches of this '
-             'driver. It refuses vGPUs on virtual functions of vendor VFIO, '
-             'and does not resume servers that have accelerators at the boot '
-             'of the host')
+             'driver. It refuses vGPUs on virtual functions of vendor VFIO '
+             'and groups of GPUs, and does not resume servers that have '
+             'accelerators at the boot of the host')
     else:
         with_credentials(cyborg, context)
         _say(f'Nova {version} attaches vGPUs on virtual functions of vendor '
-             'VFIO, and accelerators at the boot of the host and in rescue '
-             'mode')
+             'VFIO, groups of GPUs, and accelerators at the boot of the host '
+             'and in rescue mode')
     # Nova looks for the configuration files of the program's name.
     sys.argv[0] = 'nova-compute'
     command.main()

@@ -11,10 +11,11 @@
 # under the License.
 
 
-"""Cyborg's handles as nova-compute gets them: which are virtual functions.
+"""Cyborg's handles as nova-compute gets them: what they stand for here.
 
 A virtual function of vendor VFIO is told from sysfs alone: it has
-``nvidia/current_vgpu_type`` and no mdev types.
+``nvidia/current_vgpu_type`` and no mdev types. A handle of a group of GPUs
+tells it itself, and sysfs whether they are GPUs of this host.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import files as sysfs_module
+from cyborg_gpu_driver.nova.attach import addresses
 
-_MDEV = 'MDEV'
 _DEVICES = ('bus', 'pci', 'devices')
 _TYPE = re.compile(r'nvidia-(?P<number>[1-9]\d{0,9})', re.ASCII)
-_PARTS = ('domain', 'bus', 'device', 'function')
+_VENDOR = '0x10de'
+_DISPLAY = ('0x0300', '0x0302')
 
 
 class HandleReader:
@@ -50,8 +52,8 @@ class HandleReader:
         :raises HandleRefused: if the function does not carry the vGPU that
             the handle stands for, so that nobody else's is attached.
         """
-        address = _address(arq)
-        if address is None:
+        address = addresses.of_handle(arq)
+        if address is None or addresses.of_group(arq) is not None:
             return None
         place = (*_DEVICES, str(address))
         try:
@@ -73,18 +75,28 @@ class HandleReader:
                 f'instead of {wanted["number"]}')
         return address
 
+    def group(self, arq: Mapping[str, Any]
+              ) -> tuple[model.PciAddress, ...] | None:
+        """The GPUs of a bound accelerator request for a group of them.
 
-def _address(arq):
-    """The function of an MDEV handle, None if there is none to be read."""
-    info = arq.get('attach_handle_info')
-    if arq.get('attach_handle_type') != _MDEV or not isinstance(
-            info, Mapping):
-        return None
-    domain, bus, device, function = (info.get(part) for part in _PARTS)
-    try:
-        return model.PciAddress.parse(f'{domain}:{bus}:{device}.{function}')
-    except exception.InvalidPciAddress:
-        return None
+        :param arq: as Cyborg's API gives it.
+        :returns: None for any other handle.
+        :raises HandleRefused: if it does not name GPUs of this host.
+        """
+        found = addresses.of_group(arq)
+        for address in found or ():
+            place = (*_DEVICES, str(address))
+            try:
+                vendor = self._sysfs.read_optional(*place, 'vendor')
+                kind = self._sysfs.read_optional(*place, 'class') or ''
+                is_function = self._sysfs.exists(*place, 'physfn')
+            except exception.SysfsError as error:
+                raise _refusal(arq, address, str(error)) from error
+            if (vendor != _VENDOR or not kind.startswith(_DISPLAY)
+                    or is_function):
+                raise _refusal(arq, address,
+                               'it is not an NVIDIA GPU of this host')
+        return found
 
 
 def _refusal(arq, address, reason):

@@ -20,6 +20,10 @@ function that must stay with its driver, ``managed='no'``. Cyborg calls its
 agent for MDEV handles only, so Cyborg has such a vGPU as an MDEV handle, and
 the patches turn it into a PCI device.
 
+A group of GPUs that NVLink connects has one handle of type MDEV, too. The
+patches turn it into as many PCI devices, which Nova attaches as it attaches
+any whole GPU.
+
 Nova also writes domains without asking for accelerators: when it resumes
 servers at the boot of the host, and when it rescues a server. The patches ask
 for them there. Everything that Nova does with accelerators on a host passes
@@ -40,6 +44,7 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.nova.attach import addresses
 
 LOG = logging.getLogger(__name__)
 
@@ -91,6 +96,10 @@ class Patches:
         def guarded(*args, **kwargs):
             call = signature.bind(*args, **kwargs)
             for arq in call.arguments.get('accel_info') or ():
+                if self._group(arq) is not None:
+                    raise self._refuse(
+                        f'request {arq["uuid"]} is for a group of GPUs, '
+                        'which this release of Nova cannot attach')
                 function = self._function(arq)
                 if function is not None:
                     raise self._refuse(
@@ -134,11 +143,13 @@ class Patches:
         """Nova is to look for, and to make, real mdevs only."""
         def _allocate_cyborg_mdevs(driver, accel_info):
             return original(driver, [
-                arq for arq in accel_info if self._function(arq) is None])
+                arq for arq in accel_info if self._group(arq) is None
+                and self._function(arq) is None])
         return _allocate_cyborg_mdevs
 
     def _guest_config(self, original):
-        """The guest's handles: virtual functions among the PCI devices."""
+        """The guest's handles: groups and virtual functions as PCI devices.
+        """
         signature = inspect.signature(original)
 
         def _get_guest_config(driver, *args, **kwargs):
@@ -158,18 +169,33 @@ class Patches:
 
     def _as_pci(self, accel_info: Iterable[dict[str, Any]]
                 ) -> list[dict[str, Any]]:
-        """Accelerator requests with virtual functions as PCI handles.
+        """Accelerator requests with what we attach as PCI handles.
 
-        Copies: Nova keeps what it got from Cyborg.
+        Copies: Nova keeps what it got from Cyborg. A group becomes one for
+        each of its GPUs.
         """
-        found = []
+        found: list[dict[str, Any]] = []
         for arq in accel_info:
+            group = self._group(arq)
+            if group is not None:
+                LOG.info('GPUs %(gpus)s are attached as accelerator request '
+                         '%(arq)s', {'gpus': ', '.join(map(str, group)),
+                                     'arq': arq['uuid']})
+                found.extend(addresses.as_pci(arq, address)
+                             for address in group)
+                continue
             function = self._function(arq)
             if function is not None:
                 arq = {**arq, 'attach_handle_type': 'PCI',
                        _FUNCTION: str(function)}
             found.append(arq)
         return found
+
+    def _group(self, arq):
+        try:
+            return self._reader.group(arq)
+        except exception.HandleRefused as error:
+            raise self._refuse(str(error)) from error
 
     def _function(self, arq):
         try:

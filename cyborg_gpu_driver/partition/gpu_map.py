@@ -131,7 +131,7 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
                       types.get(vgpu.type_id, vgpu.type_id), handles=handles)
     elif mode is policy.Mode.OFF or mode is None:
         yield Box(State.OFF)
-    elif mode is policy.Mode.PASSTHROUGH:
+    elif mode in policy.WHOLE:
         yield Box(State.PASSTHROUGH)
     else:
         # In MIG mode it would have a grid.

@@ -35,8 +35,14 @@ class Mode(enum.Enum):
     """Time-sliced vGPUs."""
     MIG = 'mig'
     """MIG-backed vGPUs, each instance cut when it is bound."""
+    NVLINK = 'nvlink'
+    """Whole GPUs that NVLink connects, as a group to one server."""
     OFF = 'off'
     """Not offered at all."""
+
+
+WHOLE = frozenset({Mode.PASSTHROUGH, Mode.NVLINK})
+"""Modes in which servers get whole GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,9 @@ class Policy:
     isolated: bool = False
     """Modes vgpu and mig: whether all servers on the GPU must be of one
     project."""
+    nvlink_sizes: tuple[int, ...] = ()
+    """Mode nvlink: how many GPUs the groups have that are offered; empty
+    offers groups of every size."""
 
     def at_most(self, *names: str) -> int | None:
         """How many vGPUs of the type called any of ``names`` at most."""

@@ -72,7 +72,7 @@ def wants(gpu: model.Gpu, policy: policies.Policy,
     """
     if gpu.physfn is not None or not gpu.in_pci_sysfs:
         return Wants()
-    if policy.mode is policies.Mode.PASSTHROUGH:
+    if policy.mode in policies.WHOLE:
         return _passthrough(gpu, passthrough_driver)
     if policy.mode is policies.Mode.OFF:
         return Wants()

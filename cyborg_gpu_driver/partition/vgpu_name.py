@@ -24,6 +24,7 @@ import uuid
 from cyborg_gpu_driver import exception
 
 _MDEV_TYPE = re.compile(r'nvidia-[1-9][0-9]{0,8}', re.ASCII)
+_GROUP = re.compile(r'nvlink-([1-9][0-9]?)', re.ASCII)
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.ASCII)
 
 
@@ -37,6 +38,23 @@ def mdev_type(value: str) -> str:
             what='mdev type', value=value,
             expected='expected nvidia- and a number, such as nvidia-474')
     return value
+
+
+def group_size(value: str) -> int | None:
+    """How many GPUs the group has that ``nvlink-2`` asks for.
+
+    :returns: None if ``value`` asks for no group.
+    """
+    match = _GROUP.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else None
+
+
+def asked_type(value: str) -> str:
+    """``value`` if a handle can ask for it: an mdev type or a group.
+
+    :raises InvalidValue: if not.
+    """
+    return value if group_size(value) else mdev_type(value)
 
 
 def type_number(type_id: str) -> int:

@@ -144,6 +144,9 @@ def of_entry(entry: journal.Entry) -> dict[str, Any]:
     return {
         'profile': entry.profile, 'type': entry.mdev_type,
         'function': str(entry.function),
+        **({'gpus': list(map(str, entry.members))} if entry.members else {}),
+        **({'fabric_partition': entry.fabric_partition}
+           if entry.fabric_partition is not None else {}),
         'placement': entry.placement and str(entry.placement),
         'gpu_instance_id': entry.instance_id,
         'vgpu_placement': entry.vgpu_placement,

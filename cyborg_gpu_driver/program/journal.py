@@ -23,6 +23,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
@@ -53,10 +54,12 @@ class Journal:
         """The claim of ``handle``.
 
         :param gpu: the GPU that it can be on; None for any.
+        :returns: of a group that of its first GPU.
         :raises JournalError: if there is none in the records that can be
             read, and that of ``gpu`` is not among them.
         """
         problem = None
+        follower = None
         for address in self._store.addresses():
             try:
                 found = self.entries(address)
@@ -65,8 +68,12 @@ class Journal:
                     problem = error
                 continue
             for entry in found:
-                if entry.handle == handle:
+                if entry.handle == handle and entry.leads:
                     return entry
+                if entry.handle == handle:
+                    follower = entry
+        if follower is not None:
+            return follower
         if problem is not None:
             raise problem
         return None
@@ -112,9 +119,10 @@ class Journal:
         entry = self.get(handle)
         if entry is None:
             return
-        with self._store.gpu(entry.gpu) as draft:
-            self._set(draft, (other for other in draft.record.claims
-                              if other.handle != handle))
+        for address in reversed(entry.gpus):
+            with self._store.gpu(address) as draft:
+                self._set(draft, (other for other in draft.record.claims
+                                  if other.handle != handle))
         self._given_back.pop(handle, None)
 
     def give_back(self, handle: str) -> None:
@@ -133,8 +141,9 @@ class Journal:
             self._given_back.pop(handle, None)
         else:
             # Not the entry, which may have been written again meanwhile.
-            with self._store.gpu(entry.gpu) as draft:
-                self._set(draft, draft.record.claims)
+            for address in entry.gpus:
+                with self._store.gpu(address) as draft:
+                    self._set(draft, draft.record.claims)
 
     def given_away(self, handle: str) -> None:
         """Cyborg has given a handle, which has no entry, to a server.
@@ -152,6 +161,28 @@ class Journal:
         """
         self._store.check()
         return self._store.has_lost()
+
+    def owners(self, gpu: model.PciAddress) -> str:
+        """Who has a GPU, or a part of it, for people; empty if nobody has.
+
+        :raises JournalError: if that cannot be read.
+        """
+        if self._store.is_lost(gpu):
+            return 'unknown: its record was lost'
+        return ', '.join(f'{entry.profile} of handle {entry.handle}'
+                         for entry in self.entries(gpu))
+
+    def nvlink(self, gpu: model.PciAddress) -> gpu_record.Nvlink | None:
+        """How NVLink connects a GPU; None if that is not known."""
+        return self._store.peek(gpu).nvlink
+
+    def put_nvlink(self, gpu: model.PciAddress, known: gpu_record.Nvlink
+                   ) -> None:
+        """Write how NVLink connects a GPU.
+
+        :raises JournalError: if it cannot be put on the disk.
+        """
+        self._store.put(gpu, nvlink=known)
 
     def _set(self, draft: store.Draft, claims: Iterable[Entry]) -> None:
         by_handle = {entry.handle: entry for entry in claims}
@@ -173,6 +204,18 @@ class Journal:
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
-    """How many of each profile stand for a bound handle."""
+    """How many of each profile stand for a bound handle.
+
+    A group counts on its first GPU, which offers it.
+    """
     return collections.Counter(entry.profile for entry in entries
-                               if entry.phase is Phase.BOUND)
+                               if entry.phase is Phase.BOUND and entry.leads)
+
+
+def on_each(entry: Entry, **changes: Any) -> tuple[Entry, ...]:
+    """The claims of a handle on all of its GPUs, the first GPU's first.
+
+    :param changes: of fields of all of them.
+    """
+    return tuple(dataclasses.replace(entry, gpu=address, **changes)
+                 for address in entry.gpus)

@@ -28,11 +28,13 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health as health_conditions
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
+AskedType = Annotated[str, vgpu_name.asked_type]
 
 
 class Phase(enum.Enum):
@@ -55,12 +57,16 @@ class Claim:
     ``function`` is where its vGPU is, the one that the handle names. The
     GPU instance's fields are None for time-sliced vGPUs; claims whose vGPUs
     share an instance have the same.
+
+    A handle that stands for a group of GPUs has a claim on each of them. That
+    on the first GPU says how far the bind or unbind has come: it is written
+    first and removed last, and is complete after the others.
     """
 
     handle: Handle
     gpu: model.PciAddress
     function: model.PciAddress
-    mdev_type: VgpuType
+    mdev_type: AskedType
     profile: str
     phase: Phase
     profile_id: int | None = None
@@ -77,8 +83,9 @@ class Claim:
     not outlive a boot, and their ids are given again (MIG User Guide). None
     in records of earlier releases."""
     fabric_partition: int | None = None
-    """NVSwitch partition that is active for the vGPU; None if it needs none.
-    """
+    """NVSwitch partition that is active for it; None if it needs none."""
+    members: tuple[model.PciAddress, ...] = ()
+    """The GPUs of a group; empty where the claim is on a part of a GPU."""
     repeats: int = 0
     """How often Cyborg has bound it again while it was bound. A repair that
     has found nobody to want it compares the number."""
@@ -89,11 +96,26 @@ class Claim:
     """When Cyborg gave it back; not before ``since``."""
 
     @property
+    def gpus(self) -> tuple[model.PciAddress, ...]:
+        """All GPUs that the handle has a claim on."""
+        return self.members or (self.gpu,)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this claim says how far the handle has come."""
+        return self.gpu == self.gpus[0]
+
+    @property
+    def is_mdev(self) -> bool:
+        """Whether the handle has an mdev, which has its UUID."""
+        return not self.vfio and not self.members
+
+    @property
     def vgpu(self) -> spec.VgpuSpec:
-        """The vGPU."""
+        """The vGPU; meaningless for a group."""
         return spec.VgpuSpec(
             self.function, self.mdev_type,
-            None if self.vfio else self.handle, self.vgpu_placement)
+            self.handle if self.is_mdev else None, self.vgpu_placement)
 
     @property
     def instance(self) -> spec.MigInstanceSpec | None:
@@ -109,7 +131,7 @@ class Claim:
             tells it.
         """
         return model.Vgpu(self.function, self.mdev_type,
-                          None if self.vfio else self.handle, instance_id)
+                          self.handle if self.is_mdev else None, instance_id)
 
     def is_on(self, instance: model.GpuInstance) -> bool:
         """Whether a live instance is this claim's: ids alone are reused."""
@@ -229,6 +251,22 @@ class Reported:
 
 
 @dataclasses.dataclass(frozen=True)
+class Nvlink:
+    """How NVLink connects a GPU to others.
+
+    NVML and the fabric manager tell it only while the GPUs are bound to
+    NVIDIA's driver and the fabric manager runs.
+    """
+
+    boot: str
+    """Boot id of the machine when ``module`` was read."""
+    module: int | None = None
+    """NVML's module id; None for a GPU that is on no NVSwitches."""
+    groups: tuple[nvlink.Group, ...] = ()
+    """All groups that the GPU is in."""
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuRecord:
     """All that is kept of one GPU."""
 
@@ -247,6 +285,8 @@ class GpuRecord:
     """None for a GPU that is well."""
     tenancy: cleaning.Known | None = None
     """Who has a GPU in passthrough mode; None if that was never seen."""
+    nvlink: Nvlink | None = None
+    """None for a GPU that was never in mode nvlink."""
     reported: Reported | None = None
     """None for a GPU that Cyborg was not told of."""
     cordons: cordon.Cordons = ()
@@ -271,4 +311,5 @@ class GpuRecord:
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part is about the GPU at ``address``."""
         parts = (*self.claims, self.layout, self.change)
-        return all(part is None or part.gpu == address for part in parts)
+        return (all(part is None or part.gpu == address for part in parts)
+                and all(address in claim.gpus for claim in self.claims))

@@ -62,19 +62,23 @@ class Publisher:
         self._unwritten: type[Exception] | None = None
         """What keeps Placement from being written, as an error."""
 
-    def ask(self, address: model.PciAddress) -> None:
-        """Have a GPU's state written, and return at once."""
-        self._ask(address)
+    def ask(self, *addresses: model.PciAddress) -> None:
+        """Have the state of GPUs written, and return at once."""
+        for address in addresses:
+            self._ask(address)
 
-    def publish(self, address: model.PciAddress) -> None:
+    def publish(self, *addresses: model.PciAddress) -> None:
         """Write what a bind or unbind has changed; never raises.
 
-        No lock of the GPU may be held.
+        No lock of the GPUs may be held.
         """
-        writing = self._ask(address)
-        if self._unwritten is None and not writing.ended.wait(self._seconds):
-            self.say(TimeoutError(f'it has not answered within '
-                                  f'{self._seconds:g} s'))
+        writings = [self._ask(address) for address in addresses]
+        begun = time.monotonic()
+        for writing in writings:
+            if self._unwritten is None and not writing.ended.wait(
+                    max(0.0, begun + self._seconds - time.monotonic())):
+                self.say(TimeoutError(f'it has not answered within '
+                                      f'{self._seconds:g} s'))
 
     def enforce(self, addresses: Iterable[model.PciAddress],
                 generations: Mapping[str, int]) -> bool:

@@ -29,7 +29,6 @@ from typing import Any
 from cyborg_gpu_driver.baremetal.inventory import names as node_names
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import traits as report_traits
 
 _MIB_PER_GIB = 1024
 _SICK = re.compile(
@@ -69,7 +68,7 @@ def _board(board):
         yield names.custom(names.VENDOR, device)
     if isinstance(model, str):
         yield names.custom('GPU', 'MODEL',
-                           report_traits.without_vendor(model))
+                           names.without_vendor(model))
     if isinstance(architecture, str):
         yield names.custom('GPU', 'ARCH', architecture)
     if type(memory) is int:

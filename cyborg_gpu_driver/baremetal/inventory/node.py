@@ -243,7 +243,7 @@ def resource_class(inventory: inventory_module.Inventory) -> str | None:
 def _words(gpus: Collection) -> collections.Counter[str]:
     """How many GPUs of each model, in lower-case letters, digits and -."""
     return collections.Counter(
-        names.token(report_traits.without_vendor(
+        names.token(names.without_vendor(
             gpu.model or f'{gpu.vendor_id}-{gpu.device_id}')).lower()
         .replace('_', '-') for gpu in gpus)
 

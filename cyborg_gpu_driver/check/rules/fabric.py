@@ -87,6 +87,12 @@ def _mode(fabric, modes):
             result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a vGPU that '
             'takes a whole GPU does not start CUDA (cuInit error 802)',
             _CONFIG.format(fabric_module.Mode.VGPU.value))
+    if (policy.Mode.NVLINK in modes
+            and fabric.mode is not fabric_module.Mode.SHARED_NVSWITCH):
+        yield result.failure(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: no partition '
+            'of whole GPUs can be activated for mode nvlink',
+            _CONFIG.format(fabric_module.Mode.SHARED_NVSWITCH.value))
     if (policy.Mode.PASSTHROUGH in modes
             and fabric.mode is not fabric_module.Mode.SHARED_NVSWITCH):
         yield result.warning(

@@ -179,7 +179,7 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'with intel_iommu=on')
     groups = collections.defaultdict(list)
     for gpu, governing in needing:
-        if governing.mode is policy.Mode.PASSTHROUGH:
+        if governing.mode in policy.WHOLE:
             groups[gpu.iommu_group].append(gpu.address)
     groups.pop(None, None)
     for group, members in groups.items():
@@ -193,7 +193,7 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def _needs_iommu(gpu, governing):
     """mdevs on the GPU itself are all that does without."""
-    return (governing.mode is policy.Mode.PASSTHROUGH
+    return (governing.mode in policy.WHOLE
             or gpu.framework is not model.Framework.MDEV_PF)
 
 

@@ -65,7 +65,7 @@ class HostView(host_parts.HostParts):
         governing = self.settings.policy_for(gpu)
         mode = governing.mode if governing else policy.Mode.OFF
         if condition.is_failed(gpu) or (
-                mode is policy.Mode.PASSTHROUGH
+                mode in policy.WHOLE
                 and gpu.mig is not None and gpu.mig.enabled):
             return None
         return mode

@@ -25,12 +25,16 @@ from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cmd.context import host_view
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.program.planning import groups
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import withdrawal
@@ -67,10 +71,37 @@ class Machine(host_view.HostView, node.Node):
             governing = self.settings.policy_for(gpu)
             found = () if governing is None else offers.offers(
                 gpu, governing, plan.held(gpu, self.entries(gpu)),
-                self.settings.vfio_handles, self.settings.passthrough_driver)
+                self.settings.vfio_handles, self.settings.passthrough_driver,
+                self._groups(gpu, governing))
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
             return found
         return build.servable(found, self.mdev_problem)
+
+    def _groups(self, gpu: model.Gpu, governing: policy.Policy
+                ) -> tuple[offer_nvlink.State, ...]:
+        """The groups that a GPU is in, as the agent knows them.
+
+        Where no agent has looked yet, they are what it would find now.
+        """
+        if governing.mode is not policy.Mode.NVLINK:
+            return ()
+        known = self.live.groups([gpu.address]) or [
+            group for group in self._found_groups
+            if gpu.address in group.members]
+        return groups.states(
+            self.host, known, self.settings.policy_for,
+            lambda address: ', '.join(
+                entry.handle for entry
+                in self.entries(self.host.gpu(address))))
+
+    @functools.cached_property
+    def _found_groups(self) -> tuple[nvlink.Group, ...]:
+        fabric = fabric_reader.look(self.platform, self.host)
+        if fabric is not None:
+            return nvlink.of_partitions(fabric.partitions, fabric.modules)
+        return nvlink.of_bridges({
+            gpu.address: gpu.nvlink_peers for gpu in self.host.gpus
+            if gpu.visible_to_nvml})
 
     @functools.cached_property
     def mdev_problem(self) -> str:

@@ -20,7 +20,7 @@ from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.fabric import reader
 
 _NAMES = ('partition', 'state', 'count', 'gpus', 'module_ids', 'nvlinks',
-          'line_rate_mbps', 'overlaps')
+          'line_rate_mbps', 'overlaps', 'owner')
 
 
 class ListFabric(table.Lister):
@@ -28,10 +28,12 @@ class ListFabric(table.Lister):
 
     A partition is a set of GPUs that NVIDIA's fabric manager connects by
     NVLink. Partitions that share a GPU cannot be active at the same time. A
-    GPU that is not bound to NVIDIA's driver has a module ID but no address.
+    GPU that is not bound to NVIDIA's driver has a module ID, and an address
+    only in mode nvlink. The owner is the attach handle that a partition is
+    active for.
     """
 
-    brief = ('partition', 'state', 'count', 'gpus', 'nvlinks')
+    brief = ('partition', 'state', 'count', 'gpus', 'nvlinks', 'owner')
 
     def take_action(self, parsed_args):
         view = self.app.view
@@ -41,23 +43,32 @@ class ListFabric(table.Lister):
                 reason='this machine has no NVSwitches')
         if fabric.problem:
             raise exception.HostUnusable(reason=fabric.problem)
-        return _NAMES, [_row(fabric, item) for item in fabric.partitions]
+        owners, members = {}, {}
+        for gpu in view.host.gpus:
+            for entry in view.entries(gpu):
+                owners.setdefault(entry.fabric_partition, entry.handle)
+            known = view.journal.nvlink(gpu.address)
+            for group in known.groups if known else ():
+                members[group.partition] = group.members
+        return _NAMES, [_row(fabric, item, owners.get(item.partition_id),
+                             members.get(item.partition_id))
+                        for item in fabric.partitions]
 
 
-def _row(fabric, partition):
+def _row(fabric, partition, owner, members):
     first = partition.members[0] if partition.members else None
     known = partition.supported and first
     return (
         partition.partition_id, _state(partition), len(partition.members),
-        columns.Names(tuple(
-            str(address) for address in map(fabric.gpu, partition.members)
-            if address is not None)),
+        columns.Names(tuple(map(str, members or filter(
+            None, map(fabric.gpu, partition.members))))),
         columns.Structure(sorted(partition.physical_ids)),
         columns.Optional(first.links if known else None),
         columns.Optional(first.line_rate if known else None),
         columns.Structure([
             other.partition_id for other in fabric.partitions
-            if other is not partition and other.overlaps(partition)]))
+            if other is not partition and other.overlaps(partition)]),
+        columns.Optional(owner))
 
 
 def _state(partition):

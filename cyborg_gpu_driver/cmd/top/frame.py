@@ -205,8 +205,11 @@ def _parts(gpu: model.Gpu, record: gpu_record.GpuRecord,
     for claim in left.values():
         # Not created yet, or on a GPU that cannot be read.
         kind = Kind.VGPU if claim.instance is None else Kind.INSTANCE
-        yield _owned(Part(kind, claim.profile, '', placement=claim.placement,
-                          function=claim.function), claim, owners)
+        yield _owned(Part(
+            Kind.PASSTHROUGH if claim.members else kind, claim.profile, '',
+            gpu.memory_mib if claim.members else None,
+            placement=claim.placement, function=claim.function),
+            claim, owners)
     tenancy = record.tenancy
     if tenancy is not None and tenancy.state is cleaning.State.USED:
         for server in tenancy.tenants:

@@ -58,6 +58,8 @@ def build(lines: Iterable[audit.Record],
     found = {}
     for claim in (claim for record in records.values()
                   for claim in record.claims):
+        if not claim.leads:
+            continue
         since = claim.since
         line = open_lines.pop(claim.handle, None)
         if since is None and line is not None:

@@ -51,7 +51,8 @@ class Action(enum.Enum):
     CREATE_COMPUTE = 'create-compute-instance'
     CREATE_VGPU = 'create-vgpu'
     ACTIVATE_PARTITION = 'activate-nvswitch-partition'
-    """fmActivateFabricPartitionWithVFs."""
+    """fmActivateFabricPartitionWithVFs for a vGPU, or
+    fmActivateFabricPartition for whole GPUs."""
     DEACTIVATE_PARTITION = 'deactivate-nvswitch-partition'
     BIND_VFIO = 'bind-vfio'
     RELEASE = 'close-nvml'
@@ -73,8 +74,8 @@ _WORDS = {
     Action.CREATE_INSTANCE: 'create instance',
     Action.CREATE_COMPUTE: 'create compute instance',
     Action.CREATE_VGPU: 'create vGPU',
-    Action.ACTIVATE_PARTITION: 'activate the NVSwitch partition of vGPU',
-    Action.DEACTIVATE_PARTITION: 'deactivate the NVSwitch partition of vGPU',
+    Action.ACTIVATE_PARTITION: 'activate NVSwitch partition',
+    Action.DEACTIVATE_PARTITION: 'deactivate NVSwitch partition',
     Action.BIND_VFIO: 'bind it to vfio-pci',
     Action.RELEASE: 'close it in NVML',
 }
@@ -101,7 +102,8 @@ class Step:
     vgpu: spec.VgpuSpec | None = None
     """None where the step is about no vGPU."""
     fabric_partition: int | None = None
-    """NVSwitch partition of the vGPU; None where the step is about none."""
+    """NVSwitch partition of the vGPU, or without a vGPU of whole GPUs; None
+    where the step is about none."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
     """Policy and time slice in ns, for ``SCHEDULER``, and for a
     ``CREATE_INSTANCE`` whose vGPUs share the instance; a time slice of None
@@ -132,6 +134,10 @@ class Step:
         if self.placement is not None:
             name = self.profile.name if self.profile else 'unknown profile'
             words.append(f'{name} at {self.placement}')
+        if self.fabric_partition is not None:
+            words.append(str(self.fabric_partition))
+            if self.vgpu is not None:
+                words.append('of')
         if self.vgpu is not None:
             words.append(str(self.vgpu))
         return ' '.join(words)

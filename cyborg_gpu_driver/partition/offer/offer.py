@@ -79,6 +79,10 @@ class Offer:
     """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
     isolated: bool = False
     """Whether all servers on the GPU must be of one project."""
+    members: tuple[model.PciAddress, ...] = ()
+    """Of a group of GPUs: all of them."""
+    board: str = ''
+    """Of a group of GPUs: their model."""
     problem: str = ''
     """Why this cannot be offered now; empty if it can."""
     busy: str = ''

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
+from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.offer import passthrough
 from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
@@ -31,7 +32,8 @@ Offer = offer.Offer
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), vfio_handles: bool = False,
-           passthrough_driver: str | None = None) -> tuple[Offer, ...]:
+           passthrough_driver: str | None = None,
+           groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
     Whatever the policy asks for and the GPU cannot give is there too, with
@@ -43,7 +45,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         bound to virtual functions of vendor VFIO.
     :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
         a GPU could offer, whatever its driver is now.
+    :param groups: mode nvlink: the groups that the GPU is in.
     """
+    if policy.mode is policies.Mode.NVLINK:
+        return tuple(offer_nvlink.offers(gpu, policy, groups,
+                                         passthrough_driver))
     if policy.mode is policies.Mode.PASSTHROUGH:
         return tuple(passthrough.offers(gpu, policy, passthrough_driver))
     if policy.mode is policies.Mode.VGPU:

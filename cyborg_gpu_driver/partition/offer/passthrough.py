@@ -35,7 +35,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         a GPU could offer.
     """
     problem = readiness.carved_up(gpu)
-    busy = '' if problem else _busy(gpu, driver)
+    busy = '' if problem else busy_with(gpu, driver)
     yield offer.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=offer.PASSTHROUGH, total=1,
@@ -43,7 +43,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         parents=(gpu.address,), problem=problem, busy=busy)
 
 
-def _busy(gpu: model.Gpu, driver: str | None) -> str:
+def busy_with(gpu: model.Gpu, driver: str | None) -> str:
+    """Why a whole GPU cannot be had for the moment; or ``''``.
+
+    :param driver: see :func:`offers`.
+    """
     if gpu.processes:
         return f'{gpu.processes} process(es) of this machine use it'
     if driver is None or drivers.is_vfio(gpu.driver):

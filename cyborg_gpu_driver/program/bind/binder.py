@@ -40,12 +40,14 @@ from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import groups
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
 
 LOG = logging.getLogger(__name__)
@@ -91,8 +93,10 @@ class Binder:
         self._limits = limits
         self._cordons = cordon_keeper.CordonKeeper(self._state_path)
         self._audit = audit.Audit(self._state_path)
-        self._maker = making.Maker(host, parts, records, self._audit,
-                                   keeper)
+        self._maker = making.Maker(
+            host, parts, records, self._audit, keeper, groups.Groups(
+                transactions.machine, host, records, self._audit,
+                reset.Resetter(transactions.machine, keeper)))
         self._turns = running or turns.Turns(limits.clock)
         self._kept = log_once.LogOnce()
         """Why what a handle had left could not be removed, by handle."""
@@ -127,10 +131,10 @@ class Binder:
         self._audit.record(made.gpu, 'bound', made.handle,
                            audit.of_entry(made))
         LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
-                 '%(gpu)s, vGPU on %(function)s',
+                 '%(gpu)s, function %(function)s',
                  {'handle': made.handle, 'profile': made.profile,
-                  'where': _where(made), 'gpu': made.gpu,
-                  'function': made.function})
+                  'where': _where(made), 'function': made.function,
+                  'gpu': ' and '.join(map(str, made.gpus))})
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Return what the handle stands for; idempotent.
@@ -171,7 +175,7 @@ class Binder:
         """Finish what was under way when a process ended; never raises."""
         try:
             left = [entry for entry in self._journal.entries()
-                    if entry.phase is not journal.Phase.BOUND]
+                    if entry.phase is not journal.Phase.BOUND and entry.leads]
         except exception.JournalError as error:
             LOG.error('%s', error)
             return
@@ -200,14 +204,17 @@ class Binder:
         """The entry that was made; None where the handle has it already."""
         purpose = f'the bind of handle {turn.asked.handle}'
         defined: list[str] = []
+        gpus = self._host.changed_by(address, turn.asked)
         try:
-            with locks.gpu(self._state_path, address, turn.left, purpose):
+            with locks.gpus(self._state_path, gpus, turn.left, purpose):
                 turn.check()
-                self._finish_change(address, turn)
-                self._finish_others(address, turn.asked.handle, defined)
+                for gpu in gpus:
+                    self._finish_change(gpu, turn)
+                    self._finish_others(gpu, turn.asked.handle, gpus, defined)
                 if self._maker.is_made(address, turn.asked):
                     return None
-                self._check_cordons(address, turn.asked)
+                for gpu in gpus:
+                    self._check_cordons(gpu, turn.asked)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
                     # An unbind may have come before the entry was written.
@@ -264,16 +271,20 @@ class Binder:
             raise plan.refusal(turn.asked, str(error)) from error
 
     def _finish_others(self, address: model.PciAddress, handle: str,
+                       locked: frozenset[model.PciAddress],
                        defined: list[str]) -> None:
         """Finish what is under way for other handles of a GPU.
 
         Whoever began it is dead, or has no time left. An instance that is
         looked for by its place must not be taken for one that is made now.
 
+        :param locked: a group with other GPUs is left alone.
         :param defined: gets the handles whose definition is to go.
         """
         for entry in self._journal.entries(address):
-            if entry.phase is journal.Phase.BOUND or entry.handle == handle:
+            if (entry.phase is journal.Phase.BOUND or entry.handle == handle
+                    or not entry.leads
+                    or not locked.issuperset(entry.gpus)):
                 continue
             try:
                 self._maker.remove(entry)
@@ -281,7 +292,7 @@ class Binder:
                 self._tell_kept(entry, str(error))
             else:
                 if (entry.phase is journal.Phase.UNBINDING
-                        and not entry.vfio):
+                        and entry.is_mdev):
                     defined.append(entry.handle)
 
     def _soon(self, function: Callable[[_Subject, float], None],
@@ -323,7 +334,7 @@ class Binder:
         """
         gone = False
         try:
-            if not entry.vfio and entry.phase is not journal.Phase.BINDING:
+            if entry.is_mdev and entry.phase is not journal.Phase.BINDING:
                 with self._unfinished(entry, seconds) as current:
                     if current is not None:
                         self._maker.remove_vgpu(current)
@@ -342,7 +353,7 @@ class Binder:
     def _unfinished(self, entry: journal.Entry, seconds: float
                     ) -> Iterator[journal.Entry | None]:
         """Hold the GPU; the entry as it is then, if it is to be removed."""
-        with locks.gpu(self._state_path, entry.gpu, seconds):
+        with locks.gpus(self._state_path, entry.gpus, seconds):
             current = self._journal.get(entry.handle)
             if (current is not None
                     and current.phase is journal.Phase.BOUND):
@@ -357,7 +368,8 @@ class Binder:
         on is not known, and an instance that we do not know is left alone.
         So is a vGPU of vendor VFIO, which does not tell whose it is.
         """
-        if self._parts.vgpu_type(asked.mdev) != asked.mdev_type:
+        if (asked.is_group
+                or self._parts.vgpu_type(asked.mdev) != asked.mdev_type):
             LOG.info('Handle %s has nothing on this machine', asked.handle)
             return
         address = self._host.owner(asked.function)

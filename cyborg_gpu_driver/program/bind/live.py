@@ -25,12 +25,17 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.planning import groups
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.program.planning import request
 
 _ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
                         Iterable[model.Mdev]]
@@ -135,11 +140,65 @@ class LiveHost:
         """
         held = plan.held(gpu, self._journal.entries(gpu.address))
         policy = self._settings.policy_for(gpu)
+        states = self._states(gpu)
         return self._offers.of(
-            gpu.address, (gpu, held), lambda: () if policy is None else
-            partition_offers.offers(
+            gpu.address, (gpu, held, states), lambda: ()
+            if policy is None else partition_offers.offers(
                 gpu, policy, held, self._settings.vfio_handles,
-                self._settings.passthrough_driver))
+                self._settings.passthrough_driver, states))
+
+    def board(self, address: model.PciAddress
+              ) -> tuple[model.PciAddress, ...]:
+        """The GPUs whose offers depend on a GPU: itself, and those that are
+        in a group with it.
+        """
+        return tuple(sorted({address, *(
+            member for group in self.groups([address])
+            for member in group.members)}))
+
+    def group(self, leader: model.PciAddress, profile: str
+              ) -> nvlink.Group | None:
+        """The group of a size that a GPU leads; None if it leads none."""
+        return next((
+            group for group in self.groups([leader])
+            if group.leader == leader and group.profile == profile), None)
+
+    def changed_by(self, address: model.PciAddress, asked: request.Request
+                   ) -> frozenset[model.PciAddress]:
+        """All GPUs that a bind on a GPU may change."""
+        if not asked.is_group:
+            return frozenset({address})
+        group = self.group(address, asked.mdev_type)
+        entry = self._journal.get(asked.handle, address)
+        return frozenset({address, *(group.members if group else ()),
+                          *(entry.gpus if entry else ())})
+
+    def groups(self, gpus: Iterable[model.PciAddress]
+               ) -> tuple[nvlink.Group, ...]:
+        """All groups that GPUs are in; each once."""
+        return tuple(sorted({
+            group for address in gpus
+            if (known := self._journal.nvlink(address)) is not None
+            for group in known.groups}))
+
+    def is_linked(self, gpu: model.Gpu) -> bool:
+        """Whether a GPU is in mode nvlink."""
+        policy = self._settings.policy_for(gpu)
+        return (policy is not None
+                and policy.mode is policy_module.Mode.NVLINK)
+
+    @property
+    def cleans(self) -> bool:
+        """Whether whole GPUs are reset after a server had them."""
+        return self._settings.clean_whole_gpus
+
+    def _states(self, gpu: model.Gpu
+                ) -> tuple[offer_nvlink.State, ...]:
+        if not self.is_linked(gpu):
+            return ()
+        return groups.states(
+            self.host(), self.groups([gpu.address]),
+            self._settings.policy_for, self._journal.owners)
 
     def wants(self, gpu: model.Gpu) -> readiness.Wants:
         """What the GPU's policy needs of it."""

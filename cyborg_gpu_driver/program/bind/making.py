@@ -32,6 +32,7 @@ from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import groups
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
@@ -69,16 +70,18 @@ class Maker:
     :param records: the journal.
     :param history: the audit log.
     :param keeper: forgets the health of instances that were destroyed.
+    :param whole: gives and returns groups of whole GPUs.
     """
 
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  records: journal.Journal, history: audit.Audit,
-                 keeper: health.HealthKeeper):
+                 keeper: health.HealthKeeper, whole: groups.Groups):
         self._host = host
         self._parts = parts
         self._journal = records
         self._audit = history
         self._health = keeper
+        self._groups = whole
 
     def is_made(self, address: model.PciAddress,
                 asked: request.Request) -> bool:
@@ -96,7 +99,8 @@ class Maker:
             return False
         if entry.phase is journal.Phase.BOUND:
             check_same(entry, asked)
-            if self._parts.vgpu_type(entry.vgpu) == entry.mdev_type:
+            if (entry.members or self._parts.vgpu_type(entry.vgpu)
+                    == entry.mdev_type):
                 self._journal.put(dataclasses.replace(
                     entry, repeats=entry.repeats + 1))
                 return True
@@ -105,12 +109,20 @@ class Maker:
 
     def make(self, address: model.PciAddress, turn: turns.Turn
              ) -> journal.Entry:
-        """Plan on what is known; look again where that proves wrong.
+        """Make what a handle stands for.
 
         :raises BindRefused: if it cannot be made; nothing has changed.
         :raises BindAbandoned: if nobody waits for it any more; undone.
-        :raises NvmlError, SysfsError: as the hardware refused it; undone.
+        :raises NvmlError, SysfsError, FabricError: as the hardware refused
+            it; undone.
         """
+        if turn.asked.is_group:
+            return self._groups.make(turn)
+        return self._make_part(address, turn)
+
+    def _make_part(self, address: model.PciAddress, turn: turns.Turn
+                   ) -> journal.Entry:
+        """Plan on what is known; look again where that proves wrong."""
         share = True
         for attempt in range(1, _ATTEMPTS + 1):
             turn.check()
@@ -151,6 +163,9 @@ class Maker:
             could not be removed.
         :raises JournalError: if that could not be written.
         """
+        if entry.members:
+            self._groups.remove(entry)
+            return
         self.remove_vgpu(entry)
         self.remove_instance(entry)
 

@@ -68,7 +68,8 @@ def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
     :param policy: what the policy needs of it.
     """
     claims = sorted((claim for claim in record.claims
-                     if claim.phase is gpu_record.Phase.BOUND),
+                     if claim.phase is gpu_record.Phase.BOUND
+                     and not claim.members),
                     key=lambda claim: claim.function)
     layout = record.layout.layout if record.layout else None
     laid_out = {item.bare: item for item in (

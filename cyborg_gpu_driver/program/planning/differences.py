@@ -151,6 +151,8 @@ def _of_entry(facts: Facts, entry: journal.Entry
               ) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
     handle = f'handle {entry.handle} ({entry.profile})'
+    if not entry.leads:
+        return
     if entry.phase is not journal.Phase.BOUND:
         yield _difference(
             kind.UNFINISHED, address, entry.handle,
@@ -161,6 +163,8 @@ def _of_entry(facts: Facts, entry: journal.Entry
     claims = facts.claims
     if claims is not None and claims.of(entry.handle) is None:
         yield _no_request(facts, claims, entry, handle)
+        return
+    if entry.members:
         return
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
     vgpu = there.get(vgpu_name(entry))
@@ -282,7 +286,7 @@ def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
     lost, unrecorded = unrequested(facts), _claims(facts)
     for usage in facts.usages:
-        bound = sum(entry.profile == usage.profile
+        bound = sum(entry.profile == usage.profile and entry.leads
                     for entry in facts.entries
                     if entry.phase is journal.Phase.BOUND
                     and entry not in lost)

@@ -34,6 +34,11 @@ class Request:
     handle: str
 
     @property
+    def is_group(self) -> bool:
+        """Whether it is for a group of GPUs; ``function`` is the first."""
+        return vgpu_name.group_size(self.mdev_type) is not None
+
+    @property
     def mdev(self) -> spec.VgpuSpec:
         """The mdev of the handle, where its framework makes mdevs."""
         return spec.VgpuSpec(self.function, self.mdev_type, self.handle)
@@ -43,10 +48,11 @@ def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     """Check three strings from RPC.
 
     :param pci_addr: ``0000:3b:00.4``.
-    :param asked_type: mdev type, ``nvidia-474``.
+    :param asked_type: mdev type, ``nvidia-474``, or ``nvlink-2`` for a group
+        of two GPUs.
     :param ah_uuid: the attach handle's UUID, lower case with dashes.
     :raises InvalidValue: naming the one that is wrong.
     """
     return Request(function=model.PciAddress.parse(pci_addr),
-                   mdev_type=vgpu_name.mdev_type(asked_type),
+                   mdev_type=vgpu_name.asked_type(asked_type),
                    handle=vgpu_name.handle(ah_uuid))

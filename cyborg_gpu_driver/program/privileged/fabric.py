@@ -77,6 +77,67 @@ def activate(partition_id: int, function: str) -> None:
 
 
 @privsep.entrypoint
+def activate_whole(partition_id: int) -> None:
+    """Activate a partition whose GPUs a server gets whole.
+
+    One that is active was left by a server that is gone.
+
+    :raises FabricError: as the fabric manager refused it.
+    :raises StepFailed: if it is not active then.
+    """
+    privileged.check_number('fabric partition', partition_id, _LIMIT)
+    session = privileged.machine().fabric
+    if partition_id in _active(session.partitions()):
+        session.deactivate(partition_id)
+    session.activate(partition_id)
+    if partition_id not in _active(session.partitions()):
+        raise exception.StepFailed(
+            reason=f'the fabric manager accepted partition {partition_id} '
+            'and has not activated it; its log tells more')
+
+
+@privsep.entrypoint
+def partitions() -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
+    """All partitions, those that are not supported too.
+
+    :returns: of each its number, the physical ids and addresses of its GPUs,
+        whether it is active and whether it is supported.
+    :raises FabricError: if they cannot be read.
+    """
+    session = privileged.machine().fabric
+    return [(item.partition_id,
+             [(member.physical_id,
+               None if member.address is None else str(member.address))
+              for member in item.members], item.active, item.supported)
+            for item in (*session.partitions(), *session.unsupported())]
+
+
+def read_partitions() -> tuple[fabric.Partition, ...]:
+    """The same as values.
+
+    :raises FabricError: if they cannot be read.
+    """
+    return tuple(
+        fabric.Partition(number, tuple(
+            fabric.Member(physical_id,
+                          address and model.PciAddress.parse(address))
+            for physical_id, address in members), active, supported)
+        for number, members, active, supported in partitions())
+
+
+@privsep.entrypoint
+def give_list(partition_ids: list[int]) -> None:
+    """Tell a fabric manager that was started with ``--restart`` which
+    partitions are active.
+
+    :raises FabricError: as the fabric manager refused it.
+    """
+    for partition_id in partition_ids:
+        privileged.check_number('fabric partition', partition_id, _LIMIT)
+    privileged.machine().fabric.restore(partition_ids)
+
+
+@privsep.entrypoint
 def deactivate(partition_id: int) -> None:
     """Deactivate a partition; nothing if it is not active.
 

@@ -119,7 +119,7 @@ class Restorer:
             record = dataclasses.replace(self._records.read(gpu.address),
                                          layout=saved)
             bound = any(claim.phase is journal.Phase.BOUND
-                        for claim in record.claims)
+                        and not claim.members for claim in record.claims)
             if saved is not None or bound:
                 self._transactions.read(gpu)
             gpu = self._modes(gpu, record, done, failed)

@@ -36,6 +36,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
@@ -83,10 +84,16 @@ class Rebuilder:
                     continue
                 gpu = self._host.gpu(gpu.address)
                 entries = self._found(gpu, claims)
+                if self._host.is_linked(gpu):
+                    whole = self._whole(gpu, claims)
+                    if whole is None:
+                        continue
+                    entries += whole
                 self._journal.found(gpu.address, entries)
                 found += entries
                 again.append(gpu.address)
-                left += len(gpu.vgpus) - len(entries)
+                left += len(gpu.vgpus) - sum(not entry.members
+                                             for entry in entries)
         self._store.settle()
         if not again:
             return again
@@ -138,6 +145,43 @@ class Rebuilder:
         return [dataclasses.replace(entry, boot=boot) for entry in placed(
             gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
             record.owned_instances)]
+
+    def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
+               ) -> list[journal.Entry] | None:
+        """The claims of groups on a GPU that lost its own.
+
+        A server that is shut off leaves no trace on the hardware, so only
+        Cyborg knows.
+
+        :returns: None if it is not known who has the GPU.
+        """
+        if claims is None:
+            LOG.warning('The claims on GPU %s are lost, and Cyborg does not '
+                        'tell who has it. It is not offered until then; set '
+                        '[gpu] os_cloud', gpu.address)
+            return None
+        groups = {(group.leader, group.profile): group for group
+                  in self._host.groups(item.address for item
+                                       in self._host.host().gpus)}
+        known = {entry.handle for entry in self._journal.entries(gpu.address)}
+        found = []
+        for claim in claims.bound:
+            if (vgpu_name.group_size(claim.type_id) is None
+                    or claim.handle in known):
+                continue
+            group = groups.get((claim.function, claim.type_id))
+            if group is None:
+                LOG.warning('Which GPUs handle %s has is not known: GPU %s is '
+                            'not offered until then', claim.handle,
+                            gpu.address)
+                return None
+            if gpu.address in group.members:
+                found.append(journal.Entry(
+                    handle=claim.handle, gpu=gpu.address,
+                    function=claim.function, mdev_type=claim.type_id,
+                    profile=group.profile, phase=journal.Phase.BOUND,
+                    fabric_partition=group.partition, members=group.members))
+        return found
 
     def _lacks_instance(self, entry: journal.Entry) -> bool:
         if entry.placement is not None:

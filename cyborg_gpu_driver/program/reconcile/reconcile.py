@@ -41,6 +41,7 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import differences
 from cyborg_gpu_driver.program.reconcile import fabric
+from cyborg_gpu_driver.program.reconcile import nvlink
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import repair
@@ -78,6 +79,8 @@ class Reconciler:
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
         self._fabric = fabric.FabricKeeper(machine, host, records)
+        self._nvlink = nvlink.NvlinkKeeper(machine, host, records,
+                                           state_path)
         self._host = host
         self._journal = records
         self._settings = settings
@@ -107,6 +110,7 @@ class Reconciler:
         """
         self.repaired = ()
         self._fabric.look()
+        self._nvlink.look()
         try:
             if lost:
                 self._rebuilder.rebuild()

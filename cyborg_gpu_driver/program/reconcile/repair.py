@@ -33,6 +33,8 @@ from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 
@@ -193,10 +195,18 @@ def users(keeper: orphans.Keeper, gpu: model.PciAddress,
           entries: tuple[journal.Entry, ...]) -> dict[str, str]:
     """vGPUs of entries on a GPU that are in use, or may be, and by what.
 
-    No other GPU is asked, so the GPU may be locked.
+    No other GPU is asked than those of the entries, so the GPU may be
+    locked.
     """
-    names = {differences.vgpu_name(entry) for entry in entries}
     found = {}
+    for entry in entries:
+        for address in entry.members:
+            there = privileged_driver.holders(str(address))
+            if there:
+                found[differences.vgpu_name(entry)] = (
+                    f'GPU {address} is open in ' + holders.describe(there))
+    names = {differences.vgpu_name(entry) for entry in entries
+             if not entry.members}
     for item in keeper.on(gpu):
         if item.vgpu.name in names:
             user = dataclasses.replace(item, owner=None).obstacle(None)

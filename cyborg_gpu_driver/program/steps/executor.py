@@ -238,8 +238,11 @@ class Executor:
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
 
     def _activate(self, step: action.Step) -> None:
-        privileged_fabric.activate(_partition(step),
-                                   str(_vgpu(step).function))
+        if step.vgpu is None:
+            privileged_fabric.activate_whole(_partition(step))
+        else:
+            privileged_fabric.activate(_partition(step),
+                                       str(step.vgpu.function))
 
     def _deactivate(self, step: action.Step) -> None:
         privileged_fabric.deactivate(_partition(step))

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
@@ -146,13 +147,16 @@ def _handles(gpu: model.Gpu, offer: offers.Offer
     # change. A digest of the whole set in each makes any change of the set
     # a change of all, which it does carry out.
     mark = names.digest(' '.join(
-        [str(offer.vgpu_type_id), str(offer.total), *map(str, parents)]), 8)
+        [str(offer.vgpu_type_id), str(offer.total), *map(str, parents),
+         *map(str, offer.members[1:])]), 8)
     handles = []
+    members = ({'addresses': nvlink.to_text(offer.members)}
+               if offer.members else {})
     for number in range(offer.total):
         parent = parents[number % len(parents)]
         handles.append(values.ReportedHandle(
             attach_type=values.MDEV,
-            attach_info=_json(_pci(parent) | {
+            attach_info=_json(_pci(parent) | members | {
                 'asked_type': offer.vgpu_type_id,
                 'vgpu_mark': f'{names.label(offer)}_{number}_{mark}'}),
             address=parent))

@@ -153,13 +153,25 @@ def custom(*parts: str) -> str:
     return name
 
 
+def without_vendor(name: str) -> str:
+    """A model's name as NVML gives it, without a leading NVIDIA.
+
+    Older drivers print it without; nothing that is made of it must depend
+    on the driver's release.
+    """
+    return re.sub(r'^nvidia\s+(?=\S)', '', name, flags=re.IGNORECASE)
+
+
 def resource_class(offer: offers.Offer) -> str:
     """The resource class of an offer's inventory.
 
     PGPU for a whole GPU, ``CUSTOM_NVIDIA_<PROFILE>`` otherwise: a class of
     its own for each profile, so that a quota can name one. Never VGPU,
-    which Nova's own mdev code would claim.
+    which Nova's own mdev code would claim. A group of GPUs is named with
+    their model: ``CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3``.
     """
+    if offer.mode is policy.Mode.NVLINK:
+        return custom(VENDOR, offer.profile, without_vendor(offer.board))
     if offer.mode is policy.Mode.PASSTHROUGH:
         return orc.PGPU
     return custom(VENDOR, offer.profile)

@@ -20,7 +20,9 @@ OWNER_CYBORG                       the provider is Cyborg's
 CUSTOM_NVIDIA_20B2                 PCI device id, as Cyborg's own driver
 CUSTOM_NVIDIA_20B2_A100DX_1_10C    and its vGPU type, likewise
 CUSTOM_NVIDIA_20B2_1G_10GB         and its GPU instance profile
-CUSTOM_GPU_KIND_MIG                how it is shared: PASSTHROUGH, VGPU, MIG
+CUSTOM_NVIDIA_2330_NVLINK_2        or the size of the group of GPUs
+CUSTOM_GPU_KIND_MIG                how it is shared: PASSTHROUGH, VGPU, MIG,
+                                   or NVLINK
 CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_AMPERE             architecture
 CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
@@ -98,18 +100,9 @@ def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
 
 def _kind(gpu: model.Gpu) -> Iterator[str]:
     if gpu.model:
-        yield names.custom('GPU', 'MODEL', without_vendor(gpu.model))
+        yield names.custom('GPU', 'MODEL', names.without_vendor(gpu.model))
     if gpu.architecture:
         yield names.custom('GPU', 'ARCH', gpu.architecture)
-
-
-def without_vendor(name: str) -> str:
-    """A model's name as NVML gives it, without a leading NVIDIA.
-
-    Older drivers print it without; nothing that is made of it must depend
-    on the driver's release.
-    """
-    return re.sub(r'^nvidia\s+(?=\S)', '', name, flags=re.IGNORECASE)
 
 
 def _mdev_types(gpu: model.Gpu) -> Iterator[model.MdevType]:
@@ -135,7 +128,7 @@ def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     NVML's list comes first, then sysfs's, then (for a time-sliced vGPU,
     where the profile is the type) the offer itself.
     """
-    if offer.mode is policy.Mode.PASSTHROUGH:
+    if offer.mode in policy.WHOLE:
         return None
     found = _vgpu_type(gpu, offer.vgpu_type_id)
     if found is not None:
@@ -148,7 +141,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
 
     GB here is GiB, as in NVIDIA's own names.
     """
-    if offer.mode is policy.Mode.PASSTHROUGH:
+    if offer.mode in policy.WHOLE:
         return of_whole(gpu.memory_mib)
     type_name = vgpu_type_name(gpu, offer)
     named = _TYPE_MEMORY.search(type_name or '')

@@ -17,10 +17,13 @@ import json
 import os
 import shutil
 
+import yaml
+
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import files as simulator_files
 
 
 def write_host(directory, gpus):
@@ -33,6 +36,26 @@ def write_host(directory, gpus):
         # JSON is YAML.
         json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
                    'gpus': gpus}, stream)
+    return path
+
+
+def write_unprepared(directory, name):
+    """Write the file of a host as if its GPUs had never been prepared.
+
+    :param name: of a host that comes with the simulator. NVSwitches of it are
+        shared: each server with whole GPUs needs a partition.
+    """
+    with open(os.path.join(os.path.dirname(simulator_files.__file__), 'hosts',
+                           f'{name}.yaml'), encoding='utf-8') as stream:
+        content = yaml.safe_load(stream)
+    for gpu in content['gpus']:
+        gpu.pop('mig', None)
+        gpu.pop('vfs', None)
+        if gpu.get('nvlink') == 'switches':
+            content['fabric_mode'] = 1
+    path = os.path.join(directory, 'host.yaml')
+    with open(path, 'w', encoding='utf-8') as stream:
+        yaml.safe_dump(content, stream)
     return path
 
 

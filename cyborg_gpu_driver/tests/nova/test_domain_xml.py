@@ -18,12 +18,15 @@ Handles are those that our agent reports, bound by our agent.
 
 from __future__ import annotations
 
+import json
+
 import fixtures
 from nova import exception as nova_exception
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.snapshot import domain
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.nova import base
@@ -34,6 +37,7 @@ DESKTOPS = policy.Policy('desktops', policy.Mode.VGPU,
                          vgpu_types=('T4-2B',))
 PAIR = policy.Policy('pair', policy.Mode.VGPU,
                      vgpu_types=('A40-2Q', 'A40-2B'))
+LINKED = policy.Policy('linked', policy.Mode.NVLINK)
 LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 
 
@@ -220,6 +224,73 @@ class WithoutMdevTest(DomainCase):
         request = self.bound(self.host, handle, server)
         self.spawn(server, [request])
         self.assertEqual('mdev', self.hostdevs(server)[0].type)
+
+
+class GroupTest(DomainCase):
+    """Groups of whole GPUs that NVLink connects."""
+
+    def setUp(self):
+        super().setUp()
+        self.host = self.useFixture(base.GpuHost(
+            host_files.write_unprepared(
+                self.useFixture(fixtures.TempDir()).path, 'hgx-h100'),
+            LINKED))
+
+    def group(self, size):
+        """A handle, and the addresses of its GPUs."""
+        handle, *_ = self.host.handles(f'nvlink-{size}')
+        return handle, tuple(map(str, nvlink.from_text(
+            json.loads(handle.attach_info)['addresses'])))
+
+    def test_each_size(self):
+        self.extend(self.host)
+        for size in (1, 2, 4, 8):
+            server, (handle, members) = self.instance(), self.group(size)
+            self.assertEqual(size, len(members))
+            request = self.bound(self.host, handle, server)
+            self.spawn(server, [request])
+            wanted = [('pci', 'yes', address) for address in members]
+            self.assertEqual(wanted, self.hostdevs(server))
+            self.hard_reboot(server, [request])
+            self.assertEqual(wanted, self.hostdevs(server))
+            self.assertEqual('MDEV', request['attach_handle_type'])
+            self.driver.power_off(server)
+            self.host.unbind(request)
+        self.assertEqual([], self.created)
+
+    def test_a_handle_with_other_gpus_is_refused(self):
+        self.extend(self.host)
+        server, (handle, members) = self.instance(), self.group(2)
+        for addresses in (members[0], f'{members[0]} {members[0]}',
+                          f'{members[1]} {members[0]}', '', None, 7,
+                          f'{members[0]} 0000:00:1f.0',
+                          f'{members[0]} 0000:77:00.0',
+                          f'{members[0]} ../../x', ' '.join(
+                              (*members, '0000:9a:00.0'))):
+            request = base.arq(handle, server.uuid)
+            request['attach_handle_info']['addresses'] = addresses
+            self.assertRaises(nova_exception.AcceleratorRequestOpFailed,
+                              self.spawn, server, [request])
+            self.assertNotIn(server.uuid, self.domains())
+
+    def test_an_unknown_nova_refuses_it(self):
+        self.assertNotEqual('', self.extend(self.host, '99.0.0'))
+        server, (handle, _members) = self.instance(), self.group(2)
+        self.assertRaises(
+            nova_exception.AcceleratorRequestOpFailed, self.spawn, server,
+            [self.bound(self.host, handle, server)])
+
+    def test_stock_nova_attaches_none_of_its_gpus(self):
+        """It has libvirt make an mdev of a type that no kernel has."""
+        server, (handle, members) = self.instance(), self.group(2)
+        request = self.bound(self.host, handle, server)
+        self.spawn(server, [request])
+        parent = 'pci_' + members[0].translate(str.maketrans(':.', '__'))
+        self.assertEqual(
+            [(parent, 'nvlink-2', request['attach_handle_uuid'])],
+            self.created)
+        self.assertEqual(['mdev'], [
+            device.type for device in self.hostdevs(server)])
 
 
 class OthersTest(DomainCase):

@@ -34,6 +34,7 @@ GOOD = fabric.Fabric({ADDRESS: 1}, running=True, mode=fabric.Mode.VGPU,
 VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('H100-80C',))
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 SLICES = policy.Policy('s', policy.Mode.MIG)
+LINKED = policy.Policy('l', policy.Mode.NVLINK)
 
 
 class FabricTest(case.FindingCase):
@@ -85,6 +86,12 @@ class FabricTest(case.FindingCase):
         for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):
             self.check(result.Code.WARNING, 'FABRIC_MODE=1',
                        self.find(WHOLE, mode=mode))
+
+    def test_groups_need_it_as_well(self):
+        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):
+            self.fails('FABRIC_MODE=1', self.find(LINKED, mode=mode))
+        self.assertEqual([], self.find(
+            LINKED, mode=fabric.Mode.SHARED_NVSWITCH))
 
     def test_the_mode_is_not_known(self):
         self.check(result.Code.SKIPPED, 'fabric_manager_config',

@@ -41,6 +41,9 @@ _LEAVES = {
         lambda code: not code.startswith('XID_')),
     cordon.Text: st.text(max_size=9).filter(str.isprintable),
     gpu_record.VgpuType: st.integers(1, 999999999).map('nvidia-{}'.format),
+    gpu_record.AskedType: st.one_of(
+        st.integers(1, 999999999).map('nvidia-{}'.format),
+        st.integers(1, 99).map('nvlink-{}'.format)),
     model.PciAddress: _ADDRESSES, int: _NUMBERS, float: _TIMES,
     str: st.text(max_size=9), bool: st.booleans(), type(None): st.none()}
 

@@ -18,9 +18,14 @@ import json
 import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cmd import base
 
+_GROUPS = ('[gpu]\npolicies = g\nstate_path = {0}\n'
+           'simulate = {0}/host.yaml\nsimulate_state = {0}/other\n'
+           '[gpu_policy:g]\nmode = nvlink\nnvlink_sizes = 2, 8\n')
 _VGPUS = '[gpu]\npolicies = v\n[gpu_policy:v]\nmode = vgpu\n'
 
 
@@ -47,6 +52,26 @@ class FabricTest(base.CommandCase):
         self.assertEqual(0, rows[7]['nvlinks'])
         self.assertEqual({'inactive'}, {row['state'] for row in rows
                                         if row is not pair})
+
+    def test_the_owner(self):
+        host_files.write_unprepared(self.directory, 'hgx-h100')
+        conf = self.configure(_GROUPS.format(self.directory),
+                              self.directory)
+        host = ('--config-file', conf)
+        offered = self.rows(*host, 'offer', 'list')
+        self.assertEqual({'nvlink-2', 'nvlink-8'},
+                         {row['profile'] for row in offered})
+        self.assertEqual(5, len(offered))
+        address = model.PciAddress.parse('0000:18:00.0')
+        other = model.PciAddress.parse('0000:5d:00.0')
+        handle = '5f0ad1a3-7a3f-4b66-8f0e-0d1f3a0c2b11'
+        journal.Journal(self.directory).put(*journal.on_each(journal.Entry(
+            handle, address, address, 'nvlink-2', 'nvlink-2',
+            journal.Phase.BOUND, fabric_partition=4,
+            members=(address, other))))
+        rows = self.rows(*host, 'gpu', 'fabric')
+        self.assertEqual({4: handle}, {
+            row['partition']: row['owner'] for row in rows if row['owner']})
 
     def test_for_people(self):
         output, _ = self.run_program(*self.host, 'gpu', 'fabric')

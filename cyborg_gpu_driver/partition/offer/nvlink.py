@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU offers in mode nvlink: the groups that it leads. Pure.
+
+Groups that have a GPU in common exclude each other. So what is left of a
+group follows from all of its GPUs: a group can be had only while no GPU of it
+belongs to anybody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.offer import passthrough
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A GPU of a group."""
+
+    gpu: model.Gpu | None
+    """None if the machine does not show it."""
+    governed: bool = True
+    """Whether the policy of the group governs it."""
+    claim: str = ''
+    """Who has it, or may have; empty if nobody has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A group, with what is known of each of its GPUs."""
+
+    group: nvlink.Group
+    members: tuple[Member, ...]
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
+           driver: str | None = None) -> Iterator[offer.Offer]:
+    """One offer for each group that ``gpu`` leads and the policy names.
+
+    :param states: the groups that the GPU is in.
+    :param driver: ``[gpu] passthrough_driver``.
+    """
+    states = tuple(states)
+    sizes = policy.nvlink_sizes
+    if not states:
+        yield offer.nothing(
+            gpu, policy, policy.mode.value, 'it is not known which GPUs '
+            'NVLink connects to it: see the row NVSwitches of "cyborg-gpu '
+            'check"')
+    for state in states:
+        group = state.group
+        if group.leader != gpu.address or (
+                sizes and len(group.members) not in sizes):
+            continue
+        problem = _problem(gpu, state)
+        busy = '' if problem else '; '.join(filter(None, (
+            _busy(member, driver) for member in state.members)))
+        taken = any(member.claim for member in state.members)
+        yield offer.Offer(
+            gpu=gpu.address, policy=policy.name, mode=policy.mode,
+            profile=group.profile, total=1, in_use=int(taken),
+            creatable=0 if problem or busy or taken else 1,
+            vgpu_type_id=group.profile, parents=(gpu.address,),
+            members=group.members, board=gpu.model or '',
+            problem=problem, busy=busy)
+
+
+def _problem(gpu: model.Gpu, state: State) -> str:
+    if gpu.model is None:
+        return 'NVML has not told the model of the GPU yet'
+    for address, member in zip(state.group.members, state.members,
+                               strict=True):
+        if member.gpu is None:
+            return f'GPU {address} of the group is not there'
+        if not member.governed:
+            return f'another policy governs GPU {address} of the group'
+        if member.gpu.device_id != gpu.device_id:
+            return f'GPU {address} of the group is of another model'
+        problem = readiness.carved_up(member.gpu)
+        if problem:
+            return f'GPU {address} of the group is {problem}'
+    return ''
+
+
+def _busy(member: Member, driver: str | None) -> str:
+    if member.gpu is None or member.claim:
+        return ''
+    reason = passthrough.busy_with(member.gpu, driver)
+    return reason and f'GPU {member.gpu.address}: {reason}'

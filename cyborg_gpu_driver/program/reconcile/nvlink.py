@@ -1,0 +1,275 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Knows which GPUs NVLink connects, and keeps partitions with their owners.
+
+Both are for mode nvlink. What was learnt is kept in the records, because NVML
+and the fabric manager tell it at some times only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import reader
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+_Phase = journal.Phase
+
+
+class NvlinkKeeper:
+    """Looks after the groups of one machine.
+
+    :param machine: what is read.
+    :param host: what is known of it.
+    :param records: the journal.
+    :param state_path: where the locks are.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, state_path: str):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._state_path = state_path
+        self._failure = log_once.LogOnce()
+
+    def look(self) -> None:
+        """Learn, and put right what differs; for each report.
+
+        Never raises. Does nothing on a machine without mode nvlink.
+        """
+        gpus = {gpu.address: gpu for gpu in self._host.host().gpus
+                if self._host.is_linked(gpu)}
+        claims = [claim for claim in self._journal.entries() if claim.members]
+        if not gpus and not claims:
+            return
+        try:
+            self._complete(claims)
+            self._learn_modules(gpus)
+            self._learn(gpus, self._bridged(gpus))
+            modules = self._modules(gpus)
+            if modules or any(claim.fabric_partition is not None
+                              for claim in claims):
+                self._look_at_switches(gpus, modules)
+        except Exception as error:
+            # What is reported of the GPUs must not depend on it.
+            if self._failure.is_new(str(error)):
+                LOG.error('The groups of GPUs that NVLink connects could not '
+                          'be looked at: %s', error, exc_info=not isinstance(
+                              error, exception.GpuDriverError))
+        else:
+            self._failure.over()
+
+    def _look_at_switches(self, gpus: Collection[model.PciAddress],
+                          modules: Mapping[model.PciAddress, int]) -> None:
+        """Ask the fabric manager what it can connect, and has."""
+        try:
+            partitions = privileged_fabric.read_partitions()
+        except exception.FabricError as error:
+            if error.symbol != 'NOT_CONFIGURED':
+                raise
+            privileged_fabric.give_list(sorted(
+                claim.fabric_partition for claim in self._owners()))
+            LOG.warning('NVSwitches: gave the fabric manager the list of '
+                        'active partitions')
+            partitions = privileged_fabric.read_partitions()
+        self._learn(gpus, nvlink.of_partitions(partitions, modules))
+        active = {item.partition_id for item in partitions if item.active}
+        self._connect(active)
+        self._disconnect(gpus, active)
+
+    # Which GPUs are connected
+
+    def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
+                       ) -> None:
+        """Ask NVML where each GPU is, as long as it is bound to nvidia."""
+        for address, gpu in gpus.items():
+            if not gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
+                continue
+            try:
+                slot = self._machine.nvml.optional(
+                    'nvmlDeviceGetModuleId',
+                    self._machine.nvml.device(address))
+                module = reader.module_on_switches(self._machine, address)
+            except exception.NvmlError as error:
+                LOG.debug('GPU %(gpu)s: %(error)s',
+                          {'gpu': address, 'error': error})
+                continue
+            if slot and module is None and not gpu.nvlink_peers:
+                # On a baseboard, and NVML does not tell of which kind.
+                continue
+            known = self._journal.nvlink(address)
+            self._keep(address, gpu_record.Nvlink(
+                self._machine.boot_id(), module,
+                known.groups if known else ()))
+
+    def _modules(self, gpus: Iterable[model.PciAddress]
+                 ) -> dict[model.PciAddress, int]:
+        """Module ids of the GPUs on NVSwitches, as read since the start."""
+        return {address: known.module for address, known
+                in self._known(gpus).items() if known.module is not None}
+
+    def _bridged(self, gpus: Mapping[model.PciAddress, model.Gpu]
+                 ) -> tuple[nvlink.Group, ...]:
+        """Groups of the GPUs that are known to be on no NVSwitches."""
+        return nvlink.of_bridges({
+            address: gpus[address].nvlink_peers for address, known
+            in self._known(gpus).items() if known.module is None})
+
+    def _known(self, gpus: Iterable[model.PciAddress]
+               ) -> dict[model.PciAddress, gpu_record.Nvlink]:
+        """What was read of each GPU since the machine was started."""
+        boot = self._machine.boot_id()
+        found = {address: self._journal.nvlink(address) for address in gpus}
+        return {address: known for address, known in found.items()
+                if known is not None and known.boot == boot}
+
+    def _learn(self, gpus: Iterable[model.PciAddress],
+               groups: Collection[nvlink.Group]) -> None:
+        """Keep the groups of each GPU.
+
+        None is forgotten: a server may have it, and what hardware takes away
+        is missed at the bind. Another board has other groups of a size.
+        """
+        for address in gpus:
+            mine = {(group.leader, group.profile): group for group in groups
+                    if address in group.members}
+            known = self._journal.nvlink(address)
+            if known is None:
+                # Its record was lost, and those of others have its groups.
+                known = gpu_record.Nvlink('', groups=tuple(
+                    group for group in self._host.groups(gpus)
+                    if address in group.members))
+            if not mine and not known.groups:
+                continue
+            former = {(group.leader, group.profile): group
+                      for group in known.groups
+                      if not self._is_past(group, groups)}
+            self._keep(address, dataclasses.replace(
+                known, groups=tuple(sorted((former | mine).values()))))
+
+    def _is_past(self, former: nvlink.Group,
+                 groups: Collection[nvlink.Group]) -> bool:
+        """Whether another group of its size has one of its GPUs now."""
+        return any(
+            group != former and group.profile == former.profile
+            and set(group.members) & set(former.members) for group in groups)
+
+    def _keep(self, address: model.PciAddress, known: gpu_record.Nvlink
+              ) -> None:
+        if known != self._journal.nvlink(address):
+            self._journal.put_nvlink(address, known)
+
+    # Who has them
+
+    def _complete(self, claims: Iterable[journal.Entry]) -> None:
+        """Write again the claims of a group that a lost record had.
+
+        The first GPU's is written first and removed last, so that each of
+        them tells all others.
+        """
+        for claim in claims:
+            missing = self._lacking(claim)
+            if not missing:
+                continue
+            with self._held(claim):
+                now = self._journal.get(claim.handle)
+                missing = self._lacking(claim)
+                if now is None or (now.leads and missing
+                                   and now.phase is _Phase.BINDING):
+                    # Gone since, or to be rolled back.
+                    continue
+                self._journal.put(*(dataclasses.replace(now, gpu=address)
+                                    for address in missing))
+                LOG.warning('The claim of handle %(handle)s is written again '
+                            'on %(gpus)s',
+                            {'handle': claim.handle,
+                             'gpus': ', '.join(map(str, missing))})
+
+    def _lacking(self, claim: journal.Entry) -> list[model.PciAddress]:
+        return [address for address in claim.gpus
+                if all(entry.handle != claim.handle
+                       for entry in self._journal.entries(address))]
+
+    def _owners(self) -> list[journal.Entry]:
+        """The bound claims that have a partition, on their first GPUs."""
+        return [claim for claim in self._journal.entries()
+                if claim.members and claim.leads
+                and claim.phase is _Phase.BOUND
+                and claim.fabric_partition is not None]
+
+    def _connect(self, active: Container[int]) -> None:
+        """Activate the partitions of servers that are not active."""
+        for claim in self._owners():
+            if claim.fabric_partition in active:
+                continue
+            with _one_by_one(), self._held(claim):
+                now = self._journal.get(claim.handle)
+                if now is None or now.phase is not _Phase.BOUND:
+                    continue
+                privileged_fabric.activate_whole(claim.fabric_partition)
+                LOG.warning('NVSwitches: activated partition %(partition)s '
+                            'for handle %(handle)s',
+                            {'partition': claim.fabric_partition,
+                             'handle': claim.handle})
+
+    def _disconnect(self, gpus: Collection[model.PciAddress],
+                    active: Container[int]) -> None:
+        """Deactivate the partitions of our GPUs that nobody has."""
+        for group in self._host.groups(gpus):
+            if (group.partition not in active
+                    or not set(group.members) <= set(gpus)):
+                continue
+            with _one_by_one(), locks.gpus(self._state_path, group.members,
+                                           locks.REPORT_SECONDS):
+                if any(self._journal.owners(address)
+                       or privileged_driver.holders(str(address))
+                       for address in group.members):
+                    continue
+                privileged_fabric.deactivate(group.partition)
+                LOG.warning('NVSwitches: deactivated partition %s, which no '
+                            'server has', group.partition)
+
+    def _held(self, claim: journal.Entry
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._state_path, claim.gpus, locks.REPORT_SECONDS)
+
+
+@contextlib.contextmanager
+def _one_by_one() -> Iterator[None]:
+    """One partition that cannot be changed keeps no other from it."""
+    try:
+        yield
+    except exception.GpuDriverError as error:
+        LOG.warning('NVSwitches: %s. The next report tries again.', error)

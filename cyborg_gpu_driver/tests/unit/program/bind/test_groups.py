@@ -1,0 +1,245 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+import dataclasses
+import itertools
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.program.bind import group_case
+
+SINGLES = tuple((number,) for number in range(1, 9))
+PAIRS = ((1, 3), (2, 4), (5, 7), (6, 8))
+QUADS = ((1, 2, 3, 4), (5, 6, 7, 8))
+ALL = ((1, 2, 3, 4, 5, 6, 7, 8),)
+GROUPS = (*SINGLES, *PAIRS, *QUADS, *ALL)
+"""From "GPU Partitions" in the fabric manager's user guide, for H100."""
+
+
+class OfferTest(group_case.GroupCase):
+
+    def test_each_partition_is_an_offer(self):
+        offers = self.offers()
+        self.assertEqual(sorted(GROUPS),
+                         sorted(map(self.modules, offers)))
+        for offer in offers:
+            self.assertEqual(f'nvlink-{len(offer.members)}', offer.profile)
+            self.assertEqual(min(offer.members), offer.gpu)
+            self.assertEqual((1, 1, ''),
+                             (offer.total, offer.creatable, offer.problem))
+
+    def test_a_group_takes_all_that_share_a_gpu_with_it(self):
+        for group in GROUPS:
+            handle = self.bind(*group)
+            self.assert_sound()
+            self.assertEqual(
+                {other for other in GROUPS if not set(other) & set(group)},
+                self.free(), group)
+            for other in GROUPS:
+                if set(other) & set(group) and other != group:
+                    self.assertRaises(
+                        exception.BindRefused, self.running.binder.bind,
+                        *self.handle(*other))
+            self.assert_sound()
+            self.running.binder.unbind(*handle)
+            self.report()
+            self.assert_sound()
+            self.assertEqual(set(GROUPS), self.free(), group)
+
+    def test_groups_that_share_no_gpu(self):
+        for group in (*PAIRS[:2], QUADS[1]):
+            self.bind(*group)
+        self.assert_sound()
+        self.assertEqual(set(), self.free())
+
+
+class BindTest(group_case.GroupCase):
+
+    def test_each_gpu_has_the_claim(self):
+        handle = self.bind(1, 2, 3, 4)
+        entries = self.journal.entries()
+        self.assertEqual(4, len(entries))
+        for entry in entries:
+            self.assertEqual(handle[2], entry.handle)
+            self.assertEqual(1, entry.fabric_partition)
+            self.assertEqual(4, len(entry.members))
+        self.assertEqual((1,), self.world.active_partitions)
+
+    def test_a_bind_may_come_again(self):
+        handle = self.bind(1, 3)
+        self.running.binder.bind(*handle)
+        self.assert_sound()
+        self.running.binder.unbind(*handle)
+        self.running.binder.unbind(*handle)
+        self.assert_sound()
+        self.assertEqual((), self.journal.entries())
+
+    def test_a_guest_gets_all_gpus_and_leaves_them_clean(self):
+        handle = self.bind(2, 4)
+        members = self.offer(2, 4).members
+        for address in members:
+            self.world.attach_whole(str(address))
+        self.report()
+        self.assert_sound()
+        self.assertRaises(exception.GpuInUse, self.running.binder.unbind,
+                          *handle)
+        self.assertEqual({journal.Phase.UNBINDING}, {
+            entry.phase for entry in self.journal.entries()})
+        self.assertFalse(self.free() & {(2,), (4,), (2, 4)})
+        for address in members:
+            self.world.detach_whole(str(address))
+        resets = self.resets(members)
+        self.report()
+        self.report()
+        self.assert_sound()
+        self.assertEqual({count + 1 for count in resets},
+                         set(self.resets(members)))
+        self.assertEqual(set(GROUPS), self.free())
+
+    def resets(self, members):
+        with self.world.operation():
+            return [self.world.gpu(str(address)).state.resets
+                    for address in members]
+
+    def test_without_a_fabric_manager(self):
+        handle = self.handle(1, 3)
+        self.world.stop_fabric_manager()
+        self.assertRaises(exception.FabricError, self.running.binder.bind,
+                          *handle)
+        self.report()
+        self.assertEqual(sorted(GROUPS), sorted(map(self.modules,
+                                                    self.offers())))
+        self.world.start_fabric_manager()
+        self.report()
+        self.assert_sound()
+        self.assertEqual((), self.journal.entries())
+        self.running.binder.bind(*handle)
+        self.assert_sound()
+
+    def test_an_activation_that_fails_is_rolled_back(self):
+        for after in (False, True):
+            self.world.faults.fail('fmActivateFabricPartition', -10,
+                                  after=after)
+            self.assertRaises(exception.FabricError, self.bind, 5, 7)
+            self.assert_sound()
+            self.assertEqual((), self.journal.entries())
+            self.assertEqual(set(GROUPS), self.free())
+
+    def test_a_gpu_that_somebody_uses_is_not_given_away(self):
+        handle = self.handle(6, 8)
+        self.world.attach_whole(str(self.offer(8).gpu))
+        error = self.assertRaises(exception.BindRefused,
+                                  self.running.binder.bind, *handle)
+        self.assertIn('is in use', str(error))
+        self.assert_sound()
+        self.assertEqual((), self.journal.entries())
+
+    def test_what_is_no_group(self):
+        function, _asked, handle = self.handle(1, 3)
+        self.assertRaises(exception.BindRefused, self.running.binder.bind,
+                          function, 'nvlink-3', handle)
+        for text in ('nvlink-0', 'nvlink-', 'nvlink-2 ', 'nvlink-100'):
+            self.assertRaises(
+                exception.InvalidValue, self.running.binder.bind, function,
+                text, handle)
+
+    def test_two_binds_wait_for_each_other_in_one_order(self):
+        """Whichever of two handles is first, no lock is waited for twice."""
+        first, second = self.handle(1, 2, 3, 4), self.handle(2, 4)
+        for one, two in itertools.permutations((first, second)):
+            self.running.binder.bind(*one)
+            self.assertRaises(exception.BindRefused,
+                              self.running.binder.bind, *two)
+            self.running.binder.unbind(*one)
+            self.report()
+            self.assert_sound()
+
+
+class KeepTest(group_case.GroupCase):
+
+    def test_after_a_restart_of_the_fabric_manager(self):
+        self.bind(1, 3)
+        self.bind(5, 6, 7, 8)
+        for restart in (False, True):
+            self.world.stop_fabric_manager()
+            self.world.start_fabric_manager(restart=restart)
+            self.report()
+            self.assert_sound()
+
+    def test_after_a_restart_of_the_host(self):
+        self.bind(1, 3)
+        self.world.reboot()
+        self.begin()
+        self.assert_sound()
+        self.assertEqual((3,), self.world.active_partitions)
+        self.bind(2, 4)
+        self.assert_sound()
+
+    def test_a_partition_that_nobody_has(self):
+        fabric = self.machine.fabric
+        fabric.activate(3)
+        self.report()
+        self.assert_sound()
+        self.assertEqual((), self.world.active_partitions)
+
+    def test_a_claim_that_a_record_lost_is_written_again(self):
+        self.bind(1, 2, 3, 4)
+        before = self.journal.entries()
+        for entry in before:
+            with self.journal._store.gpu(entry.gpu) as draft:
+                draft.record = dataclasses.replace(
+                    draft.record, claims=())
+            self.report()
+            self.assert_sound()
+            self.assertEqual(before, self.journal.entries())
+
+
+class BridgeTest(group_case.GroupCase):
+    """Two GPUs with a bridge, and no NVSwitch."""
+
+    host = 'h100nvlx2'
+
+    def modules(self, offer):
+        return tuple(map(str, offer.members))
+
+    def test_pair(self):
+        pair = ('0000:17:00.0', '0000:65:00.0')
+        singles = {(address,) for address in pair}
+        self.assertEqual({pair, *singles}, self.free())
+        handle = self.bind(*pair)
+        self.assertEqual(set(), self.free())
+        self.assertEqual([None, None], [
+            entry.fabric_partition for entry in self.journal.entries()])
+        self.running.binder.unbind(*handle)
+        self.report()
+        self.bind(pair[0])
+        self.assertEqual({(pair[1],)}, self.free())
+
+
+class SizesTest(group_case.GroupCase):
+
+    options = {'mode': 'nvlink', 'nvlink_sizes': [2, 8]}
+
+    def test_only_these_are_offered(self):
+        self.assertEqual({*PAIRS, *ALL}, self.free())
+
+
+class TextTest(group_case.base.BaseTestCase):
+
+    def test_addresses_for_a_handle(self):
+        for texts in (['0000:18:00.0'], ['0000:18:00.0', '0000:2a:00.0'],
+                      ['0001:18:00.0', '10000:2a:00.1']):
+            members = tuple(map(group_case.model.PciAddress.parse, texts))
+            self.assertEqual(members,
+                             nvlink.from_text(nvlink.to_text(members)))
