@@ -14,19 +14,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import shlex
 import tempfile
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import applications as apps
-from cyborg_gpu_driver.interference import memory
-from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.interference import results
 
 Outcome = results.Outcome
@@ -35,23 +33,27 @@ _VERBS = {Outcome.OUT_OF_MEMORY: 'ran out of memory',
           Outcome.FAILED: 'failed', Outcome.TIMED_OUT: 'took too long'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Where the applications run.
+class Runner(Protocol):
+    """Runs applications somewhere: on this machine, in servers of a cloud.
 
-    :ivar gpu_memory: asks how much of GPUs processes have.
-    :ivar gpu_memory_mib: of the smallest GPU here; None if NVML knows none.
-    :ivar timeout: seconds that each run may take.
-    :ivar endings: signals that end the measurement.
+    :ivar gpu_memory_mib: of the smallest GPU there; None if unknown.
     """
 
-    timeout: float
-    gpu_memory: memory.GpuMemory = lambda _pids: None
-    gpu_memory_mib: int | None = None
-    endings: process.Endings | None = None
+    gpu_memory_mib: int | None
+
+    def runs(self, application: apps.Application,
+             other: apps.Application | None, count: int
+             ) -> Sequence[results.Runs]:
+        """Run an application so often, one run after the other.
+
+        :param other: what runs beside it, started again each time it ends;
+            None for nothing.
+        :returns: at least one. The first run that fails is the last, also
+            where what runs beside it has failed.
+        """
 
 
-def measure(found: results.Results, machine: Machine, path: str,
+def measure(found: results.Results, runner: Runner, path: str,
             say: Callable[[results.Step], Any] = lambda _step: None) -> None:
     """Measure the steps that have no result, and write after each.
 
@@ -65,7 +67,7 @@ def measure(found: results.Results, machine: Machine, path: str,
     known = {item.name: item for item in found.applications}
     for name, beside in found.open_steps():
         say((name, beside))
-        runs = _step(found, machine, known[name],
+        runs = _step(found, runner, known[name],
                      known[beside] if beside is not None else None)
         found.runs[name, beside] = runs
         write(path, found.dump().encode())
@@ -76,22 +78,15 @@ def measure(found: results.Results, machine: Machine, path: str,
                 f'{_VERBS[runs.outcome]} ({runs.problem})')
 
 
-def _step(found: results.Results, machine: Machine,
+def _step(found: results.Results, runner: Runner,
           application: apps.Application, other: apps.Application | None
           ) -> results.Runs:
     """Warm-up runs and measured runs; the first that fails is the last."""
-    with contextlib.ExitStack() as stack:
-        companion = other and stack.enter_context(process.Repeated(other))
-        runs = []
-        for _ in range(found.warmups + found.repeats):
-            runs.append(process.run(application, companion, machine.timeout,
-                                    machine.gpu_memory, machine.endings))
-            if runs[-1].outcome is not Outcome.MEASURED:
-                break
+    runs = runner.runs(application, other, found.warmups + found.repeats)
     last = runs[-1]
     outcome = last.outcome
     if other and outcome is Outcome.FAILED and _is_too_much(
-            found, machine, application.name, other.name):
+            found, runner, application.name, other.name):
         outcome = Outcome.OUT_OF_MEMORY
     return results.Runs(
         outcome, tuple(second for one in runs[found.warmups:]
@@ -101,15 +96,15 @@ def _step(found: results.Results, machine: Machine,
         _most(one.gpu_memory_mib for one in runs), last.problem)
 
 
-def _is_too_much(found, machine, *names):
+def _is_too_much(found, runner, *names):
     """Whether the two, which run alone, need more memory than a GPU has.
 
     An allocation that CUDA refuses never shows in the memory in use, and the
     exit code is the program's own.
     """
     needs = [found.runs[name, None].gpu_memory_mib for name in names]
-    return (machine.gpu_memory_mib is not None and None not in needs
-            and sum(needs) > machine.gpu_memory_mib)
+    return (runner.gpu_memory_mib is not None and None not in needs
+            and sum(needs) > runner.gpu_memory_mib)
 
 
 def _most(values: Iterable[int | None]) -> int | None:

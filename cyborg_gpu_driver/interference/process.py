@@ -86,6 +86,16 @@ class Endings:
         if self._number is not None:
             raise SystemExit(_SIGNALLED + self._number)
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until the program is to end.
+
+        :raises KeyboardInterrupt, SystemExit: as :meth:`check`.
+        """
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        poll.poll(int(seconds * 1000))
+        self.check()
+
     def _note(self, number, _frame):
         if self._number is None:
             self._number = number

@@ -14,25 +14,17 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import os
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd.interference import answers
+from cyborg_gpu_driver.cmd.interference import measurement
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.nvml import process as nvml_process
-from cyborg_gpu_driver.interference import applications as apps
-from cyborg_gpu_driver.interference import measuring
-from cyborg_gpu_driver.interference import process
-from cyborg_gpu_driver.interference import results
+from cyborg_gpu_driver.interference import machine
 
 _MIB = 1 << 20
-_TIMEOUT = 3600.0
-_NOISE = 0.9
-"""Slowdowns below this are an error of the measurement."""
 
 
 class MeasureInterference(answers.Lister):
@@ -49,65 +41,15 @@ class MeasureInterference(answers.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            '--file', metavar='FILE',
-            help='YAML or JSON file with the applications; - is standard '
-                 'input')
-        parser.add_argument(
-            '--application', metavar='NAME=COMMAND', action='append',
-            default=[],
-            help='an application and its command, with quotes as in a shell; '
-                 'may be repeated')
-        parser.add_argument(
-            '--output', metavar='FILE', default=answers.FILE,
-            help='file for the results (default: %(default)s)')
-        parser.add_argument(
-            '--force', action='store_true',
-            help='replace the output file, instead of going on with what it '
-                 'has')
-        answers.add_heat_map(parser)
-        parser.add_argument(
-            '--repeats', metavar='NUMBER', default=3,
-            type=answers.number(1, answers.REPEATS_MAX),
-            help='measured runs of each step; the median counts (default: '
-                 '%(default)s)')
-        parser.add_argument(
-            '--warmups', metavar='NUMBER', default=1,
-            type=answers.number(0, answers.REPEATS_MAX),
-            help='runs before these, whose times do not count (default: '
-                 '%(default)s)')
-        parser.add_argument(
-            '--timeout', metavar='SECONDS', default=_TIMEOUT,
-            type=moments.seconds(0.1, 30 * 86400),
-            help='how long each run may take (default: 3600)')
-        parser.add_argument(
-            '--oom-exit-code', metavar='CODE', action='append', default=[],
-            type=answers.number(1, apps.EXIT_CODE_MAX),
-            help='exit code of a command that ran out of memory; may be '
-                 'repeated')
+        measurement.add_options(parser)
         return parser
 
     def take_action(self, parsed_args):
-        found = _results(parsed_args)
-        machine = self._machine(parsed_args.timeout)
-        total = len(found.steps())
-        try:
-            with process.Endings() as endings:
-                measuring.measure(
-                    found, dataclasses.replace(machine, endings=endings),
-                    parsed_args.output, lambda step: answers.say_step(
-                        total - len(found.open_steps()), total, step))
-        except BaseException:
-            answers.clear_line()
-            _say_kept(found, total, parsed_args.output)
-            raise
-        answers.clear_line()
-        answers.write_heat_map(parsed_args.heat_map, found)
-        _say_noise(found)
-        if found.open_steps():
-            terminal.say('Some pairs failed. They count as not measured; the '
-                         'same command tries them again.')
-            self.code = 1
+        found = measurement.wanted(parsed_args)
+        here = self._machine(parsed_args.timeout)
+        self.code = measurement.run(
+            found, parsed_args,
+            lambda endings: dataclasses.replace(here, endings=endings))
         return answers.COLUMNS, answers.rows(found)
 
     def _machine(self, timeout):
@@ -118,8 +60,8 @@ class MeasureInterference(answers.Lister):
             smallest = nvml_process.smallest(nvml, addresses)
         except exception.GpuDriverError as error:
             terminal.say(f'The memory of GPUs is not measured: {error}')
-            return measuring.Machine(timeout)
-        return measuring.Machine(
+            return machine.Machine(timeout)
+        return machine.Machine(
             timeout, functools.partial(_used, nvml, addresses),
             smallest and smallest // _MIB)
 
@@ -129,51 +71,3 @@ def _used(nvml, addresses, pids):
         return nvml_process.memory(nvml, addresses, pids)
     except exception.GpuDriverError:
         return None
-
-
-def _results(parsed_args: argparse.Namespace) -> results.Results:
-    """What there is to measure, with what the output file already has.
-
-    :raises GpuDriverError: if the options or the file are wrong.
-    """
-    wanted = results.Results(_applications(parsed_args), parsed_args.repeats,
-                             parsed_args.warmups)
-    path = parsed_args.output
-    if parsed_args.force or not os.path.exists(path):
-        return wanted
-    found = results.parse(*terminal.read_text(path))
-    if not found.describes(wanted):
-        raise exception.InvalidValue(
-            what='--output', value=path, expected='it has other '
-            'applications, commands, repeats or warm-up runs; choose another '
-            'file, or replace it with --force')
-    return found
-
-
-def _applications(parsed_args):
-    found = apps.from_options(parsed_args.application, '--application')
-    if parsed_args.file:
-        found += apps.parse(*terminal.read_text(parsed_args.file))
-    if not found:
-        raise exception.InvalidValue(
-            what='--application', value='',
-            expected='name the applications with --application or --file')
-    return apps.checked(found, frozenset(parsed_args.oom_exit_code))
-
-
-def _say_noise(found):
-    """Warn of what cannot be: company makes no application faster."""
-    odd = sum(value is not None and value < _NOISE
-              for row in found.slowdowns().values()
-              for value in row.values())
-    if odd:
-        terminal.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
-                     'short, or the machine did other work. Measure again '
-                     'with --force.')
-
-
-def _say_kept(found, total, path):
-    done = total - len(found.open_steps())
-    if done:
-        terminal.say(f'{done} of {total} steps are in {path}; the same '
-                     'command goes on from there.')

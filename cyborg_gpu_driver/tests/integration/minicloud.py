@@ -171,6 +171,12 @@ class Minicloud:
         return _read_ini(self._agent_conf(self.hosts[0])).get(
             'DEFAULT', 'transport_url')
 
+    def console(self, host: str, server: str) -> pathlib.Path:
+        """The file whose content Nova shows as the console of a server."""
+        directory = self.directory / 'data' / host / 'nova' / 'consoles'
+        directory.mkdir(exist_ok=True)
+        return directory / server
+
     def process(self, service: str) -> int:
         """Number of a service's process, which is that of its group."""
         return int(next(

@@ -28,6 +28,7 @@ _CELL = 'cell1'
 BAREMETAL = 'baremetal'
 """Host and name of the compute service of Ironic's nodes."""
 _MANAGE = 'minicloud_lib.nova_manage'
+_COMPUTE = 'minicloud_lib.nova_compute'
 
 
 def parts(settings: settings_module.Settings) -> list:
@@ -47,10 +48,7 @@ def parts(settings: settings_module.Settings) -> list:
                 ('nova-schema', 'rabbitmq', 'identity')),
         _daemon(settings, 'nova-scheduler', api, 'scheduler',
                 ('nova-schema', 'rabbitmq', 'identity')),
-        *(_daemon(settings, 'nova-compute', _compute_path(settings, host),
-                  f'compute.{host}', ('nova-conductor', 'placement', *(
-                      ['ironic'] if host == BAREMETAL else [])),
-                  compute(host)) for host in hosts),
+        *(_compute_service(settings, host) for host in hosts),
         steps.Step('nova-hosts', tuple(map(compute, hosts)),
                    lambda: _manage(settings, 'nova-hosts', (
                        # Also one that has no node yet.
@@ -63,11 +61,21 @@ def compute(host: str) -> str:
     return f'nova-compute-{host}'
 
 
-def _daemon(settings, program, config, queue, needs, name=None):
+def _daemon(settings, program, config, queue, needs):
     return steps.Service(
-        name or program, needs,
+        program, needs,
         [steps.binary(program), '--config-file', str(config)],
         probes.consumer(settings, queue))
+
+
+def _compute_service(settings, host):
+    return steps.Service(
+        compute(host), ('nova-conductor', 'placement', *(
+            ['ironic'] if host == BAREMETAL else [])),
+        [sys.executable, '-m', _COMPUTE, '--config-file',
+         str(_compute_path(settings, host))],
+        probes.consumer(settings, f'compute.{host}'),
+        {'PYTHONPATH': steps.PYTHON_PATH})
 
 
 def _configure(settings):

@@ -18,6 +18,7 @@ import dataclasses
 import stat
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import machine
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import results
 from cyborg_gpu_driver.tests.unit.interference import commands
@@ -27,19 +28,19 @@ Outcome = results.Outcome
 
 class MeasureTest(commands.CommandsCase):
 
-    machine = measuring.Machine(600.0)
+    here = machine.Machine(600.0)
 
     def setUp(self):
         super().setUp()
         self.path = self.directory / 'results.json'
 
-    def measure(self, *found, repeats=1, warmups=0, machine=None):
+    def measure(self, *found, repeats=1, warmups=0, where=None):
         self.found = results.Results(found, repeats, warmups)
-        self.go_on(machine)
+        self.go_on(where)
 
-    def go_on(self, machine=None):
+    def go_on(self, where=None):
         self.steps = []
-        measuring.measure(self.found, machine or self.machine,
+        measuring.measure(self.found, where or self.here,
                           str(self.path), self.steps.append)
 
     def written(self):
@@ -64,7 +65,7 @@ class MeasureTest(commands.CommandsCase):
 
         self.found = results.Results([self.logging('a')], 1, 0)
         self.assertRaises(KeyboardInterrupt, measuring.measure, self.found,
-                          self.machine, str(self.path), fail)
+                          self.here, str(self.path), fail)
         self.found = self.written()
         self.assertEqual([('a', None)], list(self.found.runs))
         self.go_on()
@@ -82,16 +83,16 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual([('a', None), ('b', None)],
                          self.written().open_steps()[:2])
 
-    def measure_then_fail(self, codes=(), machine=None):
+    def measure_then_fail(self, codes=(), where=None):
         """All succeeds; then the pair has to be measured again, and fails."""
         self.measure(self.script('a', '[ ! -e $D/fail ] || exit 7', codes),
-                     machine=machine)
+                     where=where)
         (self.directory / 'fail').touch()
-        self.fail_again(machine)
+        self.fail_again(where)
 
-    def fail_again(self, machine):
+    def fail_again(self, where):
         del self.found.runs['a', 'a']
-        self.go_on(machine)
+        self.go_on(where)
         return self.found.runs['a', 'a'].outcome
 
     def test_pair_that_fails(self):
@@ -105,19 +106,19 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual({'a': {'a': None}}, self.written().slowdowns())
 
     def test_gpu_that_is_too_small(self):
-        machine = measuring.Machine(600.0, lambda _pids: 6 << 20, 11)
-        self.measure_then_fail(machine=machine)
+        where = machine.Machine(600.0, lambda _pids: 6 << 20, 11)
+        self.measure_then_fail(where=where)
         self.assertEqual(6, self.found.runs['a', None].gpu_memory_mib)
         self.assertEqual(Outcome.OUT_OF_MEMORY,
                          self.found.runs['a', 'a'].outcome)
         self.assertEqual(Outcome.FAILED, self.fail_again(
-            dataclasses.replace(machine, gpu_memory_mib=12)))
+            dataclasses.replace(where, gpu_memory_mib=12)))
 
     def test_pair_that_takes_too_long(self):
         self.measure(self.script('a', '[ ! -e $D/stop ] || sleep 600'))
         (self.directory / 'stop').touch()
         del self.found.runs['a', 'a']
-        self.go_on(measuring.Machine(0.2))
+        self.go_on(machine.Machine(0.2))
         self.assertEqual(Outcome.TIMED_OUT,
                          self.found.runs['a', 'a'].outcome)
         self.assertEqual({}, self.written().slowdowns())

@@ -1,0 +1,267 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Servers that exist for a measurement: made, looked at and deleted."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import urllib.parse
+from collections.abc import Callable
+from collections.abc import Collection
+from typing import Any
+
+from openstack import exceptions
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import servers
+from cyborg_gpu_driver.cloud import state
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
+
+MARK = 'gpu_interference'
+"""Metadata of a server that exists for a measurement; its value names the
+measurement."""
+NAME = 'gpu-interference-'
+"""How the names of these servers begin."""
+_COMPUTE = '2.74'
+"""The first in which a request names a host (Nova's REST API history)."""
+_PROFILE = 'accel:device_profile'
+_LINES = 2000
+"""Of a console that are read."""
+_GONE = 300.0
+"""Seconds in which a deleted server has to be gone."""
+_ROUND = 2.0
+
+Place = frozenset[tuple[str, str]]
+"""GPUs: host and PCI address of each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What each server is made of.
+
+    :ivar flavor: id; so are ``image`` and ``network``.
+    :ivar network: None for no network at all.
+    :ivar key: name of a key pair, to look into a guest that does not report.
+    """
+
+    flavor: str
+    image: str
+    network: str | None = None
+    key: str | None = None
+
+    def body(self, name: str, mark: str, user_data: str, host: str | None
+             ) -> dict[str, Any]:
+        """The request for a server.
+
+        :param user_data: in base64.
+        :param host: that it has to be on; None for any.
+        """
+        return {'server': {
+            'name': name, 'flavorRef': self.flavor, 'imageRef': self.image,
+            'networks': ([{'uuid': self.network}] if self.network
+                         else 'none'),
+            # Without a network there is no metadata service.
+            'config_drive': True, 'user_data': user_data,
+            'metadata': {MARK: mark},
+            **({'host': host} if host else {}),
+            **({'key_name': self.key} if self.key else {})}}
+
+
+def resolve(cloud: connection.Cloud, flavor: str, image: str,
+            network: str | None, key: str | None) -> Made:
+    """What each server is made of, by names or ids.
+
+    :raises CloudError: if there is none of that name, or several; or if the
+        flavor asks for no accelerator.
+    """
+    found = _find(cloud, 'compute', 'flavor', flavor)
+    specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
+                      state.COMPUTE)
+    with responses.understanding(cloud, 'Nova', f'flavor {flavor}'):
+        if not specs['extra_specs'].get(_PROFILE):
+            raise cloud.error(
+                f'flavor {flavor} has no {_PROFILE}; expected a flavor whose '
+                'device profile asks for a slice or a vGPU')
+    return Made(found, _find(cloud, 'image', 'image', image),
+                network and _find(cloud, 'network', 'network', network), key)
+
+
+def _find(cloud: connection.Cloud, service: str, kind: str, name: str
+          ) -> str:
+    """The id of what has a name or an id."""
+    path = f'/{kind}s'
+    quoted = urllib.parse.quote(name, safe='')
+    with responses.understanding(cloud, service, f'{kind} {name}'):
+        one = cloud.ask(service, f'{path}/{quoted}')
+        if one is not None:
+            return str(one.get(kind, one)['id'])
+        listed = (responses.pages(cloud, path, f'{kind}s', state.COMPUTE)
+                  if service == 'compute' else
+                  cloud.ask(service, path, name=name)[f'{kind}s'])
+        found = [item['id'] for item in listed if item['name'] == name]
+    if len(found) != 1:
+        raise cloud.error(
+            f'{len(found)} {kind}s are named {name}; give the id of one'
+            if found else f'there is no {kind} {name}')
+    return found[0]
+
+
+def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
+    """Ask for a server; its UUID."""
+    answer = cloud.change('compute', 'POST', '/servers', body, _COMPUTE)
+    with responses.understanding(cloud, 'Nova', 'a new server'):
+        return answer['server']['id']
+
+
+@dataclasses.dataclass(frozen=True)
+class Now:
+    """A server as Nova shows it.
+
+    :ivar problem: why it is not there, once that is known.
+    """
+
+    ready: bool
+    host: str | None
+    problem: str = ''
+
+
+def look(cloud: connection.Cloud, server: str) -> Now:
+    """How far the start of a server is."""
+    answer = cloud.ask('compute', f'/servers/{server}', state.COMPUTE)
+    if answer is None:
+        return Now(False, None, 'somebody has deleted it')
+    with responses.understanding(cloud, 'Nova', f'server {server}'):
+        item = answer['server']
+        status = item['status']
+        busy = item['OS-EXT-STS:task_state'] is not None
+        problem = ''
+        if status not in ('ACTIVE', 'BUILD'):
+            problem = f'its status is {status}: ' + (
+                item.get('fault') or {}).get('message', 'Nova does not say '
+                                                        'why')
+        return Now(status == 'ACTIVE' and not busy,
+                   item['OS-EXT-SRV-ATTR:host'], problem)
+
+
+def place(cloud: connection.Cloud, server: str) -> Place:
+    """The GPUs of a server.
+
+    :raises CloudError: if it has none of this driver's.
+    """
+    found = frozenset((one.provider.host, one.provider.gpu)
+                      for one in servers.read(cloud, server)
+                      if one.provider is not None)
+    if not found:
+        raise cloud.error(f'server {server} has no GPU of this driver; '
+                          'choose another flavor')
+    return found
+
+
+def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
+           ) -> set[str]:
+    """Other servers on the same GPUs.
+
+    :param ours: UUIDs of those that may be there.
+    """
+    hosts = {host for host, _gpu in gpus}
+    listed = cloud.get('/accelerator_requests', 'arqs')
+    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        there = {item['device_rp_uuid']: item['instance_uuid']
+                 for item in listed if item['hostname'] in hosts
+                 and item['device_rp_uuid']
+                 and item['instance_uuid'] not in ours}
+        known = providers.profiles(cloud, set(there))
+        return {there[uuid] for uuid, one in known.items()
+                if (one.host, one.gpu) in gpus}
+
+
+def console(cloud: connection.Cloud, server: str) -> str:
+    """The end of a server's console; empty while there is none.
+
+    :raises CloudError: if Nova has no consoles, or does not answer.
+    """
+    try:
+        answer = cloud.change(
+            'compute', 'POST', f'/servers/{server}/action',
+            {'os-getConsoleOutput': {'length': _LINES}}, state.COMPUTE)
+    except exception.CloudError as error:
+        # The guest is not there yet, or has no console yet.
+        if isinstance(error.__cause__, (exceptions.ConflictException,
+                                        exceptions.NotFoundException)):
+            return ''
+        raise
+    with responses.understanding(cloud, 'Nova', f'console of {server}'):
+        return str(answer['output'])
+
+
+def stop(cloud: connection.Cloud, server: str) -> None:
+    """Stop a server, which keeps its GPU."""
+    cloud.change('compute', 'POST', f'/servers/{server}/action',
+                 {'os-stop': None}, state.COMPUTE)
+
+
+def marked(cloud: connection.Cloud, mark: str | None = None
+           ) -> dict[str, str]:
+    """Name of each server that exists for a measurement, by UUID.
+
+    Those of the user's own project, where a measurement makes them.
+
+    :param mark: of one measurement; None for those of all.
+    """
+    listed = responses.pages(cloud, '/servers/detail', 'servers',
+                             state.COMPUTE, name=f'^{NAME}')
+    with responses.understanding(cloud, 'Nova', 'a server'):
+        return {item['id']: item['name'] for item in listed
+                if MARK in item['metadata']
+                and mark in (None, item['metadata'][MARK])}
+
+
+def delete(cloud: connection.Cloud, uuids: Collection[str],
+           clock: Callable[[], float] = time.monotonic,
+           sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
+    """Delete servers and wait until they are gone.
+
+    :returns: why each server that is still there is, by its UUID.
+    """
+    end = clock() + _GONE
+    left, asked = set(uuids), set[str]()
+    problems: dict[str, str] = {}
+    while left:
+        for server in sorted(left):
+            try:
+                if server not in asked:
+                    _ask_to_delete(cloud, server)
+                    asked.add(server)
+                if cloud.ask('compute', f'/servers/{server}',
+                             state.COMPUTE) is None:
+                    left.discard(server)
+                    problems.pop(server, None)
+            except exception.CloudError as error:
+                problems[server] = str(error)
+        if not left or clock() >= end:
+            break
+        sleep(_ROUND)
+    return {server: problems.get(server) or f'not gone after {_GONE:g} s'
+            for server in left}
+
+
+def _ask_to_delete(cloud, server):
+    try:
+        cloud.change('compute', 'DELETE', f'/servers/{server}',
+                     version=state.COMPUTE)
+    except exception.CloudError as error:
+        if not isinstance(error.__cause__, exceptions.NotFoundException):
+            raise

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``openstack gpu interference``: measured in pairs of servers."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cloud.interference import guests
+from cyborg_gpu_driver.cloud.interference import servers
+from cyborg_gpu_driver.cmd.interference import answers
+from cyborg_gpu_driver.cmd.interference import measurement
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.interference import guest
+from cyborg_gpu_driver.osc import base
+
+_BOOT = 600.0
+
+
+class MeasureInterference(base.Lister):
+    """Measure how much servers on one GPU slow each other down.
+
+    Boots a server for each application alone, then two servers on one GPU for
+    each ordered pair. cloud-init runs the commands as root, and the console of
+    the servers has the results. The servers are deleted after each step, also
+    after Ctrl-C. Writes the same file as "cyborg-gpu interference measure";
+    the same command goes on where it was interrupted. Needs the role admin.
+    """
+
+    brief = answers.BRIEF
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--flavor', metavar='FLAVOR', required=True,
+            help='name or id of a flavor; its device profile asks for a slice '
+                 'or vGPU of a GPU that has room for two')
+        parser.add_argument(
+            '--image', metavar='IMAGE', required=True,
+            help='name or id of an image with cloud-init and the applications')
+        parser.add_argument(
+            '--network', metavar='NETWORK',
+            help='name or id of a network for the servers (default: none)')
+        parser.add_argument(
+            '--key-name', metavar='KEY',
+            help='key pair for the servers (default: none)')
+        parser.add_argument(
+            '--host', metavar='HOST',
+            help='compute node for the servers (default: the one that Nova '
+                 'chooses for the first server)')
+        parser.add_argument(
+            '--boot-timeout', metavar='SECONDS', default=_BOOT,
+            type=moments.seconds(1, 86400),
+            help='how long a server may take until it runs its user data '
+                 '(default: 600)')
+        measurement.add_options(parser, guest.RUNS_MOST // 2)
+        return parser
+
+    def take_action(self, parsed_args):
+        found = measurement.wanted(parsed_args)
+        self.cloud.check_admin()
+        made = servers.resolve(
+            self.cloud, parsed_args.flavor, parsed_args.image,
+            parsed_args.network, parsed_args.key_name)
+        self.code = measurement.run(
+            found, parsed_args, lambda endings: guests.Guests(
+                self.cloud, made, parsed_args.host, parsed_args.timeout,
+                parsed_args.boot_timeout, endings.wait, base.say))
+        return answers.COLUMNS, answers.rows(found)
+
+
+class CleanInterference(base.CloudCommand):
+    """Delete the servers that measurements of interference have left.
+
+    These are servers of your project with the metadata gpu_interference. The
+    command lists them first, and asks for confirmation unless --yes is given.
+    A measurement that is under way loses its servers, too. The exit code is 1
+    if a server could not be deleted.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--yes', action='store_true',
+                            help='do not ask for confirmation')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = servers.marked(self.cloud)
+        for server, name in found.items():
+            base.say(f'{server}  {name}')
+        if not found:
+            base.say('There is nothing to delete.')
+            return
+        if not parsed_args.yes and not terminal.agreed(
+                f'Delete {len(found)} servers?'):
+            base.say('Nothing was deleted.')
+            self.code = 1
+            return
+        for server, problem in servers.delete(self.cloud, found).items():
+            base.say(f'server {server} could not be deleted: {problem}')
+            self.code = 1

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Applications measured in pairs of servers, whose guests run here."""
+
+import base64
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+
+import fixtures
+
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.interference import servers as made
+from cyborg_gpu_driver.osc import interference
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+_LOOK = 0.5
+
+
+class Guests(fixtures.Fixture):
+    """Runs the user data of servers, as their guests would.
+
+    :param test: has the cloud.
+    """
+
+    def __init__(self, test):
+        self._test = test
+        self._running = {}
+        self._over = threading.Event()
+        self.places = []
+        """The GPUs of each pair that ran at the same time."""
+
+    def _setUp(self):
+        thread = threading.Thread(target=self._run)
+        self.addCleanup(self._end)
+        self.addCleanup(thread.join)
+        self.addCleanup(self._over.set)
+        thread.start()
+
+    def _run(self):
+        # A session of its own: keystoneauth's are safe, the SDK's are not.
+        cloud = self._test.cloud.connect('admin')
+        while not self._over.wait(_LOOK):
+            there = {server.id: server for server in cloud.compute.servers(
+                all_projects=True) if made.MARK in server.metadata}
+            for uuid in set(self._running) - set(there):
+                self._stop(uuid)
+            for uuid, server in there.items():
+                if server.status == 'ACTIVE' and uuid not in self._running:
+                    self._running[uuid] = self._boot(server)
+            if len(there) == 2:
+                self.places.append(sorted(there))
+
+    def _boot(self, server):
+        console = self._test.cloud.console(server.compute_host, server.id)
+        script = base64.b64decode(server.user_data).decode()
+        return subprocess.Popen(
+            ['sh', '-c', script.replace('/dev/console', str(console))],
+            start_new_session=True)
+
+    def _stop(self, uuid):
+        process = self._running.pop(uuid)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _end(self):
+        for uuid in list(self._running):
+            self._stop(uuid)
+
+
+class InterferenceTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.openstack = running.Openstack(
+            connection.Cloud(self.admin, 'admin'))
+        self.directory = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        self.path = self.directory / 'results.json'
+
+    def measure(self, flavor, *arguments, code=0):
+        return self.openstack.run(
+            interference.MeasureInterference, '--flavor', flavor.name,
+            '--image', base.IMAGE, '--output', str(self.path),
+            '--repeats', '2', '--warmups', '0', *arguments, code=code)
+
+    def test_pairs_of_guests(self):
+        self.useFixture(Guests(self))
+        flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        # The second of two at the same time runs out of memory.
+        lock = self.directory / 'lock'
+        self.measure(flavor, '--application', 'a=sleep 0.2',
+                     '--application',
+                     f"b=sh -c 'mkdir {lock} || exit 77; sleep 0.2; "
+                     f"rmdir {lock}'", '--oom-exit-code', '77')
+        document = json.loads(self.path.read_text())
+        self.assertEqual({'a', 'b'}, set(document['alone']))
+        for item in document['alone'].values():
+            self.assertEqual(2, len(item['seconds']))
+            self.assertLessEqual(0.19, min(item['seconds']))
+        self.assertEqual({'a', 'b'}, set(document['slowdown']['a']))
+        self.assertIsNone(document['slowdown']['b']['b'])
+        self.assertEqual('out of memory',
+                         document['pairs']['b']['b']['outcome'])
+        self.assert_nothing_left()
+        before = self.path.read_text()
+        self.measure(flavor, '--application', 'a=sleep 0.2',
+                     '--application',
+                     f"b=sh -c 'mkdir {lock} || exit 77; sleep 0.2; "
+                     f"rmdir {lock}'", '--oom-exit-code', '77')
+        self.assertEqual(before, self.path.read_text())
+
+    def test_flavor_without_a_shared_gpu(self):
+        self.useFixture(Guests(self))
+        with self.assertRaisesRegex(Exception, 'room for two servers'):
+            self.measure(self.flavor_of('CUSTOM_NVIDIA_7G_80GB'),
+                         '--application', 'a=true', '--host',
+                         self.cloud.hosts[0])
+        self.assertEqual(['a'], list(
+            json.loads(self.path.read_text())['alone']))
+        self.assert_nothing_left()
+
+    def test_guest_that_says_nothing(self):
+        flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        with self.assertRaisesRegex(Exception, 'cloud-init'):
+            self.measure(flavor, '--application', 'a=true',
+                         '--boot-timeout', '30')
+        self.assert_nothing_left()
+
+    def test_clean(self):
+        flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        left = self.boot(flavor, self.admin, metadata={made.MARK: 'x'})
+        self.admin.compute.update_server(left, name=f'{made.NAME}a')
+        other = self.boot(flavor, self.admin)
+        _, errors = self.openstack.run(
+            interference.CleanInterference, answer='y')
+        self.assertIn(left.id, errors)
+        self.assertNotIn(other.id, errors)
+        self.assertEqual([other.id], [
+            server.id for server in self.admin.compute.servers()])
