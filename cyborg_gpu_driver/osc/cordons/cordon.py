@@ -58,8 +58,8 @@ class CordonGpu(base.Lister):
 class UncordonGpu(base.Lister):
     """Offer a GPU, or all GPUs of a host, to new servers again.
 
-    Enables the devices in Cyborg; the next report of cyborg-agent offers
-    them. Cordons that were made on the host are not lifted. Needs the role
+    Enables the devices in Cyborg; cyborg-agent offers them after at most two
+    reports. Cordons that were made on the host are not lifted. Needs the role
     admin. The exit code is 1 if a GPU is still cordoned.
     """
 

@@ -1,0 +1,255 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Many servers at the same time."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from collections.abc import Iterable
+from concurrent import futures
+
+from openstack import exceptions
+from openstack.compute.v2 import flavor as flavor_module
+from openstack.compute.v2 import server as server_module
+from openstack.connection import Connection
+
+from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.osc.cordons import cordon
+from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.unit.osc import running
+
+STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '1'))
+"""How many storms each test has that can have several."""
+AT_ONCE = 20
+DEADLINE = 900
+"""Seconds for twenty servers on a busy machine."""
+REPORTED = 300
+"""Seconds for two reports of an agent, which are a minute apart."""
+_POLL = 1.0
+_SCHEDULER = """
+[filter_scheduler]
+weight_classes = nova.scheduler.weights.all_weighers,\
+cyborg_gpu_driver.nova.weigher.GpuWeigher
+available_filters = nova.scheduler.filters.all_filters
+available_filters = cyborg_gpu_driver.nova.filter.GpuFilter
+enabled_filters = ComputeFilter,ComputeCapabilitiesFilter,\
+ImagePropertiesFilter,ServerGroupAntiAffinityFilter,\
+ServerGroupAffinityFilter,GpuFilter
+[gpu_weigher]
+gpu_weight_multiplier = 10.0
+"""
+"""As doc/source/admin/scheduling.rst recommends."""
+PLACEMENT = {'OpenStack-API-Version': 'placement 1.36'}
+
+
+class StormCase(base.TestCase):
+    """A test that creates and deletes servers in storms."""
+
+    def setUp(self):
+        super().setUp()
+        self.image = self.user1.image.find_image(base.IMAGE).id
+        self.openstack = running.Openstack(
+            connection.Cloud(self.admin, 'admin'))
+        self.addCleanup(self.end)
+
+    def storm(self, requests: Iterable[tuple[flavor_module.Flavor,
+                                             Connection]],
+              look: Callable[[], None] = lambda: None
+              ) -> tuple[list[server_module.Server],
+                         list[server_module.Server]]:
+        """Ask for servers at the same time, and wait until all is done.
+
+        :param requests: the flavor of each, and who asks.
+        :param look: called again and again, and once when all is done.
+        :returns: those that are ACTIVE, and the others.
+        """
+        with futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            asked = {done.result().id for done in [
+                pool.submit(self.ask, *request) for request in requests]}
+
+        def ended():
+            found = [server for server in self.servers()
+                     if server.id in asked]
+            look()
+            return None if any(server.status == 'BUILD'
+                               for server in found) else found
+
+        found = self.until(ended, 'the storm is over', DEADLINE, _POLL)
+        self.assertEqual(asked, {server.id for server in found})
+        return ([server for server in found if server.status == 'ACTIVE'],
+                [server for server in found if server.status != 'ACTIVE'])
+
+    def assert_no_host(self, servers: Iterable[server_module.Server]) -> None:
+        """The scheduler has refused them."""
+        self.assertEqual([], [
+            server.fault['message'] for server in servers
+            if 'No valid host was found' not in server.fault['message']])
+
+    def ask(self, flavor: flavor_module.Flavor, cloud: Connection
+            ) -> server_module.Server:
+        """Ask for a server, and wait for nothing."""
+        return cloud.compute.create_server(
+            name='storm', flavor_id=flavor.id, image_id=self.image,
+            networks='none')
+
+    def servers(self) -> list[server_module.Server]:
+        """All servers of the cloud."""
+        return list(self.admin.compute.servers(all_projects=True))
+
+    def end(self) -> None:
+        """Delete all servers."""
+        self.delete_all(self.servers())
+
+    def delete_all(self, servers: Iterable[server_module.Server]) -> None:
+        """Delete servers at once, and wait until they are gone."""
+        ids = {server.id for server in servers}
+        with futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self.admin.compute.delete_server, ids))
+        self.until(lambda: not ids & {server.id for server
+                                      in self.servers()},
+                   'all are gone', DEADLINE, _POLL)
+
+    def use_gpu_scheduler(self) -> None:
+        """Let nova-scheduler use our weigher and filter during a test."""
+        path = self.cloud.directory / 'etc' / 'nova' / 'nova.conf'
+        before = path.read_text()
+        self.addCleanup(self.cloud.restart, 'nova-scheduler')
+        self.addCleanup(path.write_text, before)
+        # A section may be in a file several times.
+        path.write_text(before + _SCHEDULER)
+        self.cloud.restart('nova-scheduler')
+
+
+class GpuCase(StormCase):
+    """A test about the GPUs with slices of a host, of which there are two.
+
+    :ivar gpus: their PCI addresses.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.host = self.cloud.hosts[0]
+        self.agent = f'cyborg-agent-{self.host}'
+        self.providers = collections.defaultdict(list)
+        for provider in self.admin.placement.resource_providers():
+            host, _, name = provider.name.partition('_gpu_')
+            if host == self.host:
+                self.providers[name.partition('_')[0]].append(provider.name)
+        self.gpus = sorted(
+            gpu for gpu, names in self.providers.items()
+            if any(name.endswith('_7g.80gb') for name in names))
+        self.assertEqual(2, len(self.gpus))
+
+    def cordon(self, gpu: str, reason: str) -> None:
+        """Run ``openstack gpu cordon``.
+
+        An agent that starts reports at once, instead of within a minute.
+        """
+        self.addCleanup(self.rows, cordon.UncordonGpu, gpu)
+        self.rows(cordon.CordonGpu, gpu, '--reason', reason, '--wait', '0',
+                  code=1)
+        self.assertFalse(self.is_closed(gpu))
+        self.cloud.restart(self.agent)
+        self.wait_closed(gpu)
+
+    def restart(self, *gpus: str) -> None:
+        """Restart whoever might forget that GPUs are cordoned.
+
+        Somebody opens the GPUs in Placement in the meantime, and the first
+        report of the agent closes them again.
+        """
+        self.cloud.kill(self.agent)
+        self.cloud.restart('cyborg-conductor', 'placement')
+        for gpu in gpus:
+            for name in self.providers[gpu]:
+                self.reserve_nothing(name)
+            self.assertFalse(self.is_closed(gpu))
+        self.cloud.restart(self.agent)
+        for gpu in gpus:
+            self.wait_closed(gpu)
+
+    def wait_closed(self, gpu: str) -> None:
+        self.until(lambda: self.is_closed(gpu), f'GPU {gpu} is closed',
+                   REPORTED)
+
+    def wait_open(self, gpu: str) -> None:
+        """Wait until everything of an unused GPU can be had.
+
+        A provider that others have changed too is written by the second
+        report, or by the first one of an agent.
+        """
+        self.cloud.restart(self.agent)
+        self.until(lambda: not set(self.providers[gpu]) & self.withheld()
+                   .keys(), f'GPU {gpu} is open', REPORTED)
+
+    def is_closed(self, gpu: str) -> bool:
+        """Whether Placement gives nothing of a GPU to a new server."""
+        return all(
+            inventory['reserved'] == inventory['total']
+            for name in self.providers[gpu]
+            for inventory in self.inventories(name)['inventories'].values())
+
+    def inventories(self, name: str) -> dict:
+        """Placement's answer about the inventories of a provider."""
+        provider = self.admin.placement.find_resource_provider(name)
+        answer = self.admin.placement.get(
+            f'/resource_providers/{provider.id}/inventories',
+            headers=PLACEMENT)
+        exceptions.raise_from_response(answer)
+        return answer.json()
+
+    def reserve_nothing(self, name: str) -> None:
+        """Have Placement give out all of a provider."""
+        provider = self.admin.placement.find_resource_provider(name)
+        wanted = self.inventories(name)
+        for inventory in wanted['inventories'].values():
+            inventory['reserved'] = 0
+        exceptions.raise_from_response(self.admin.placement.put(
+            f'/resource_providers/{provider.id}/inventories', json=wanted,
+            headers=PLACEMENT))
+
+    def rows(self, command, gpu: str, *arguments: str, code: int = 0
+             ) -> list[dict]:
+        """The rows of an ``openstack gpu`` command about a GPU."""
+        return self.openstack.rows(command, self.host, gpu, *arguments,
+                                   code=code)
+
+    def on_host(self, *arguments: str) -> list[dict]:
+        """The rows of a ``cyborg-gpu`` command on the GPU's host."""
+        return json.loads(self.cloud.cyborg_gpu(
+            self.host, *arguments, '-f', 'json'))
+
+    def assert_unused(self, *gpus: str) -> None:
+        """No server has a part of the GPUs."""
+        allocated = self.allocations().keys()
+        hardware = self.cloud.hardware(self.host)
+        for gpu in gpus:
+            self.assertEqual(set(), set(self.providers[gpu]) & allocated)
+            self.assertEqual(({}, []), (dict(hardware[gpu].instances),
+                                        list(hardware[gpu].vgpus)))
+
+    def assert_only_handles_left(self) -> None:
+        """A bind that a restart has cut short may leave its handle in use.
+
+        Cyborg then has no request for it, and no API to give it back
+        (RestartCase.assert_only_handles_left in test_restarts).
+        """
+        with contextlib.suppress(base.Late):
+            self.until(lambda: set(self.left()) <= {base.HANDLES},
+                       'at most handles are left', REPORTED)
+        self.cloud.release_handles()
+        self.assert_nothing_left()

@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A cordoned GPU gets no server, and a drained one has none."""
+
+from __future__ import annotations
+
+from cyborg_gpu_driver.cloud.moves import fleet
+from cyborg_gpu_driver.osc.cordons import cordon
+from cyborg_gpu_driver.osc.cordons import drain
+from cyborg_gpu_driver.tests.integration import storm_case
+
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+_HALF, _ALL = 'CUSTOM_NVIDIA_3G_40GB', 'CUSTOM_NVIDIA_7G_80GB'
+_WHY = 'a fan is broken'
+
+
+class CordonTest(storm_case.GpuCase):
+    """Storms of servers, each after a restart of the services.
+
+    Nobody is served by one of the two GPUs, of which one is cordoned in the
+    cloud and one on its host.
+    """
+
+    def test_no_server_in_any_storm(self):
+        in_cloud, on_host = self.gpus
+        (row,) = self.on_host('gpu', 'cordon', on_host, '--reason', _WHY)
+        self.addCleanup(self.on_host, 'gpu', 'uncordon', on_host)
+        self.assertIn(_WHY, str(row['cordons']))
+        self.assertTrue(self.is_closed(on_host))
+        self.cordon(in_cloud, _WHY)
+        # It keeps its reason.
+        (row,) = self.rows(cordon.CordonGpu, in_cloud, '--reason', 'another')
+        self.assertIn(_WHY, str(row['Cordons']))
+
+        flavor = self.flavor_of(_SLICE)
+        for number in range(storm_case.STORMS):
+            with self.subTest(storm=number):
+                self.restart(*self.gpus)
+                active, refused = self.storm(
+                    [(flavor, (self.user1, self.user2)[turn % 2])
+                     for turn in range(storm_case.AT_ONCE)],
+                    lambda: self.assert_unused(*self.gpus))
+                self.assertLess(0, len(active))
+                self.assert_no_host(refused)
+                self.assert_unused(*self.gpus)
+                self.end()
+
+        flavor = self.flavor_of(_ALL)
+        (row,) = self.rows(cordon.UncordonGpu, in_cloud)
+        self.assertEqual([], row['Cordons'])
+        self.assert_has_next(in_cloud, flavor)
+        (row,) = self.on_host('gpu', 'uncordon', on_host)
+        self.assertEqual([], row['cordons'])
+        self.assert_has_next(on_host, flavor)
+        self.end()
+        self.assert_only_handles_left()
+
+    def assert_has_next(self, gpu, flavor):
+        """The only GPU of its host that is open has the next server."""
+        self.wait_open(gpu)
+        self.boot(flavor, self.admin, host=self.host)
+        self.assertEqual(1, len(self.cloud.hardware(
+            self.host)[gpu].instances))
+
+
+class DrainTest(storm_case.GpuCase):
+    """Of two servers on a GPU one owner consents, the other one later."""
+
+    def setUp(self):
+        super().setUp()
+        self.gpu, _ = self.gpus
+        flavor = self.flavor_of(_HALF)
+        # Its two GPUs have room for two of them each.
+        servers = [self.boot(flavor, self.admin, host=self.host)
+                   for _ in range(4)]
+        self.movable, self.firm = [
+            server for server in servers if self.gpu in self.gpus_of(server)]
+
+    def gpus_of(self, server):
+        """Addresses of the GPUs that a server has a part of."""
+        handles = {one.handle for one in self.accelerators(server)}
+        return {address for host in self.cloud.hosts for address, gpu
+                in self.cloud.hardware(host).items()
+                if any(vgpu.uuid in handles for vgpu in gpu.vgpus)}
+
+    def test_drain(self):
+        self.consent(self.movable)
+        had = self.accelerators(self.firm)
+        self.cordon(self.gpu, _WHY)
+        (row,) = self.drain('--shelve', code=1)
+        self.assertEqual(
+            (self.firm.id, 'ACTIVE', False, f'no {fleet.CONSENT}=true'),
+            tuple(row[name] for name in ('Server', 'Status', 'Consents',
+                                         'Result')))
+        self.assert_away(self.movable)
+
+        self.restart(self.gpu)
+        self.assertEqual(had, self.accelerators(self.firm))
+        (row,) = self.drain('--shelve', code=1)
+        self.assertEqual(self.firm.id, row['Server'])
+        # The room on the cordoned GPU is not for who comes back either.
+        self.admin.compute.unshelve_server(self.movable)
+        self.wait_for(self.movable, 'ACTIVE')
+        self.assertNotIn(self.gpu, self.gpus_of(self.now(self.movable)))
+
+        self.consent(self.firm)
+        self.assertEqual([], self.drain('--migrate'))
+        firm = self.now(self.firm)
+        self.assertEqual(('ACTIVE', 1, False), (
+            firm.status, len(self.accelerators(firm)),
+            self.gpu in self.gpus_of(firm)))
+        self.assert_unused(self.gpu)
+        self.assertTrue(self.is_closed(self.gpu))
+        self.assertEqual([], self.drain())
+
+        self.rows(cordon.UncordonGpu, self.gpu)
+        self.end()
+        self.wait_open(self.gpu)
+        self.assert_only_handles_left()
+
+    def consent(self, server):
+        self.admin.compute.set_server_metadata(
+            server, **{fleet.CONSENT: 'true'})
+
+    def drain(self, *arguments, code=0):
+        return self.rows(drain.DrainGpu, self.gpu, '--reason', _WHY,
+                         *arguments, code=code)
+
+    def now(self, server):
+        return self.admin.compute.get_server(server.id)
+
+    def assert_away(self, server):
+        """A shelved server has nothing of any GPU."""
+        self.assertEqual('SHELVED_OFFLOADED', self.now(server).status)
+        self.assertEqual([], self.arqs(server))
+        self.assertNotIn(server.id, {
+            consumer for consumers in self.allocations().values()
+            for consumer in consumers})
