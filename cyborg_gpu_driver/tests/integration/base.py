@@ -233,6 +233,8 @@ class TestCase(base.BaseTestCase):
                  'accelerator requests': self.arqs(),
                  HANDLES: self.cloud.handles_in_use(),
                  'allocations': self.allocations(),
+                 **{f'claims of {host}': self.cloud.claims(host)
+                    for host in self.cloud.hosts},
                  **{f'on the GPUs of {host}': self.slices(host)
                     for host in self.cloud.hosts}}
         return {kind: found for kind, found in kinds.items() if found}

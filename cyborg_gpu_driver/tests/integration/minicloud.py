@@ -131,6 +131,12 @@ class Minicloud:
                 for gpu in self.hardware(host).values()
                 for vgpu in gpu.vgpus}
 
+    def claims(self, host: str) -> list[str]:
+        """Attach handles that the driver's records of a host have."""
+        records = pathlib.Path(self.state_path(host), 'gpus').glob('*.json')
+        return [claim['handle'] for record in records for claim in
+                json.loads(record.read_text())['content'].get('claims', ())]
+
     def machine(self, host: str) -> machine.Machine:
         """The simulated machine of a host, to let things happen to it."""
         settings = _read_ini(self._agent_conf(host))['gpu']

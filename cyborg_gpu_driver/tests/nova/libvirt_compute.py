@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu-nova-compute`` with the libvirt driver, as a process.
+
+    python -m cyborg_gpu_driver.tests.nova.libvirt_compute \
+        DIRECTORY STATE HOST --config-file FILE...
+
+Nova's own fake of libvirt stands in for libvirt: what is defined lasts in
+DIRECTORY over the end of the process, as in /etc/libvirt/qemu. ``defined`` has
+the XML of each domain as Nova wrote it, by the UUID of the server, and
+``running`` that of those that have been started. A domain that is found at
+the start of the process is shut off, as after a boot of the host.
+
+STATE is the file of the simulated host HOST, whose mediated devices libvirt
+knows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import sys
+
+import fixtures
+from lxml import etree
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+
+from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.simulator import state
+
+
+class Mdevs:
+    """The mediated devices of a simulated host, as libvirt lists them."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+
+    def get_all_devices(self):
+        return self._devices().keys()
+
+    def get_device_by_name(self, device_name):
+        try:
+            return self._devices()[device_name]
+        except KeyError:
+            raise fakelibvirt.make_libvirtError(
+                fakelibvirt.libvirtError, f'no node device {device_name}',
+                error_code=fakelibvirt.VIR_ERR_NO_NODE_DEVICE) from None
+
+    def _devices(self):
+        gpus = state.from_json(json.loads(
+            self._path.read_text(encoding='utf-8'))['state']).gpus
+        found = {}
+        for vgpu in (vgpu for gpu in gpus.values() for vgpu in gpu.vgpus):
+            place = vgpu.function.translate(str.maketrans(':.', '__'))
+            name = f'mdev_{vgpu.uuid.replace("-", "_")}_{place}'
+            found[name] = fakelibvirt.FakeMdevDevice(
+                dev_name=name, type_id=f'nvidia-{vgpu.type_id}',
+                parent=f'pci_{place}')
+        return found
+
+
+class Connection(fakelibvirt.Connection):
+    """libvirt of a host, with its files."""
+
+    def __init__(self, directory: pathlib.Path, path: pathlib.Path,
+                 hostname: str):
+        super().__init__(
+            'qemu:///system', hostname=hostname,
+            host_info=fakelibvirt.HostInfo(),
+            pci_info=fakelibvirt.HostPCIDevicesInfo(num_pfs=0, num_vfs=0),
+            mdev_info=Mdevs(path))
+        self._defined = directory / 'defined'
+        self._running = directory / 'running'
+        for place in (self._defined, self._running):
+            place.mkdir(parents=True, exist_ok=True)
+        for file in self._defined.iterdir():
+            super().defineXML(file.read_text(encoding='utf-8'))
+
+    def defineXML(self, xml):
+        uuid = etree.fromstring(xml).findtext('uuid')
+        (self._defined / uuid).write_text(xml, encoding='utf-8')
+        return super().defineXML(xml)
+
+    def _mark_running(self, dom):
+        super()._mark_running(dom)
+        uuid = dom.UUIDString()
+        (self._running / uuid).write_text(
+            (self._defined / uuid).read_text(encoding='utf-8'),
+            encoding='utf-8')
+
+    def _mark_not_running(self, dom):
+        super()._mark_not_running(dom)
+        (self._running / dom.UUIDString()).unlink(missing_ok=True)
+
+    def _undefine(self, dom):
+        super()._undefine(dom)
+        (self._defined / dom.UUIDString()).unlink(missing_ok=True)
+
+
+def main() -> int:
+    directory, path, hostname = sys.argv[1:4]
+    del sys.argv[1:4]
+    connection = Connection(pathlib.Path(directory), pathlib.Path(path),
+                            hostname)
+    driver = 'nova.virt.libvirt.driver'
+    with (nova_fixtures.LibvirtImageBackendFixture(),
+          nova_fixtures.CGroupsFixture(), fakelibvirt.LibvirtFixture(),
+          nova_fixtures.OSBrickFixture(),
+          # There are no disks.
+          _patched(f'{driver}.LibvirtDriver._create_image', (False, False)),
+          _patched(f'{driver}.LibvirtDriver._create_images_and_backing',
+                   None),
+          _patched(f'{driver}.LibvirtDriver'
+                   '._get_instance_disk_info_from_config', []),
+          _patched(f'{driver}.LibvirtDriver._get_local_gb_info',
+                   {'total': 128, 'used': 44, 'free': 84}),
+          _patched(f'{driver}.libvirt_utils.is_valid_hostname', True),
+          fixtures.MockPatch(f'{driver}.libvirt_utils.file_open',
+                             side_effect=lambda *args, **kwargs:
+                             io.BytesIO(b'')),
+          _patched('nova.virt.libvirt.host.Host.get_connection', connection),
+          _patched('nova.virt.libvirt.host.Host.get_online_cpus',
+                   set(range(16)))):
+        return compute.main()
+
+
+def _patched(name, value):
+    return fixtures.MockPatch(name, return_value=value)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
