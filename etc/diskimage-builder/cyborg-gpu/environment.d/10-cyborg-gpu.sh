@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+# Sourced by diskimage-builder before any other hook. README.rst describes
+# the variables.
+export DIB_CYBORG_GPU_IMAGE=${DIB_CYBORG_GPU_IMAGE:-tenant}
+export DIB_CYBORG_GPU_SOURCE=${DIB_CYBORG_GPU_SOURCE:-cyborg_gpu_driver}
+export DIB_CYBORG_GPU_LAYOUT=${DIB_CYBORG_GPU_LAYOUT:-}
+export DIB_CYBORG_GPU_PIP_OPTIONS=${DIB_CYBORG_GPU_PIP_OPTIONS:-}
+case "$DIB_CYBORG_GPU_IMAGE" in
+    tenant)
+        _venv=/opt/cyborg-gpu
+        ;;
+    ramdisk)
+        # Of the element ironic-python-agent-ramdisk: the agent finds the
+        # hardware manager and the collector in its own environment.
+        _venv=/opt/ironic-python-agent
+        ;;
+    *)
+        echo "DIB_CYBORG_GPU_IMAGE=$DIB_CYBORG_GPU_IMAGE: expected tenant" \
+            "or ramdisk" >&2
+        exit 1
+        ;;
+esac
+export DIB_CYBORG_GPU_VENV=${DIB_CYBORG_GPU_VENV:-$_venv}
+unset _venv
