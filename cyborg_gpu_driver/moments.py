@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Moments and periods that people type."""
+"""Moments and periods, as people type and read them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,24 @@ WAYS = ('an ISO 8601 time (UTC if it has no offset), or how long ago, such '
 _AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)
 _UNITS = {'s': 'seconds', 'm': 'minutes', 'h': 'hours', 'd': 'days',
           'w': 'weeks'}
+
+
+def of(seconds: float) -> datetime.datetime:
+    """The aware moment in UTC.
+
+    :param seconds: of the epoch.
+    :raises ValueError, OverflowError, OSError: if no date is so early or
+        late.
+    """
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+
+
+def iso(seconds: float) -> str:
+    """The moment in ISO 8601 and UTC, to the second.
+
+    :param seconds: as of :func:`of`, which it raises too.
+    """
+    return of(seconds).isoformat(timespec='seconds')
 
 
 def parse(option: str, text: str | None) -> datetime.datetime | None:

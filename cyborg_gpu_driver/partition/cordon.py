@@ -21,7 +21,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import datetime
 import enum
 import json
 from collections.abc import Collection
@@ -30,6 +29,7 @@ from typing import Annotated
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
 
 REASON_BYTES = 90
 """Length of a reason in UTF-8. The trait of a cordon holds it."""
@@ -85,7 +85,7 @@ class Cordon:
         if self.who:
             text += f' by {self.who}'
         if self.since is not None:
-            text += f' since {_moment(self.since)}'
+            text += f' since {moments.iso(self.since)}'
         return f'{text}: {self.reason}' if self.reason else text
 
 
@@ -168,7 +168,7 @@ def of_json(text: str) -> Cordons:
     for item in content:
         since = item['since'] if item['since'] is None else float(
             item['since'])
-        _moment(since or 0.0)
+        moments.of(since or 0.0)
         found.append(Cordon(Source(item['source']), since,
                             _checked_text(item['who']),
                             _checked_text(item['reason'])))
@@ -208,13 +208,8 @@ def _of_trait(name: str) -> Cordon | None:
     try:
         since, who, why = base64.b32decode(
             content + '=' * (-len(content) % _BLOCK)).decode().split('\n')
-        _moment(int(since))
+        moments.of(int(since))
         return Cordon(Source.CYBORG, float(int(since)) or None,
                       _checked_text(who), _checked_text(why))
     except (ValueError, OverflowError, OSError, binascii.Error):
         return None
-
-
-def _moment(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(
-        seconds, datetime.timezone.utc).isoformat(timespec='seconds')

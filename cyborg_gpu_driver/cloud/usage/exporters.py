@@ -22,7 +22,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import datetime
 import http.client
 import json
 import re
@@ -37,6 +36,7 @@ from concurrent import futures
 from urllib import parse
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.metrics.usage import document
 
 URL = 'https://{host}:9836'
@@ -141,7 +141,8 @@ class Exporters:
         if not _NAME.fullmatch(host):
             raise exception.ExporterError(
                 host=host, reason='this is not the name of a host')
-        query = parse.urlencode({'start': _iso(start), 'end': _iso(end)})
+        query = parse.urlencode({'start': moments.of(start).isoformat(),
+                                'end': moments.of(end).isoformat()})
         found = document.decode(json.loads(self._body(host, query)))
         if found.host != host:
             raise exception.ExporterError(
@@ -250,8 +251,3 @@ def _text(answer: http.client.HTTPResponse) -> str:
     """What an exporter says of an error, as a terminal can show it."""
     text = answer.read(_TEXT_MAX).decode('utf-8', 'replace')
     return ''.join(filter(str.isprintable, ' '.join(text.split())))
-
-
-def _iso(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(
-        seconds, datetime.timezone.utc).isoformat()

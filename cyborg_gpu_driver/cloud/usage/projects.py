@@ -14,9 +14,9 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection
 
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
@@ -40,9 +40,8 @@ def of_servers(cloud: connection.Cloud, servers: Collection[str],
         return {}
     # A server that had something after the start was deleted after it.
     since = {} if start <= _MARGIN else {
-        'changes-since': datetime.datetime.fromtimestamp(
-            start - _MARGIN, datetime.timezone.utc
-        ).strftime('%Y-%m-%dT%H:%M:%SZ')}
+        'changes-since': moments.of(start - _MARGIN).strftime(
+            '%Y-%m-%dT%H:%M:%SZ')}
     deleted = responses.pages(
         cloud, '/servers/detail', 'servers', state.COMPUTE,
         all_tenants='true', deleted='true', **since)

@@ -16,11 +16,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd.context import machine as machine_module
 from cyborg_gpu_driver.cmd.diagnose import diagnosis
 from cyborg_gpu_driver.cmd.output import columns
@@ -97,8 +97,7 @@ def _rows(status):
 
 def _columns(status, place, state):
     verdict = status.instances[place] if place else status.verdict
-    since = verdict.since and datetime.datetime.fromtimestamp(
-        verdict.since, datetime.timezone.utc)
+    since = verdict.since and moments.of(verdict.since)
     return (str(status.gpu.address),
             columns.Optional(str(place) if place else None), state,
             columns.Names(verdict.reasons), columns.Time(since or None))

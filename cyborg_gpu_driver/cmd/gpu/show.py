@@ -15,10 +15,10 @@
 from __future__ import annotations
 
 import collections
-import datetime
 
 from cliff import columns as cliff_columns
 
+from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.snapshot import choice
@@ -142,8 +142,7 @@ def _facts(gpu, mode):
     yield 'mode', mode
     yield 'visible_to_nvml', gpu.visible_to_nvml
     yield 'told_at', columns.Optional(
-        gpu.told_at and datetime.datetime.fromtimestamp(
-            gpu.told_at, datetime.timezone.utc).isoformat(timespec='seconds'))
+        gpu.told_at and moments.iso(gpu.told_at))
     yield 'processes', gpu.processes
     yield 'sriov_numvfs', gpu.sriov_numvfs
     yield 'sriov_totalvfs', gpu.sriov_totalvfs

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import collections
-import datetime
 
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd.output import columns
@@ -60,9 +59,9 @@ class ShowUsage(table.Lister):
             (item.profile, str(item.gpu),
              columns.Optional(item.handle or None),
              columns.Optional(item.server or None),
-             columns.Time(_moment(item.since)),
+             columns.Time(moments.of(item.since)),
              columns.Time(None if item.until is None
-                          else _moment(item.until)),
+                          else moments.of(item.until)),
              round(seconds, 3), round(seconds / _HOUR, 4))
             for item, seconds in found.counted])
 
@@ -76,7 +75,3 @@ def _sums(found, name):
     return ((name, 'count', 'seconds', 'hours'), [
         (columns.Optional(key or None), counts[key], round(seconds[key], 3),
          round(seconds[key] / _HOUR, 4)) for key in sorted(counts)])
-
-
-def _moment(seconds):
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -10,9 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Numbers of seconds that people type."""
+"""Numbers of seconds that people type, and moments that they read."""
 
 import argparse
+import datetime
 
 from oslotest import base
 
@@ -45,3 +46,15 @@ class SecondsTest(base.BaseTestCase):
         for text in ('0', '1.5', '86401', 'x'):
             self.assertIn('is not a whole number of seconds from 1 to 86400',
                           self.refusal(read, text))
+
+
+class WritingTest(base.BaseTestCase):
+
+    def test_seconds_of_the_epoch(self):
+        self.assertEqual('2026-11-21T09:30:00+00:00',
+                         moments.iso(1795253400.9))
+        self.assertEqual(1795253400.5, moments.of(1795253400.5).timestamp())
+        self.assertEqual(datetime.timedelta(0), moments.of(0).utcoffset())
+        for seconds in (float('nan'), 1e300, float('inf')):
+            self.assertRaises((ValueError, OverflowError, OSError),
+                              moments.of, seconds)
