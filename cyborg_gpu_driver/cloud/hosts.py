@@ -53,7 +53,8 @@ class Gpu:
     :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if its traits do
         not say.
     :ivar numa: node, as text.
-    :ivar sick: what ails it: ``XID_79``.
+    :ivar sick: its health conditions, as its traits have them:
+        ``XID_79``.
     :ivar device: Cyborg's; None if it has none, or is not known.
     """
 

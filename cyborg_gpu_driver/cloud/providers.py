@@ -54,7 +54,8 @@ class Profile:
 
     @property
     def sick(self) -> tuple[str, ...]:
-        """What ails the GPU, as its traits have it: ``XID_79``."""
+        """Health conditions of the GPU, as its traits have them: ``XID_79``.
+        """
         return health.told(self.traits)
 
     def fact(self, kind: str) -> str | None:

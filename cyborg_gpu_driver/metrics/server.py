@@ -123,7 +123,8 @@ class Access:
                 self._load(self._path)
             except exception.InvalidValue as error:
                 self._mark = mark
-                LOG.error('%s. What it said before stays in force.', error)
+                LOG.error('%s. The configuration before it stays in force.',
+                          error)
 
     def _load(self, path: str) -> None:
         config = web_config.load(path)

@@ -114,7 +114,7 @@ class ShowUsage(base.Lister):
         try:
             return projects.of_servers(self.cloud, servers, start)
         except exception.CloudError as error:
-            base.say(f'{error}. Projects that only Nova knows are unknown.')
+            base.say(f'{error}. Projects that only Nova knows are missing.')
             self.code = 1
             return {}
 

@@ -208,21 +208,22 @@ class Applying:
             self._sleep(_ROUND)
 
     def _close(self, origin: fleet.Place, gpu: hosts.Gpu) -> None:
-        self._say(f'closing {_name(origin)}')
+        self._say(f'cordoning {_name(origin)}')
         change.close(self._cloud, gpu, self._new)
         still = change.wait_closed(
             self._cloud, origin.host, [origin.gpu], self._seconds,
             clock=self._clock, sleep=self._sleep)
         if still:
             raise self._cloud.error(
-                f'{_name(origin)} is still open after {self._seconds:g} s')
+                f'cyborg-agent has not reserved {_name(origin)} in '
+                f'{self._seconds:g} s; check that it runs')
 
     def _open(self, origin: fleet.Place, closed: tuple[hosts.Gpu, ...]
               ) -> None:
         """Lift the cordon of a move; one that an operator has made stays."""
         if not closed:
             return
-        self._say(f'opening {_name(origin)}')
+        self._say(f'uncordoning {_name(origin)}')
         try:
             # It is read again: it is known by now that it is disabled.
             for gpu in change.find(self._cloud, origin.host, origin.gpu):

@@ -51,9 +51,9 @@ _AGAIN = 0.5
 _TEXT_MAX = 300
 """Bytes of an error's text that are read."""
 _REASONS: Mapping[int, str] = {
-    http.HTTPStatus.UNAUTHORIZED: 'it refuses the user and password, or '
-                                  'wants some',
-    http.HTTPStatus.NOT_FOUND: f'it has no {_PATH}, as an earlier release'}
+    http.HTTPStatus.UNAUTHORIZED: 'it needs a user and password, or refuses '
+                                  'those of --credentials',
+    http.HTTPStatus.NOT_FOUND: f'it has no {_PATH}: its release is too old'}
 # A name goes into a URL, and comes from the name of a resource provider.
 _NAME = re.compile('[A-Za-z0-9]([A-Za-z0-9._-]{0,252})', re.ASCII)
 

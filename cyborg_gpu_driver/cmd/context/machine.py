@@ -173,7 +173,7 @@ class Machine(host_view.HostView, node.Node):
 
 
 def _marked(sent, verdicts, claimed):
-    """What is sent of a GPU, told as sick if it is."""
+    """What is sent of a GPU; an unhealthy one is reported as such."""
     if sent.device is None:
         return sent
     (device,) = unhealthy.marked((sent.device,), verdicts, claimed)

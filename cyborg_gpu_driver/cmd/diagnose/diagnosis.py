@@ -135,8 +135,8 @@ def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
             yield Finding(
                 Section.HEALTH, 'unhealthy-instance', Severity.ERROR,
                 _conditions(verdict),
-                'delete the server that has the instance: it is well again '
-                'once it is destroyed', address, str(place))
+                'delete the server that has the instance: what is created '
+                'in its place is healthy', address, str(place))
 
 
 def of_differences(found: Iterable[reconcile.Difference]
@@ -169,7 +169,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 def unknown(section: Section, reason: str) -> Finding:
     """A section, or a part of it, that could not be looked at."""
     return Finding(section, NOT_LOOKED_AT, Severity.UNKNOWN, reason,
-                   'put that right and run "cyborg-gpu doctor --only '
+                   'correct that and run "cyborg-gpu doctor --only '
                    f'{section.value}"')
 
 

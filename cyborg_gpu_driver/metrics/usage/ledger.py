@@ -49,8 +49,8 @@ def read(state_path: str, start: float, end: float) -> Period:
         try:
             records[address] = known.read(address)
         except exception.JournalError as error:
-            missing.append(f'{error}. What is in use on GPU {address} now is '
-                           'not counted.')
+            missing.append(f'{error}. The vGPUs and slices that are in use '
+                           f'on GPU {address} now are not counted.')
     # After the records: see account.build().
     reading = audit.read(state_path)
     if reading.bad:

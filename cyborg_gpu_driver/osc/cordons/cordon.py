@@ -33,8 +33,9 @@ class CordonGpu(base.Lister):
     Disables the devices in Cyborg and waits until cyborg-agent has reserved
     all inventories of the GPUs in Placement. Running servers stay. A trait of
     the GPU's providers holds who cordoned it, when and why, because Cyborg's
-    API takes no reason. A GPU that has been cordoned so keeps its reason.
-    Needs the role admin. The exit code is 1 if a GPU is not closed in time.
+    API takes no reason. A GPU that is cordoned in this way already keeps its
+    reason. Needs the role admin. The exit code is 1 if cyborg-agent does not
+    reserve a GPU in time.
     """
 
     def get_parser(self, prog_name):
@@ -43,7 +44,7 @@ class CordonGpu(base.Lister):
         add_reason(parser)
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
-            default=WAIT, help='wait so long until the GPUs are closed '
+            default=WAIT, help='wait so long until the GPUs are reserved '
                                '(default: %(default)g)')
         return parser
 
@@ -124,7 +125,7 @@ def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
         base.say(
             f'cyborg-agent on {parsed_args.host} has not reserved '
             f'{", ".join(open_)}. Placement may still give a new server a '
-            'part of it. Check that the agent runs and can ask Cyborg.')
+            'part of them. Check that the agent runs and can ask Cyborg.')
     return bool(open_)
 
 

@@ -98,7 +98,7 @@ class Defragment(base.Lister):
         if parsed_args.apply and parsed_args.profile is None:
             raise exception.InvalidValue(
                 what='option', value='--apply',
-                expected='expected --profile with it')
+                expected='it needs --profile')
         found = read.Snapshot(
             self.cloud, parsed_args.host, parsed_args.yes, base.say,
             base.show_progress)

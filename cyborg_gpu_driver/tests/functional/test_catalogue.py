@@ -231,7 +231,7 @@ class HostTest(OperatorCase):
         (arq,) = slice_.arqs
         self.assertEqual(
             (arq['uuid'], 'Bound', 'slice', 'compute1', self.gpu, '1g.10gb',
-             'MDEV', arq['attach_handle_uuid'], 3, 'good'),
+             'MDEV', arq['attach_handle_uuid'], 3, 'ok'),
             tuple(row[key] for key in (
                 'ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
                 'Handle Type', 'Handle', 'NUMA Node', 'Health')))
