@@ -143,7 +143,7 @@ class Node(host_parts.HostParts, services.Services):
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
         return binder.Binder(self.live, self.partitions, self.transactions,
-                             self.journal, self, self.health,
+                             self.journal, self, self.health, self.cordons,
                              running=self.turns)
 
     @functools.cached_property

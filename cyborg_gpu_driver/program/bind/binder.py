@@ -74,6 +74,7 @@ class Binder:
     :param cloud: publishes what can still be made on a GPU when that may
         have changed.
     :param keeper: forgets the health of instances that were destroyed.
+    :param cordons: knows which GPUs get no new server.
     :param limits: how long each may take.
     :param running: the binds of this process that have not ended.
     """
@@ -82,6 +83,7 @@ class Binder:
                  transactions: transaction.Transactions,
                  records: journal.Journal, cloud: services.Services,
                  keeper: health.HealthKeeper,
+                 cordons: cordon_keeper.CordonKeeper,
                  limits: Limits = Limits(),
                  running: turns.Turns | None = None):
         self._host = host
@@ -91,7 +93,7 @@ class Binder:
         self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
-        self._cordons = cordon_keeper.CordonKeeper(self._state_path)
+        self._cordons = cordons
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(
             host, parts, records, self._audit, keeper, groups.Groups(

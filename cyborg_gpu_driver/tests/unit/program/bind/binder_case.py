@@ -26,6 +26,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
@@ -80,7 +81,8 @@ class BinderCase(base.BaseTestCase):
             self.live, partitions.Partitions(platform_, self.journal),
             transaction.Transactions(platform_, self.state_path),
             self.journal, self.cloud, health.HealthKeeper(
-                platform_, self.state_path, self.cloud), self.limits)
+                platform_, self.state_path, self.cloud),
+            cordons.CordonKeeper(self.state_path), self.limits)
         self.live.refresh()
 
     def handle(self, profile, number=0):
