@@ -132,16 +132,16 @@ def move(cloud: connection.Cloud, servers: Collection[str],
             if left and clock() >= end:
                 failed.update((server, ': '.join(filter(None, (
                     f'not finished after {seconds:g} s',
-                    failed.get(server))))) for server in left)
+                    failed.get(server), _hint(course))))
+                ) for server, course in left.items())
                 break
             if left:
                 sleep(_ROUND)
     except BaseException:
         # As of Ctrl-C.
         for server, course in sorted(left.items()):
-            if course.sent and course.unshelve:
-                tell(f'server {server} may stay shelved; to start it: '
-                     f'openstack server unshelve {server}')
+            if _hint(course):
+                tell(f'server {server}: {_hint(course)}')
         raise
     return failed
 
@@ -157,6 +157,13 @@ class _Course:
     unshelve: bool
     sent: set[Step] = dataclasses.field(default_factory=set)
     was_away: bool = False
+
+
+def _hint(course):
+    """What to do about a server that is left half-way; may be empty."""
+    return '' if not (course.sent and course.unshelve) else (
+        'it may stay shelved; to start it: openstack server unshelve '
+        f'{course.server}')
 
 
 def _attempt(cloud, course, tell):

@@ -122,6 +122,7 @@ def cordon_gpus(machine: cmd_machine.Machine,
     :returns: the host, and the cordons of each GPU.
     :raises HostUnusable: if this user may not.
     :raises InvalidValue, NoSuchGpu: if a GPU or the reason is not valid.
+    :raises ChangeRefused: if the driver leaves a GPU alone that is named.
     :raises JournalError: if a record cannot be written.
     """
     reason = cordon.reason(parsed_args.reason)
@@ -155,7 +156,12 @@ def _chosen(machine: cmd_machine.Machine, texts: list[str]
             if machine.cordons.of(address):
                 found.append(address)
                 continue
-        found.append(machine.gpu(text).address)
+        gpu = machine.gpu(text)
+        if machine.ignores(gpu):
+            raise exception.ChangeRefused(
+                gpu=gpu.address, reason='it is in [gpu] ignored_devices, so '
+                'nothing of it is offered')
+        found.append(gpu.address)
     return found
 
 

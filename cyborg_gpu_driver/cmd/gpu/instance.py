@@ -58,8 +58,14 @@ class ListInstance(table.Lister):
                 cmd_machine.say(reason)
                 self.failed |= not condition.is_away(gpu)
                 continue
-            now = context.current(gpu)
-            used = context.transactions.in_use(now)
+            try:
+                now = context.current(gpu)
+                used = context.transactions.in_use(now)
+            except exception.GpuDriverError as error:
+                # The other GPUs are to be listed.
+                cmd_machine.say(f'GPU {gpu.address}: {error}')
+                self.failed = True
+                continue
             for item in now.mig.instances if now.mig else ():
                 profile = now.mig.profile_by_id(item.profile_id)
                 rows.append((

@@ -49,15 +49,27 @@ class PrepareGpu(table.Lister):
         context = node_context.NodeContext(self.app.machine)
         if not parsed_args.dry_run:
             context.check_privileges()
-        gpus = [context.gpu(text) for text in parsed_args.gpu] or context.gpus
+        gpus = ([_named(context, text) for text in parsed_args.gpu]
+                or [gpu for gpu in context.gpus if not context.ignores(gpu)])
         act = _planned if parsed_args.dry_run else _prepared
-        rows = [_unreadable(gpu) or act(context, gpu)
-                for gpu in gpus if not context.ignores(gpu)]
+        rows = [_unreadable(gpu) or act(context, gpu) for gpu in gpus]
         self.failed = any(row[2] == _NOT_READY for row in rows)
         return ('address', 'steps', 'result', 'reason'), rows
 
 
 _NOT_READY = 'not ready'
+
+
+def _named(context, text):
+    """The GPU that a person typed.
+
+    :raises ChangeRefused: if the driver leaves it alone.
+    """
+    gpu = context.gpu(text)
+    if context.ignores(gpu):
+        raise exception.ChangeRefused(
+            gpu=gpu.address, reason='it is in [gpu] ignored_devices')
+    return gpu
 
 
 def _unreadable(gpu):

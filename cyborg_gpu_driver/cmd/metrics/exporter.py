@@ -85,6 +85,7 @@ class Exporter(command.Command):
         return parser
 
     def take_action(self, parsed_args):
+        _check(parsed_args)
         conf = self.app.conf
         if parsed_args.state_path:
             conf.set_override('state_path', parsed_args.state_path,
@@ -110,6 +111,21 @@ class Exporter(command.Command):
             else:
                 _serve(parsed_args.listen, parsed_args.web_config, registry,
                        {endpoint.PATH: endpoint.Endpoint(*where)}, sources)
+
+
+def _check(parsed_args):
+    """Refuse options that would have no effect.
+
+    :raises InvalidValue: naming the option.
+    """
+    if parsed_args.textfile and parsed_args.web_config:
+        raise exception.InvalidValue(
+            what='--web-config', value=parsed_args.web_config,
+            expected='it has no effect with --textfile, which serves nothing')
+    if parsed_args.interval is not None and not parsed_args.textfile:
+        raise exception.InvalidValue(
+            what='--interval', value=parsed_args.interval,
+            expected='it needs --textfile')
 
 
 def _check_libvirt(machine):

@@ -157,6 +157,10 @@ class FaultTest(base.BaseTestCase):
             self.assertEqual({}, self.move(nova))
             self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
                              nova.actions)
+        nova = _Nova([('POST', 500)] * 99)
+        nova.server.update({'status': 'SHELVED_OFFLOADED',
+                            'OS-EXT-SRV-ATTR:host': None})
+        self.assertIn('500', self.move(nova)['a'])
         nova = _Nova([('GET', 503)] * 99)
         self.assertRegex(self.move(nova)['a'],
                          'not finished after 60 s: .*503')
@@ -171,6 +175,23 @@ class FaultTest(base.BaseTestCase):
         self.assertEqual({}, self.move(nova))
         self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
                          nova.actions)
+
+    def test_a_server_that_is_left_half_way(self):
+        def slow(seconds):
+            nova.server['OS-EXT-STS:task_state'] = 'shelving'
+            passing(seconds)
+
+        nova, now = _Nova(), [0.0]
+
+        def passing(amount):
+            now[0] += amount
+
+        cloud = self.useFixture(services.Services({'compute': nova})).cloud
+        found = shelving.move(cloud, 'a', 'a', 9.0, clock=lambda: now[0],
+                              sleep=slow)
+        self.assertEqual(
+            'not finished after 9 s: it may stay shelved; to start it: '
+            'openstack server unshelve a', found['a'])
 
     def test_an_operator_who_interrupts(self):
         def interrupt(seconds):

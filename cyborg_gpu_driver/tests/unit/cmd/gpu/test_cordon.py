@@ -144,6 +144,17 @@ class CordonTest(CordonCase):
         self.assertRegex(
             errors, f'GPU {self.one}: Placement was not written: .*broken')
 
+    def test_a_gpu_that_is_left_alone(self):
+        with open(self.conf, 'a', encoding='utf-8') as stream:
+            stream.write(f'ignored_devices = {self.one}\n')
+        self.assertEqual(self.all[1:],
+                         [row['address'] for row in self.cordon()])
+        _, errors = self.run_program(
+            '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
+            '--reason', 'a fan', code=1)
+        self.assertIn('it is in [gpu] ignored_devices', errors)
+        self.assertEqual((), self.keeper.of(self.one))
+
     def test_who_used_sudo(self):
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
         self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))

@@ -66,6 +66,9 @@ class ExporterTest(base.CommandCase):
             '--textfile', os.path.join(self.directory, 'no', 'x.prom')))
         self.assertIn('--web-config', self.refusal('--web-config',
                                                    self.path))
+        self.assertIn('it needs --textfile', self.refusal('--interval', '5'))
+        self.assertIn('has no effect with --textfile', self.refusal(
+            '--textfile', self.path, '--web-config', '/nowhere'))
         for text in ('0', 'x', '86401'):
             self.assertRaises(SystemExit, self.run_program, 'exporter',
                               '--textfile', self.path, '--interval', text)

@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""A list of GPU instances where one GPU fails."""
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_HOST = 'a30x4'
+
+
+class ListTest(base.CommandCase):
+
+    def test_a_record_that_is_damaged(self):
+        state = os.path.join(self.useFixture(fixtures.TempDir()).path,
+                             'machine.json')
+        simulator.Machine.load(_HOST, state).reboot()
+        where = ('--simulate', _HOST, '--state', state)
+        first, second, *_ = [
+            row['address'] for row in json.loads(self.run_program(
+                *where, 'gpu', 'list', '-f', 'json')[0])]
+        path = store.Store(f'{state}.records').path(
+            model.PciAddress.parse(first))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{}')
+        output, errors = self.run_program(
+            *where, 'instance', 'list', '-f', 'json', code=1)
+        self.assertIn(f'GPU {first}: ', errors)
+        self.assertNotIn(second, errors)
+        self.assertEqual([], json.loads(output))
