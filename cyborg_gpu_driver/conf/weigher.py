@@ -52,6 +52,14 @@ OPTS = [
              'their application in ``gpu:application``. Without the file, '
              '``quiet`` counts the servers on the GPU. It is read when '
              'nova-scheduler starts.'),
+    cfg.StrOpt(
+        'prometheus_url', default='',
+        help='URL of a Prometheus that scrapes ``cyborg-gpu exporter --nvml`` '
+             'on the GPU hosts, such as ``http://prometheus:9090``. Then '
+             '``quiet`` also considers how busy the GPUs are. No request '
+             'waits for Prometheus. If it does not answer, or if the answer '
+             'is older than two minutes, its metrics have no effect. Empty: '
+             'off.'),
     cfg.FloatOpt(
         'cache_seconds', default=5.0, min=0,
         help='Seconds for which the free capacity of the GPUs of a host is '

@@ -34,6 +34,7 @@ from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.scheduling import residents
+from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.nova.weighing import placement
@@ -75,6 +76,8 @@ class Chooser:
             _KEPT * CONF.scheduler.max_placement_results)
         self._residents = residents.Residents(_get)
         self._promises = promises.Promises()
+        self._utilization = utilization.Utilization(
+            CONF.gpu_weigher.prometheus_url)
         self._matrix = _matrix(CONF.gpu_weigher.interference_file)
         self._said = log_once.LogOnce()
         self._applications: dict[str, str] = {}
@@ -158,7 +161,15 @@ class Chooser:
                 allocations).strangers):
             return math.inf
         return placement.figure(policy, cost, self._company(
-            request, host, policy, allocations))
+            request, host, policy, allocations),
+            self._busy(request, host, policy, allocations))
+
+    def _busy(self, request, host, policy, allocations):
+        """How busy the GPUs of an allocation candidate are, if it matters."""
+        if policy is not placement.Placement.QUIET:
+            return None
+        return self._utilization.of(host.nodename, (
+            gpu[0].gpu for gpu in request.fleet.gpus(allocations)))
 
     def _company(self, request, host, policy, allocations):
         """Who is on the GPUs of an allocation candidate.

@@ -41,6 +41,13 @@ _TIE = 1e-3
 that are about equal."""
 
 
+_IDLE = 0.1
+"""What a neighbour counts that is idle now, as part of one that is busy."""
+_BUSY = 0.1
+"""What a GPU that is busy all the time weighs beside measured interference,
+as a share of a run time: slowdowns say more than utilization."""
+
+
 class Placement(enum.Enum):
     """What makes one GPU better than another."""
 
@@ -123,18 +130,35 @@ def _wrong(key, flavor, value, expected):
         expected=expected)
 
 
-def figure(policy: Placement, cost: weigher_cost.Cost, company: Company
-           ) -> float:
-    """How bad a GPU is; the least is preferred, infinite is impossible."""
+def figure(policy: Placement, cost: weigher_cost.Cost, company: Company,
+           utilization: float | None = None) -> float:
+    """How bad a GPU is; the least is preferred, infinite is impossible.
+
+    :param utilization: part of the time in which it is busy, 0 to 1; None if
+        that is not known.
+    """
     if policy is Placement.PACK:
         return cost.packing
     if policy is Placement.SPREAD:
         return -cost.spreading
     if policy is Placement.STANDALONE:
         return _standalone(cost, company)
-    trouble = (company.neighbours if company.interference is None
-               else company.interference)
-    return trouble - _TIE * cost.spreading
+    return _trouble(company, utilization) - _TIE * cost.spreading
+
+
+def _trouble(company, utilization):
+    """How much the servers on a GPU disturb, and are disturbed.
+
+    By measured slowdowns, else by the number of slices and vGPUs in use. One
+    of which nobody knows whether it is idle counts as busy.
+    """
+    if company.interference is not None:
+        return company.interference + _BUSY * (
+            utilization or 0 if company.neighbours else 0)
+    if utilization is None:
+        return company.neighbours
+    return min(company.neighbours,
+               utilization + _IDLE * company.neighbours)
 
 
 def _standalone(cost, company):

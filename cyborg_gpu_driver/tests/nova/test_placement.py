@@ -26,7 +26,9 @@ from nova.api.validation.extra_specs import validators
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import extra_specs
+from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.tests.nova import weigher_case
+from cyborg_gpu_driver.tests.unit.nova import prometheus
 
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
@@ -111,6 +113,50 @@ class PolicyTest(PlacementCase):
         spec.requested_resources = []
         self.assertEqual(states, self.filtered(spec, states))
         self.assertEqual([], self.asked)
+
+
+class UtilizationTest(PlacementCase):
+    """Quiet, with a Prometheus that knows the hosts by their names."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', f'{SMALL}@{FIRST}', f'{SMALL}@{SECOND}',
+                  f'{SMALL}@{SECOND}', gpus=(FIRST, SECOND))
+        self.prometheus = self.useFixture(prometheus.Prometheus())
+        self.flags(prometheus_url=self.prometheus.url, group='gpu_weigher')
+
+    def answer(self, **gpus):
+        self.prometheus.content = json.dumps(prometheus.answer(*(
+            prometheus.item('one', {'first': FIRST, 'second': SECOND}[name],
+                         value) for name, value in gpus.items()))).encode()
+
+    def chosen(self, policy='quiet'):
+        """The GPU, once Prometheus has answered."""
+        handler, loaded = self.filters()
+        known = chooser.shared()._utilization
+        self.addCleanup(known.stop)
+        known.ask()
+        spec = self.spec(SMALL, placement=policy)
+        host, = handler.get_filtered_objects(
+            loaded, self.candidates(spec), spec)
+        return self.gpus(host)[0]
+
+    def test_idle_neighbours_disturb_less(self):
+        self.answer(first='0.9', second='0.05')
+        self.assertEqual(SECOND, self.chosen())
+        self.assertEqual(SECOND, self.chosen('pack'))
+        self.answer(first='0.1', second='0.7')
+        self.assertEqual(FIRST, self.chosen())
+        self.assertEqual(SECOND, self.chosen('pack'))
+
+    def test_number_of_neighbours_without_an_answer(self):
+        self.prometheus.status = 503
+        self.assertEqual(FIRST, self.chosen())
+
+    def test_other_policies_ask_nothing(self):
+        for policy in 'pack', 'spread', 'standalone':
+            self.filtered(self.spec(SMALL, placement=policy))
+        self.assertEqual([], self.prometheus.urls)
 
 
 class SingleHostTest(PlacementCase):

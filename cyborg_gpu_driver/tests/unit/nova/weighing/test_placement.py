@@ -227,3 +227,40 @@ class WrongWishTest(base.BaseTestCase):
                                   {self.key: self.value}, 'm1.gpu')
         for part in (self.key, 'm1.gpu', self.expected):
             self.assertIn(part, str(error))
+
+
+class UtilizationTest(base.BaseTestCase):
+    """Quiet, with what Prometheus knows of the moment."""
+
+    def order(self, *gpus):
+        """GPUs by neighbours, interference and utilization, best first."""
+        return sorted(gpus, key=lambda gpu: placement.figure(
+            QUIET, weigher_cost.Cost(0.0, 0.5, 0.5),
+            placement.Company(gpu[0], interference=gpu[1]), gpu[2]))
+
+    def assert_order(self, *gpus):
+        self.assertEqual(list(gpus), self.order(*gpus))
+        self.assertEqual(list(gpus), self.order(*reversed(gpus)))
+
+    def test_neighbours_that_are_idle(self):
+        self.assert_order((0, None, None), (3, None, 0.0), (1, None, 0.5),
+                          (2, None, 0.5), (1, None, 1.0), (2, None, None))
+
+    def test_unknown_counts_as_busy(self):
+        self.assert_order((1, None, 0.85), (1, None, None),
+                          (2, None, None))
+
+    def test_slowdowns_say_more(self):
+        self.assert_order((1, 0.1, 0.2), (1, 0.1, 0.9), (1, 0.25, 0.0))
+
+    def test_what_does_not_fit(self):
+        self.assertEqual(math.inf, placement.figure(
+            QUIET, weigher_cost.Cost(0.0, 0.5, 0.5),
+            placement.Company(1, interference=math.inf), 0.0))
+
+    def test_other_policies(self):
+        for policy in PACK, SPREAD, STANDALONE:
+            figures = {placement.figure(
+                policy, weigher_cost.Cost(0.0, 0.5, 0.5),
+                placement.Company(1), value) for value in (None, 0.0, 1.0)}
+            self.assertEqual(1, len(figures))

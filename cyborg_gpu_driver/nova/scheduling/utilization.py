@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Asks Prometheus how busy GPUs are, while requests go on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+import requests
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.conf import weigher
+from cyborg_gpu_driver.nova.weighing import utilization
+
+LOG = logging.getLogger(__name__)
+
+_PATH = '/api/v1/query'
+_EVERY = 30.0
+"""Seconds between two questions."""
+_OLD = 120.0
+"""Seconds after which an answer says nothing any more."""
+_DEADLINE = 10.0
+"""Seconds for one answer."""
+_SIZE_MOST = 16 << 20
+"""Bytes of an answer: about 100,000 GPUs."""
+_CHUNK = 1 << 16
+
+
+class Utilization:
+    """How busy GPUs are, by the last answer of Prometheus.
+
+    No request waits for Prometheus: :meth:`of` answers from memory, and a
+    thread asks, from the first use on. Where there is no answer, or one that
+    is too old, nothing is known.
+
+    :param url: of Prometheus; None or empty for none.
+    :raises InvalidConfiguration: if that is no URL.
+    """
+
+    def __init__(self, url: str | None,
+                 clock: Callable[[], float] = time.monotonic):
+        self._url = _checked(url)
+        self._clock = clock
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._answer: tuple[float, Mapping[utilization.Gpu, float]] = (
+            clock() - _OLD, {})
+        self._said = log_once.LogOnce()
+
+    def of(self, host: str, addresses: Iterable[str]) -> float | None:
+        """The part of the time in which the busiest of some GPUs is busy.
+
+        :param host: the compute node, as Placement names it.
+        :param addresses: PCI addresses of GPUs there.
+        :returns: 0 to 1; None if that is not known of each of them.
+        """
+        if not self._url:
+            return None
+        self._start()
+        read, known = self._answer
+        wanted = {(host, address) for address in addresses}
+        if (self._clock() - read >= _OLD or not wanted
+                or not wanted <= known.keys()):
+            return None
+        return max(known[gpu] for gpu in wanted)
+
+    def ask(self) -> None:
+        """Ask Prometheus now; what goes wrong is logged, once."""
+        try:
+            known = utilization.parse(json.loads(_get(self._url or '')))
+        except Exception as error:
+            # Whatever it is: a weigher must not fail a request.
+            self._say(error)
+            return
+        self._answer = self._clock(), known
+        if self._said.over():
+            LOG.info('Prometheus tells the utilization of GPUs again')
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self):
+        # A thread does not live on in a child of its process, and Nova's
+        # workers are children.
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, daemon=True, name='gpu-utilization')
+                self._thread.start()
+
+    def _run(self):
+        self.ask()
+        while not self._over.wait(_EVERY):
+            self.ask()
+
+    def _say(self, error):
+        reason = exception.steady(error)
+        if self._said.is_new(reason):
+            LOG.warning('The utilization of GPUs is not considered, because '
+                        'Prometheus does not tell it: %s', reason)
+
+
+def _checked(url):
+    if not url:
+        return None
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = (parts.scheme in ('http', 'https') and parts.hostname
+                and not parts.query and not parts.fragment
+                and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise exception.InvalidConfiguration(
+            group=weigher.GROUP.name, option='prometheus_url', value=url,
+            reason='expected a URL such as http://prometheus:9090')
+    return url.rstrip('/') + _PATH
+
+
+def _get(url: str) -> bytes:
+    """The answer to our query, in time and not too large.
+
+    :raises Exception: if there is none.
+    """
+    end = time.monotonic() + _DEADLINE
+    with requests.get(url, params={'query': utilization.QUERY}, stream=True,
+                      timeout=_DEADLINE, allow_redirects=False) as response:
+        content = bytearray()
+        for chunk in response.iter_content(_CHUNK):
+            content += chunk
+            if len(content) > _SIZE_MOST:
+                raise _refused(f'more than {_SIZE_MOST} bytes')
+            if time.monotonic() > end:
+                raise _refused(f'no answer in {_DEADLINE:g} s')
+        if response.status_code != requests.codes.ok:
+            raise _refused(f'status {response.status_code}')
+    return bytes(content)
+
+
+def _refused(reason):
+    return exception.InvalidValue(
+        what='answer', value=reason, expected='expected that of an instant '
+        'query')

@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Prometheus as the weigher asks it: over HTTP, on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.parse
+
+import fixtures
+import testscenarios
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.scheduling import utilization
+from cyborg_gpu_driver.nova.weighing import utilization as weighing
+from cyborg_gpu_driver.tests.unit.metrics import monitored
+from cyborg_gpu_driver.tests.unit.nova import prometheus
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+HOST, GPU = 'compute1', '0000:18:00.0'
+
+
+class UtilizationCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.logged = self.useFixture(fixtures.FakeLogger())
+        self.now = 1000.0
+        self.prometheus = self.useFixture(prometheus.Prometheus())
+        self.known = utilization.Utilization(
+            self.prometheus.url, lambda: self.now)
+        self.addCleanup(self.known.stop)
+
+    def warnings(self):
+        return self.logged.output.count('is not considered')
+
+
+class AskTest(UtilizationCase):
+
+    def test_the_question(self):
+        self.known.ask()
+        (url,) = self.prometheus.urls
+        parts = urllib.parse.urlsplit(url)
+        self.assertEqual('/prom/api/v1/query', parts.path)
+        self.assertEqual({'query': [weighing.QUERY]},
+                         urllib.parse.parse_qs(parts.query))
+
+    def test_gpus(self):
+        self.known.ask()
+        self.assertEqual(0.5, self.known.of(HOST, [GPU]))
+        self.assertIsNone(self.known.of(HOST, [GPU, '0000:2a:00.0']))
+        self.assertIsNone(self.known.of('compute2', [GPU]))
+        self.assertIsNone(self.known.of(HOST, []))
+
+    def test_busiest_of_several(self):
+        self.prometheus.content = json.dumps(prometheus.answer(
+            prometheus.item(), prometheus.item(
+                address='0000:2a:00.0', value='0.75'))).encode()
+        self.known.ask()
+        self.assertEqual(0.75, self.known.of(HOST, [GPU, '0000:2a:00.0']))
+
+    def test_old_answer(self):
+        self.known.ask()
+        self.prometheus.status = 503
+        self.known.ask()
+        self.now += 119
+        self.assertEqual(0.5, self.known.of(HOST, [GPU]))
+        self.now += 1
+        self.assertIsNone(self.known.of(HOST, [GPU]))
+
+    def test_problem_is_logged_once(self):
+        for expected in 1, 2:
+            self.prometheus.status = 500
+            self.known.ask()
+            self.known.ask()
+            self.assertEqual(expected, self.warnings())
+            self.prometheus.status = 200
+            self.known.ask()
+            self.assertIn('again', self.logged.output)
+
+
+class BackgroundTest(UtilizationCase):
+
+    def test_nobody_waits(self):
+        self.prometheus.release.clear()
+        self.assertIsNone(self.known.of(HOST, [GPU]))
+        self.assertTrue(self.prometheus.asked.wait(60))
+        self.assertIsNone(self.known.of(HOST, [GPU]))
+        self.prometheus.release.set()
+        monitored.wait_for('the answer', lambda: self.known.of(
+            HOST, [GPU]))
+        self.assertEqual(1, len(self.prometheus.urls))
+
+    def test_asks_again(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.utilization._EVERY', 0.01))
+        self.known.of(HOST, [GPU])
+        monitored.wait_for('a second question',
+                           lambda: len(self.prometheus.urls) > 1)
+
+    def test_off(self):
+        for url in None, '':
+            found = utilization.Utilization(url)
+            self.assertIsNone(found.of(HOST, [GPU]))
+        self.assertEqual([], self.prometheus.urls)
+
+
+class TroubleTest(UtilizationCase):
+
+    scenarios = [(name, {'changes': changes}) for name, changes in {
+        'error': {'status': 500}, 'redirect': {'status': 302},
+        'not JSON': {'content': b'<html>'},
+        'other JSON': {'content': b'[]'},
+        'deep JSON': {'content': b'[' * 100000},
+        'too large': {'content': b' ' * ((16 << 20) + 1)},
+        'cut off': {'length': 1000000}}.items()]
+
+    def test_has_no_effect(self):
+        vars(self.prometheus).update(self.changes)
+        self.known.ask()
+        self.assertIsNone(self.known.of(HOST, [GPU]))
+        self.assertEqual(1, self.warnings())
+        self.assertNotIn('/elsewhere', self.prometheus.urls)
+
+
+class SlowTest(UtilizationCase):
+
+    def test_deadline(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.utilization._DEADLINE', 0.1))
+        self.prometheus.release.clear()
+        self.known.ask()
+        self.assertEqual(1, self.warnings())
+
+    def test_nobody_there(self):
+        known = utilization.Utilization('http://127.0.0.1:1')
+        known.ask()
+        self.assertEqual(1, self.warnings())
+
+
+class UrlTest(base.BaseTestCase):
+
+    scenarios = [(url, {'url': url}) for url in (
+        'prometheus:9090', 'ftp://x', 'http://', '/path', 'http://x:y',
+        'http://x?query=1', 'http://[')]
+
+    def test_refused(self):
+        error = self.assertRaises(exception.InvalidConfiguration,
+                                  utilization.Utilization, self.url)
+        self.assertIn('prometheus_url', str(error))
+
+
+class PrometheusTest(base.BaseTestCase):
+    """A real one, which scrapes our exporter."""
+
+    def test_it_understands_the_query(self):
+        if shutil.which('prometheus') is None:
+            self.skipTest('there is no prometheus: see bindep.txt')
+        cloud = self.useFixture(monitored.Cloud())
+        known = utilization.Utilization(
+            f'http://{cloud.prometheus.address}')
+        found = monitored.wait_for(
+            'the utilization of GPUs', lambda: known.ask() or dict(
+                known._answer[1]))
+        self.assertEqual({'compute3'}, {host for host, _address in found})
+        for (host, address), value in found.items():
+            self.assertEqual(value, known.of(host, [address]))
+        known.stop()
