@@ -39,8 +39,10 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.nova.weighing import placement
+from cyborg_gpu_driver.nova.weighing import utilization
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import names
@@ -118,6 +120,22 @@ def extra_specs(specs):
     for trait, weight in found.preferences if found else ():
         hold(re.fullmatch('[A-Z0-9_]+', trait), trait)
         hold(math.isfinite(weight), weight)
+
+
+def utilization_of_gpus(document):
+    """What Prometheus answers to nova-scheduler."""
+    found = attempt(utilization.parse, document)
+    for gpu, value in (found or {}).items():
+        hold(0 <= value <= 1 and all(isinstance(part, str) for part in gpu),
+             document)
+
+
+def console(text):
+    """What a guest says of its runs."""
+    report = guest.read(text, 'c0ffee')
+    for run in report.runs:
+        hold(run.seconds > 0 and run.problem.isprintable(), text)
+        hold(0 <= run.exit_code <= 999 and len(run.problem) <= 200, text)
 
 
 # Names and numbers

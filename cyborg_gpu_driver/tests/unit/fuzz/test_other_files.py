@@ -50,14 +50,30 @@ _PEER = peers.Peer('gpu2', '580.65.06', (peers.Gpu(
     '26B9185100000003'),))
 
 
-class PlacementTest(base.FuzzCase):
-    """What nova-scheduler reads of operators."""
+class SchedulingTest(base.FuzzCase):
+    """What nova-scheduler reads, and where its figures come from."""
 
     @base.examples(150)
     @hypothesis.given(base.mutated({'slowdown': {
         'a': {'a': 1.5, 'b': 1}, 'b': {'a': 2, 'c': None}}}))
     def test_slowdowns(self, document):
         checks.slowdowns(document)
+
+    @base.examples(150)
+    @hypothesis.given(base.mutated({'status': 'success', 'data': {
+        'resultType': 'vector', 'result': [{
+            'metric': {'Hostname': 'compute1', 'address': '0000:07:00.0'},
+            'value': [1790000000.5, '0.5']}]}}))
+    def test_utilization(self, document):
+        checks.utilization_of_gpus(document)
+
+    @base.examples(150)
+    @hypothesis.given(strategies.lists(strategies.builds(
+        '\n@gpu-interference c0ffee {} {} {} {} {} {} @\n'.format,
+        strategies.sampled_from(('run', 'begin', 'end', 'run 1')),
+        *[strategies.integers(-1, 10 ** 12)] * 4, base.TEXTS)))
+    def test_console_of_a_guest(self, lines):
+        checks.console(''.join(lines))
 
     @base.examples(150)
     @hypothesis.given(strategies.dictionaries(
