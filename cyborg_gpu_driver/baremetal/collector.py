@@ -64,7 +64,8 @@ def collect(data: dict[str, Any], failures: Any) -> None:
             failures.add('NVIDIA GPUs: %s', '; '.join(host.problems))
             return
         data[names.KEY] = inventory.to_dict(
-            host, _health(host, session), _modes(host, session))
+            host, _health(host, session), _modes(host, session),
+            _cliques(host, session))
     finally:
         # What keeps a GPU open stands in the way of its reset.
         session.reset()
@@ -85,6 +86,20 @@ def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
     with contextlib.suppress(exception.NvmlError):
         mode = nvml_modes.confidential_computing(session)
     return modes.Modes(ecc, confidential_computing=mode)
+
+
+def _cliques(host: model.Host, session: nvml.NvmlSession
+             ) -> dict[model.PciAddress, str]:
+    """NVLink cliques of the GPUs that are in one and tell it."""
+    found = {}
+    if host.nvml_problem is None:
+        for gpu in host.gpus:
+            if gpu.visible_to_nvml:
+                with contextlib.suppress(exception.NvmlError):
+                    clique = nvml_modes.clique(session, gpu.address)
+                    if clique is not None:
+                        found[gpu.address] = clique
+    return found
 
 
 def _health(host: model.Host, session: nvml.NvmlSession

@@ -62,6 +62,10 @@ HOST = schema.mapping({'driver_version': _TEXT}, {
     'wsl': schema.TRUTH,
     'virtual': schema.TRUTH,
     'fabric_mode': {'enum': [0, 1, 2]},
+    'clique': schema.matching(
+        '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.][0-9]{1,9}',
+        'the UUID of an NVLink cluster, a dot and the number of a clique',
+        '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3'),
     'gpus': schema.listing(_GPU),
     'nvswitches': schema.listing(_FUNCTION),
     'functions': schema.listing(_FUNCTION)})

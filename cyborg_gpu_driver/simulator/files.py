@@ -147,7 +147,8 @@ class _Reader:
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
             cuda_version=cuda_version, wsl=wsl, gpus=gpus,
             functions=functions, virtual=content.get('virtual', False),
-            fabric_mode=content.get('fabric_mode', 0))
+            fabric_mode=content.get('fabric_mode', 0),
+            clique=content.get('clique'))
 
     def _gpu(self, item, place, wsl, switches):
         model = self._model(item['model'], place.below('model'))

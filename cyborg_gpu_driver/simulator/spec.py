@@ -206,6 +206,9 @@ class Host:
     """A virtual machine that GPUs were passed to: it cannot reset them."""
     fabric_mode: int = 0
     """FABRIC_MODE of the fabric manager."""
+    clique: str | None = None
+    """UUID of the NVLink cluster, a dot and the number of the clique; None
+    for a machine whose NVLinks do not leave it."""
 
     @property
     def has_switches(self) -> bool:

@@ -43,6 +43,7 @@ _WAYS_MAX = 40_000
 """To cut one of each kind of board, overlaps alone considered; those known
 have 5536 at most. To list the layouts of a board is to go through them."""
 _NO_MODES = modes_module.Modes()
+_NO_CLIQUES: Mapping[model.PciAddress, str] = {}
 _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
 _GPU_TEXTS = ('model', 'architecture', 'uuid', 'serial', 'driver')
@@ -71,6 +72,15 @@ class Inventory:
 
     modes: modes_module.Modes = _NO_MODES
     """That outlive a tenant, of the GPUs that NVML could be asked about."""
+    cliques: Mapping[model.PciAddress, str] = (
+        dataclasses.field(default_factory=dict))
+    """NVLink cliques of the GPUs that are in one."""
+
+    @property
+    def clique(self) -> str | None:
+        """The NVLink clique that all GPUs are in; None if they are not."""
+        found = {self.cliques.get(gpu.address) for gpu in self.gpus}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def sick(self) -> dict[model.PciAddress, tuple[str, ...]]:
@@ -88,12 +98,15 @@ class Inventory:
 def to_dict(host: model.Host,
             health: Mapping[model.PciAddress,
                             Iterable[health_module.Condition]],
-            modes: modes_module.Modes = _NO_MODES) -> dict[str, Any]:
+            modes: modes_module.Modes = _NO_MODES,
+            cliques: Mapping[model.PciAddress, str] = _NO_CLIQUES
+            ) -> dict[str, Any]:
     """What is sent: values of JSON only.
 
     :param health: what ails each GPU that could be asked for its health,
         also nothing; a GPU that is not in it could not be.
     :param modes: MIG modes are the GPUs' own.
+    :param cliques: NVLink cliques of the GPUs that are in one.
     """
     return {'version': VERSION,
             'driver_version': _tidied(host.driver_version),
@@ -102,6 +115,7 @@ def to_dict(host: model.Host,
             'confidential_computing': modes.confidential_computing,
             'gpus': [{**_plain_gpu(gpu),
                       'ecc': modes.ecc.get(gpu.address),
+                      'nvlink_clique': cliques.get(gpu.address),
                       'health': _codes(health.get(gpu.address))}
                      for gpu in host.gpus]}
 
@@ -190,7 +204,7 @@ def _plain_profile(profile):
 
 
 def _gpu(item, place):
-    """A GPU, what ails it and its ECC mode."""
+    """A GPU, what ails it, its ECC mode and its NVLink clique."""
     values = {name: item[name] for name in _GPU_VALUES}
     values.update((name, _line(item[name])) for name in _GPU_TEXTS)
     return model.Gpu(
@@ -201,7 +215,7 @@ def _gpu(item, place):
                                item['nvlink_peers'])),
         problems=tuple(map(_line, item['problems'])), **values), (
             None if item['health'] is None else tuple(item['health'])
-        ), item.get('ecc')
+        ), item.get('ecc'), item.get('nvlink_clique')
 
 
 def _mig(item, place):
@@ -237,7 +251,8 @@ def _pci_gpu(item):
         address=model.PciAddress.parse(item['bus']),
         vendor_id=item['vendor_id'], device_id=item['product_id'],
         class_code=item['class'][:4],
-        numa_node=None if numa in (None, '-1') else int(numa)), None, None
+        numa_node=None if numa in (None, '-1') else int(numa)
+    ), None, None, None
 
 
 def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
@@ -255,26 +270,28 @@ def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
 
 def _inventory(gpus, place, driver_version=None, nvml_problem=None,
                problems=(), confidential_computing=None):
-    """The whole, of GPUs with their ailments and ECC modes."""
+    """The whole, of GPUs with what is known of each."""
     if len(gpus) > inventory_schema.LIST_MAX:
         raise place.error(f'found {len(gpus)} GPUs', 'expected at most '
                           f'{inventory_schema.LIST_MAX}')
-    addresses = [gpu.address for gpu, _ailments, _ecc in gpus]
+    addresses = [gpu.address for gpu, *_ in gpus]
     if len(set(addresses)) < len(addresses):
         raise place.error('two have the same address',
                           'expected each GPU only once')
-    boards = {gpu.mig.profiles for gpu, _ailments, _ecc in gpus if gpu.mig}
+    boards = {gpu.mig.profiles for gpu, *_ in gpus if gpu.mig}
     if sum(map(ways, boards)) > _WAYS_MAX:
         raise place.error('too many ways to partition them',
                           f'expected at most {_WAYS_MAX}')
     return Inventory(
-        tuple(sorted((gpu for gpu, _ailments, _ecc in gpus),
+        tuple(sorted((gpu for gpu, *_ in gpus),
                      key=lambda gpu: gpu.address)),
         driver_version, nvml_problem, problems,
-        {gpu.address: ailments for gpu, ailments, _ecc in gpus
+        {gpu.address: ailments for gpu, ailments, *_ in gpus
          if ailments is not None},
         modes_module.Modes(
-            {gpu.address: ecc for gpu, _ailments, ecc in gpus
+            {gpu.address: ecc for gpu, _ailments, ecc, _clique in gpus
              if ecc is not None},
-            {gpu.address: gpu.mig.pending for gpu, _ailments, _ecc in gpus
-             if gpu.mig is not None}, confidential_computing))
+            {gpu.address: gpu.mig.pending for gpu, *_ in gpus
+             if gpu.mig is not None}, confidential_computing),
+        {gpu.address: clique for gpu, *_, clique in gpus
+         if clique is not None})

@@ -51,6 +51,15 @@ def is_layout_trait(trait: str) -> bool:
     return trait.startswith(_LAYOUT)
 
 
+def clique_trait(clique: str) -> str:
+    """The trait of a node all of whose GPUs are in an NVLink clique.
+
+    It has the whole UUID of the cluster: nobody says that a part of it tells
+    two racks apart.
+    """
+    return names.custom('NVLINK', 'CLIQUE', clique)
+
+
 def count_trait(count: int) -> str:
     """The trait of a node with so many GPUs, of whatever kind."""
     return names.custom('GPU', 'COUNT', str(count))

@@ -22,6 +22,7 @@ CUSTOM_GPU_MEMORY_80GB        memory of a GPU, as people write it
 CUSTOM_GPU_COUNT_8            GPUs of the node, of whatever kind
 CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
 CUSTOM_GPU_SICK_XID_79        what ails one of them
+CUSTOM_NVLINK_CLIQUE_...      all are in this NVLink clique
 CUSTOM_GPU_LAYOUT_...         they can be cut like that
 ============================= ==========================================
 
@@ -128,7 +129,8 @@ def traits(current: Iterable[str], inventory: inventory_module.Inventory,
     cut = () if sick else _layouts(inventory.gpus, files, templates,
                                    refused, all_layouts)
     wanted = [trait for trait in dict.fromkeys(
-        (*_healthy(inventory, sick), *sick, *_boards(inventory.gpus), *cut))
+        (*_healthy(inventory, sick), *sick, *_boards(inventory.gpus),
+         *_clique(inventory), *cut))
         if trait not in kept]
     room = max(0, TRAITS_MAX - len(kept))
     return Traits(tuple(sorted({*kept, *wanted[:room]})),
@@ -154,6 +156,11 @@ def _boards(gpus):
         yield node_names.count_trait(len(gpus))
     for gpu in gpus:
         yield from report_traits.of_board(gpu)
+
+
+def _clique(inventory):
+    if inventory.clique is not None:
+        yield node_names.clique_trait(inventory.clique)
 
 
 def _layouts(gpus, files, templates, refused, all_layouts):
@@ -196,6 +203,7 @@ def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
         'driver_version': inventory.driver_version,
         'nvml_problem': inventory.nvml_problem,
         modes.KEY: inventory.modes.to_dict(),
+        'nvlink_clique': inventory.clique,
         'sick': {str(address): list(reasons) for address, reasons
                  in inventory.sick.items()},
         'problems': [*inventory.problems, *(

@@ -117,7 +117,11 @@ _GPU = _record({
     'problems': _several(_TEXT),
     'health': schema.nullable(_several(_CODE))}, {
     # Whether ECC is on, or will be after the next restart.
-    'ecc': schema.TRUTH})
+    'ecc': schema.TRUTH,
+    'nvlink_clique': schema.matching(
+        '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.][0-9]{1,10}',
+        'the UUID of an NVLink cluster, a dot and the number of a clique',
+        '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3')})
 INVENTORY = _record({
     'version': {
         'type': 'integer', 'const': VERSION,

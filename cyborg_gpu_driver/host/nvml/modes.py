@@ -10,23 +10,33 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Modes of a GPU that outlive its tenant: ECC and confidential computing.
+"""Modes of a GPU that outlive its tenant, and its place in the fabric.
 
 ECC mode is in the board's InfoROM and takes effect at the next reset
 (nvmlDeviceSetEccMode in nvml.h). Confidential computing is a mode of the
 system in NVML, which only tells it; NVIDIA's gpu-admin-tools set it, through
 PCI (their README, "--set-cc-mode").
+
+In a rack such as GB200 NVL72, NVLinks lead from machine to machine. GPUs reach
+each other by them if they are of one cluster and one clique
+(nvmlGpuFabricInfo_t in NVML's reference; NVIDIA/k8s-test-infra, guide
+"Topograph").
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import uuid
 
 import pynvml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.snapshot import model
+
+_FABRIC_VERSIONS = (3, 2)
+"""Of the structure, newest first."""
 
 OFF = 'off'
 ON = 'on'
@@ -78,6 +88,40 @@ def fabric_info(version: int) -> ctypes.Structure | None:
     """
     made = getattr(pynvml, f'c_nvmlGpuFabricInfo_v{version}_t', None)
     return made and made()
+
+
+def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
+           ) -> str | None:
+    """The clique of a GPU: UUID of its cluster, a dot and a number.
+
+    :returns: None if its NVLinks do not leave the machine, or it is not yet,
+        or not successfully, registered with the fabric. Its status counts
+        only once that is completed (nvmlGpuFabricInfo_t in NVML's reference).
+    :raises NvmlError: if NVML does not say.
+    """
+    device = nvml.device(address)
+    found = None
+    for version in _FABRIC_VERSIONS:
+        asked = fabric_info(version)
+        if asked is None:
+            continue
+        try:
+            if nvml.optional('nvmlDeviceGetGpuFabricInfoV', device,
+                             ctypes.byref(asked)) is None:
+                return None
+        except exception.NvmlError as error:
+            # The driver is older than this version of the structure.
+            if error.symbol != 'ARGUMENT_VERSION_MISMATCH':
+                raise
+            continue
+        found = asked
+        break
+    if (found is None
+            or found.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            or found.status != pynvml.NVML_SUCCESS
+            or not any(found.clusterUuid)):
+        return None
+    return f'{uuid.UUID(bytes=bytes(found.clusterUuid))}.{found.cliqueId}'
 
 
 def check(code: int) -> None:

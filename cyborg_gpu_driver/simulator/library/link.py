@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pynvml
 
 from cyborg_gpu_driver.simulator.abi import memory
@@ -101,7 +103,8 @@ def fabric_info(library, handle, info):
     """How far the GPU is registered with the fabric manager.
 
     nvml.h has it for Hopper and later. The fabric manager's user guide shows
-    Completed and Success where it runs, and In Progress before.
+    Completed and Success where it runs, and In Progress before. Cluster and
+    clique are zeros where NVLinks do not leave the machine.
     """
     gpu = library.gpu(handle)
     if gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:
@@ -112,6 +115,11 @@ def fabric_info(library, handle, info):
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     info.status = pynvml.NVML_SUCCESS
     info.state = _fabric_state(gpu)
+    if (info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            and gpu.machine.host.clique is not None):
+        cluster, _, clique = gpu.machine.host.clique.partition('.')
+        info.clusterUuid[:] = uuid.UUID(cluster).bytes
+        info.cliqueId = int(clique)
     if info.version == pynvml.nvmlGpuFabricInfo_v3:
         info.healthSummary = (
             pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY

@@ -16,6 +16,7 @@ import pynvml
 from ironic.common import exception
 
 from cyborg_gpu_driver.tests.ironic import inspection_case
+from cyborg_gpu_driver.tests.unit.host.nvml import test_clique
 
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
 SICK = 'CUSTOM_GPU_SICK_'
@@ -83,6 +84,15 @@ class InspectionTest(inspection_case.InspectionCase):
         self.assertEqual([{'ecc': True, 'mig': True},
                           {'ecc': False, 'mig': True}],
                          [modes['gpus'][name] for name in (first, second)])
+
+    def test_a_rack(self):
+        self.machine(test_clique.write_rack(self.directory))
+        self.inspect()
+        self.assertIn(
+            'CUSTOM_NVLINK_CLIQUE_51D4BA7B_6D2A_4B39_9E4B_1C4A4BD0F1A2_32766',
+            self.traits)
+        self.assertEqual(test_clique.CLIQUE, self.node.properties[
+            'nvidia_gpus']['nvlink_clique'])
 
     def test_gpus_are_let_go(self):
         self.machine('t4x4')

@@ -40,6 +40,41 @@ def board(gpu):
         mig=gpu.mig and dataclasses.replace(gpu.mig, instances=()))
 
 
+class CliquesTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host = inspected.snapshot(self, 't4x4')
+        self.clique = '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.4294967295'
+
+    def parse(self, *cliques):
+        return inventory.parse(inventory.to_dict(
+            self.host, {}, cliques={gpu.address: clique for gpu, clique
+                                    in zip(self.host.gpus, cliques,
+                                           strict=False)}))
+
+    def test_they_come_back(self):
+        found = self.parse(self.clique)
+        self.assertEqual({self.host.gpus[0].address: self.clique},
+                         found.cliques)
+        self.assertIsNone(found.clique)
+        self.assertEqual(self.clique, self.parse(*[self.clique] * 4).clique)
+
+    def test_of_an_earlier_ramdisk(self):
+        sent = inspected.sent(self.host)
+        for gpu in sent['gpus']:
+            del gpu['nvlink_clique']
+        self.assertEqual({}, inventory.parse(sent).cliques)
+
+    def test_what_is_malformed(self):
+        for text in ('', self.clique.upper(), f'{self.clique}0',
+                     self.clique.replace('.', '-')):
+            error = self.assertRaises(exception.InventoryError, self.parse,
+                                      None, text)
+            self.assertIn('inventory.gpus[1].nvlink_clique: found ',
+                          str(error))
+
+
 class ModesTest(base.BaseTestCase):
 
     def setUp(self):

@@ -74,6 +74,22 @@ class TraitsTest(NodeCase):
         self.assertIn(LAYOUT + 'ALL_3G_40GB', layouts)
         self.assertIn(LAYOUT + 'ALL_BALANCED', layouts)
 
+    def test_a_clique_that_all_gpus_are_in(self):
+        clique = '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3'
+        trait = 'CUSTOM_NVLINK_CLIQUE_51D4BA7B_6D2A_4B39_9E4B_1C4A4BD0F1A2_3'
+        addresses = [gpu.address for gpu in self.h100.gpus]
+        found = dataclasses.replace(self.h100, cliques=dict.fromkeys(
+            addresses, clique))
+        self.assertEqual(H100 | {trait}, self.traits(found)[1])
+        self.assertEqual(clique, node.summary(found)['nvlink_clique'])
+        others = {**found.cliques, addresses[3]: clique.replace('.3', '.4')}
+        fewer = dict.fromkeys(addresses[1:], clique)
+        for cliques in (others, fewer, {}):
+            found = dataclasses.replace(self.h100, cliques=cliques)
+            # The one of an earlier inspection goes.
+            self.assertEqual(H100, self.traits(found, {trait})[1])
+            self.assertIsNone(node.summary(found)['nvlink_clique'])
+
     def test_mixed(self):
         layouts, others = self.traits(inspected.found(self, 'mixed'))
         self.assertEqual({
@@ -298,6 +314,7 @@ class PropertiesTest(NodeCase):
             'modes': {'confidential_computing': None, 'gpus': {
                 '0000:41:00.0': {'ecc': None, 'mig': True},
                 '0000:81:00.0': {'ecc': None, 'mig': False}}},
+            'nvlink_clique': None,
             'sick': {'0000:41:00.0': ['XID 79 (fell off the bus)']},
             'boards': [
                 {'model': 'Tesla T4', 'architecture': 'turing', 'count': 1,

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The NVLink clique of a GPU."""
+
+import pathlib
+
+import fixtures
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.nvml import modes
+from cyborg_gpu_driver.simulator import files
+from cyborg_gpu_driver.tests.unit.host import base
+
+CLIQUE = '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.32766'
+
+
+def write_rack(directory, clique=CLIQUE):
+    """A file of a machine whose NVLinks leave it; its path."""
+    text = (files.HERE / 'hosts' / 'hgx-h200.yaml').read_text('utf-8')
+    path = pathlib.Path(directory) / 'rack.yaml'
+    path.write_text(f'{text}clique: {clique}\n', encoding='utf-8')
+    return str(path)
+
+
+class CliqueTest(base.SimulatedTestCase):
+
+    MACHINE = 'hgx-h100'
+
+    def clique(self):
+        return modes.clique(self.nvml, self.first)
+
+    def use_rack(self):
+        self.use(write_rack(self.useFixture(fixtures.TempDir()).path))
+
+    def test_links_that_do_not_leave_the_machine(self):
+        self.assertIsNone(self.clique())
+
+    def test_boards_without_a_fabric(self):
+        for name in ('rtxpro6000x8', 'dgx-a100-80', 't4x4'):
+            self.use(name)
+            self.assertIsNone(self.clique())
+
+    def test_a_rack(self):
+        self.use_rack()
+        self.assertEqual(CLIQUE, self.clique())
+
+    def test_not_registered_yet(self):
+        self.use_rack()
+        self.machine.stop_fabric_manager()
+        self.assertIsNone(self.clique())
+
+    def test_registered_without_success(self):
+        self.use_rack()
+        failed = type('Failed', (pynvml.c_nvmlGpuFabricInfo_v3_t,), {
+            'status': property(lambda _: pynvml.NVML_ERROR_UNKNOWN,
+                               lambda _, ignored: None)})
+        self.useFixture(fixtures.MockPatchObject(
+            modes, 'fabric_info', lambda _: failed()))
+        self.assertIsNone(self.clique())
+
+    def test_a_cluster_that_counts_only_when_registered(self):
+        asked = modes.fabric_info
+
+        def with_cluster(version):
+            info = asked(version)
+            info.clusterUuid[0] = 1
+            return info
+
+        self.useFixture(fixtures.MockPatchObject(
+            modes, 'fabric_info', with_cluster))
+        self.assertIsNotNone(self.clique())
+        self.machine.stop_fabric_manager()
+        self.assertIsNone(self.clique())
+
+    def test_an_older_driver(self):
+        self.use_rack()
+        asked = modes.fabric_info
+
+        def of_the_future(version):
+            info = asked(version)
+            if version == 3:
+                info.version += 1
+            return info
+
+        self.useFixture(fixtures.MockPatchObject(
+            modes, 'fabric_info', of_the_future))
+        self.assertEqual(CLIQUE, self.clique())
+
+    def test_a_gpu_that_does_not_say(self):
+        self.use_rack()
+        self.machine.lose_gpu(str(self.first))
+        self.assertRaises(exception.NvmlError, self.clique)
