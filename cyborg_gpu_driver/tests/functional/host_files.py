@@ -39,11 +39,12 @@ def write_host(directory, gpus):
     return path
 
 
-def write_unprepared(directory, name):
+def write_unprepared(directory, name, gpus=None):
     """Write the file of a host as if its GPUs had never been prepared.
 
     :param name: of a host that comes with the simulator. NVSwitches of it are
         shared: each server with whole GPUs needs a partition.
+    :param gpus: how many of its GPUs; None for all.
     """
     with open(os.path.join(os.path.dirname(simulator_files.__file__), 'hosts',
                            f'{name}.yaml'), encoding='utf-8') as stream:
@@ -53,6 +54,7 @@ def write_unprepared(directory, name):
         gpu.pop('vfs', None)
         if gpu.get('nvlink') == 'switches':
             content['fabric_mode'] = 1
+    content['gpus'] = content['gpus'][:gpus]
     path = os.path.join(directory, 'host.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
         yaml.safe_dump(content, stream)

@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Groups of GPUs on the released Cyborg and Placement.
+
+How many servers of a size there is room for is Placement's to tell.
+"""
+
+import json
+import tempfile
+
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
+
+_CLASS = 'CUSTOM_NVIDIA_NVLINK_{}_H100_80GB_HBM3'
+_ALL = {1: 8, 2: 4, 4: 2, 8: 1}
+_REPORTS = 15
+"""A report brings only some new providers."""
+
+
+class NvlinkCase(gpu_cloud.GpuTestCase):
+
+    overrides = {'gpu': {'policies': 'linked'},
+                 'gpu_policy:linked': {'mode': 'nvlink'}}
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.machine = host_files.write_unprepared(directory.name, 'hgx-h100')
+        super().setUp()
+        self.addCleanup(directory.cleanup)
+        self.profiles = {size: self.profile(_CLASS.format(size))
+                         for size in _ALL}
+        self.world = simulator.Machine.load(self.machine, self.hardware_path)
+
+    def report(self):
+        for _ in range(_REPORTS):
+            self.cloud.report()
+            if len(self.providers()) == sum(_ALL.values()):
+                break
+        super().report()
+
+    def providers(self):
+        return [name for name in self.cloud.placement.snapshot()
+                if '_nvlink-' in name]
+
+    def room(self):
+        """How many groups of each size a server could get."""
+        return {size: len(self.cloud.nova.candidates(profile))
+                for size, profile in self.profiles.items()}
+
+    def members(self, server):
+        (arq,) = server.arqs
+        return nvlink.from_text(arq['attach_handle_info']['addresses'])
+
+
+class BindTest(NvlinkCase):
+
+    def test_groups_exclude_each_other_before_the_bind_returns(self):
+        before = self.everything()
+        self.assertEqual(_ALL, self.room())
+        pair = self.cloud.bind(self.profiles[2])
+        self.assertEqual({1: 6, 2: 3, 4: 1, 8: 0}, self.room())
+        self.assertEqual('MDEV', pair.arqs[0]['attach_handle_type'])
+        self.assertEqual(2, len(self.members(pair)))
+        quad = self.cloud.bind(self.profiles[4])
+        self.assertEqual({1: 2, 2: 1, 4: 0, 8: 0}, self.room())
+        single = self.cloud.bind(self.profiles[1])
+        self.assertEqual({1: 1, 2: 0, 4: 0, 8: 0}, self.room())
+        gpus = [gpu for server in (pair, quad, single)
+                for gpu in self.members(server)]
+        self.assertEqual(7, len(set(gpus)))
+        self.assertEqual(3, len(self.world.active_partitions))
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                          self.profiles[8])
+        super().report()
+        self.assertEqual({1: 1, 2: 0, 4: 0, 8: 0}, self.room())
+        for server in (pair, quad, single):
+            self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(_ALL, self.room())
+        self.assertEqual((), self.world.active_partitions)
+        self.assertEqual((), self.world.damage)
+        after = self.everything()
+        for part in ('arqs', 'journal'):
+            self.assertEqual(before[part], after[part])
+        self.assertEqual(0, self.handles_in_use())
+
+    def test_all_of_the_board(self):
+        server = self.cloud.bind(self.profiles[8])
+        self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
+        (arq,) = server.arqs
+        self.assertLessEqual(len(json.dumps(arq['attach_handle_info'])), 255)
+        self.assertEqual(8, len(self.members(server)))
+        self.assertEqual((0,), self.world.active_partitions)
+        self.end_agent()
+        super().report()
+        self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(_ALL, self.room())
+
+    def test_a_gpu_that_is_cordoned_closes_its_groups(self):
+        code, _, errors = self.command(
+            'gpu', 'cordon', '0000:18:00.0', '--reason', 'test')
+        self.assertEqual(0, code, errors)
+        self.report()
+        self.assertEqual({1: 7, 2: 3, 4: 1, 8: 0}, self.room())
