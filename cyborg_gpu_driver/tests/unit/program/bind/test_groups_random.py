@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Random operations on groups of GPUs.
+
+CYBORG_GPU_GROUPS is the number of operations, CYBORG_GPU_SEED repeats a run.
+"""
+
+import os
+import random
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests.unit.program.bind import group_case
+from cyborg_gpu_driver.tests.unit.program.bind import test_groups
+
+_COUNT = int(os.environ.get('CYBORG_GPU_GROUPS', '25'))
+_SEED = int(os.environ.get('CYBORG_GPU_SEED') or random.randrange(1 << 32))
+_NVLINK_ERROR = -10
+
+
+class RandomTest(group_case.GroupCase):
+
+    def setUp(self):
+        super().setUp()
+        self.random = random.Random(_SEED)
+        self.bound = {}
+        """Modules of each group that a server has, to its handle."""
+        self.guests = set()
+
+    def test_random_operations(self):
+        operations = (self.try_bind, self.try_bind, self.try_bind,
+                      self.try_unbind, self.try_unbind, self.start_guest,
+                      self.end_guests, self.restart_agent, self.restart_host,
+                      self.restart_fabric_manager, self.miss_fabric_manager,
+                      self.fail_bind, self.fail_unbind)
+        log = []
+        for _ in range(_COUNT):
+            operation = self.random.choice(operations)
+            log.append(f'{operation.__name__} {operation() or ""}')
+            try:
+                self.assert_owned()
+                self.report()
+                self.report()
+                self.assert_sound()
+                self.assert_offered()
+            except Exception as error:
+                raise AssertionError(
+                    f'CYBORG_GPU_SEED={_SEED}: {"; ".join(log)}') from error
+
+    # What must hold
+
+    def assert_owned(self):
+        """Each active partition has an owner, before any report."""
+        self.assertLessEqual(set(self.world.active_partitions), {
+            entry.fabric_partition for entry in self.journal.entries()})
+
+    def assert_offered(self):
+        """Servers have what they got, and the rest can be had."""
+        self.assertEqual(
+            {handle[2] for handle in self.bound.values()},
+            {entry.handle for entry in self.journal.entries()})
+        taken = {module for group in self.bound for module in group}
+        self.assertEqual({group for group in test_groups.GROUPS
+                          if not taken & set(group)}, self.free())
+
+    # What happens
+
+    def try_bind(self):
+        group = self.random.choice(test_groups.GROUPS)
+        handle = self.handle(*group)
+        taken = {module for other in self.bound for module in other}
+        if group in self.bound or not taken & set(group):
+            self.running.binder.bind(*handle)
+            self.bound[group] = handle
+        else:
+            self.assertRaises(exception.BindRefused,
+                              self.running.binder.bind, *handle)
+        return group
+
+    def try_unbind(self):
+        for group in self.some_group():
+            self.end_guest(group)
+            self.running.binder.unbind(*self.bound.pop(group))
+            return group
+
+    def start_guest(self):
+        for group in self.some_group():
+            if group not in self.guests:
+                self.guests.add(group)
+                for address in self.offer(*group).members:
+                    self.world.attach_whole(str(address))
+            return group
+
+    def end_guests(self):
+        for group in tuple(self.guests):
+            self.end_guest(group)
+
+    def restart_agent(self):
+        self.begin()
+
+    def restart_host(self):
+        self.guests.clear()
+        self.world.reboot()
+        self.begin()
+
+    def restart_fabric_manager(self):
+        """With a guest only so that its NVLinks stay up."""
+        again = bool(self.guests) or self.random.random() < 0.5
+        self.world.stop_fabric_manager()
+        self.world.start_fabric_manager(restart=again)
+
+    def miss_fabric_manager(self):
+        """Bind and unbind while it is stopped."""
+        self.world.stop_fabric_manager()
+        group = self.random.choice(test_groups.GROUPS)
+        taken = {module for other in self.bound for module in other}
+        if not taken & set(group):
+            self.assertRaises(exception.FabricError, self.bind, *group)
+        else:
+            for other in self.some_group():
+                self.end_guest(other)
+                self.assertRaises(
+                    exception.FabricError, self.running.binder.unbind,
+                    *self.bound.pop(other))
+        self.report()
+        self.world.start_fabric_manager(restart=True)
+        return group
+
+    def fail_bind(self):
+        group = self.random.choice(test_groups.GROUPS)
+        taken = {module for other in self.bound for module in other}
+        if taken & set(group):
+            return
+        self.world.faults.fail('fmActivateFabricPartition', _NVLINK_ERROR,
+                               after=self.random.random() < 0.5)
+        self.assertRaises(exception.FabricError, self.bind, *group)
+        return group
+
+    def fail_unbind(self):
+        for group in self.some_group():
+            self.end_guest(group)
+            self.world.faults.fail('fmDeactivateFabricPartition',
+                                   _NVLINK_ERROR,
+                                   after=self.random.random() < 0.5)
+            self.assertRaises(exception.FabricError,
+                              self.running.binder.unbind,
+                              *self.bound.pop(group))
+            self.assertEqual({journal.Phase.UNBINDING}, {
+                entry.phase for entry in self.journal.entries()
+                if entry.phase is not journal.Phase.BOUND})
+            return group
+
+    def some_group(self):
+        return self.random.sample(sorted(self.bound),
+                                  min(1, len(self.bound)))
+
+    def end_guest(self, group):
+        if group in self.guests:
+            self.guests.discard(group)
+            for address in self.offer(*group).members:
+                self.world.detach_whole(str(address))
