@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""No GPU has servers of several projects, if its policy says so."""
+
+from __future__ import annotations
+
+import collections
+
+from openstack import exceptions
+
+from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.tests.integration import storm_case
+
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+_POLICY = 'gpu_policy:sliced'
+_WAVES = 3
+"""Of twenty creates each."""
+
+
+class IsolationTest(storm_case.StormCase):
+    """Sixty creates of three projects on 28 slots.
+
+    After each wave of twenty every second server is deleted, so that the
+    later ones meet GPUs that are full, partly used, and free.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.projects = {}
+        self.shared = set()
+        self.flavor = self.flavor_of(_SLICE)
+        self.use_gpu_scheduler()
+
+    def test_sixty_creates_of_three_projects(self):
+        together = self.creates()
+        # So the test would see it.
+        self.assertNotEqual(set(), self.shared)
+        self.shared.clear()
+        self.isolate()
+        apart = self.creates()
+        self.assertEqual(set(), self.shared)
+        asked = _WAVES * storm_case.AT_ONCE
+        print(f'Of {asked} creates of 3 projects {together} were refused '
+              f'without isolation, {apart} with isolation = project')
+
+    def creates(self):
+        """How many of sixty are refused."""
+        clouds = (self.user1, self.user2, self.admin)
+        refused = []
+        for _ in range(_WAVES):
+            served = sorted((server for server in self.servers()
+                             if server.status == 'ACTIVE'),
+                            key=lambda server: (server.project_id, server.id))
+            self.delete_all(served[::2])
+            refused += self.storm(
+                [(self.flavor, clouds[turn % 3])
+                 for turn in range(storm_case.AT_ONCE)], self.look)[1]
+        self.end()
+        self.assert_nothing_left()
+        return len(refused)
+
+    def isolate(self):
+        """Set the option on all hosts, for this test alone."""
+        self.addCleanup(self.set_isolation, None)
+        self.set_isolation('project')
+
+    def set_isolation(self, value):
+        for host in self.cloud.hosts:
+            self.cloud.configure(host, _POLICY, isolation=value)
+            self.cloud.restart(f'cyborg-agent-{host}')
+        self.until(lambda: self.isolated() == {value is not None},
+                   'all hosts are reported', storm_case.REPORTED)
+
+    def isolated(self):
+        """What the providers of slices say about it."""
+        placement = self.admin.placement
+        found = set()
+        for provider in placement.resource_providers():
+            if provider.name.endswith('_1g.10gb'):
+                answer = placement.get(
+                    f'/resource_providers/{provider.id}/traits',
+                    headers=storm_case.PLACEMENT)
+                exceptions.raise_from_response(answer)
+                found.add(traits.ISOLATED in answer.json()['traits'])
+        return found
+
+    def look(self):
+        """Note which GPUs have servers of several projects now."""
+        there = {vgpu.uuid: (host, address) for host in self.cloud.hosts
+                 for address, gpu in self.cloud.hardware(host).items()
+                 for vgpu in gpu.vgpus}
+        found = collections.defaultdict(set)
+        for request in self.arqs():
+            gpu = there.get(request['attach_handle_uuid'])
+            if gpu is not None:
+                found[gpu].add(self.project(request['instance_uuid']))
+        self.shared |= {gpu for gpu, projects in found.items()
+                        if len(projects) > 1}
+
+    def project(self, server):
+        if server not in self.projects:
+            self.projects[server] = self.admin.compute.get_server(
+                server).project_id
+        return self.projects[server]
