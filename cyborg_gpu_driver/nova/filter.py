@@ -34,8 +34,9 @@ LOG = logging.getLogger(__name__)
 class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
     """Drops the GPUs, and hosts, that the placement policy rules out.
 
-    Nova skips the weighers if one host is left, so the filter puts the best
-    GPU of that one first. Requests without a GPU pass.
+    A host that has several GPUs for a request is several attempts then,
+    while there are few hosts. Nova skips the weighers if one is left, so the
+    filter puts the best GPU of that one first. Requests without a GPU pass.
     """
 
     def __init__(self):
@@ -53,29 +54,24 @@ class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
         except exception.InvalidValue as error:
             LOG.error('No host passes: %s', error)
             return []
-        hosts = self._admitted(hosts, spec_obj, wish)
-        if len(hosts) == 1:
-            self._order(hosts[0], spec_obj, wish)
-        return hosts
-
-    def _admitted(self, hosts, spec, wish):
         strict = [chooser.policy_of(wish, host).is_strict for host in hosts]
         if not any(strict) and not any(map(chooser.multiplier, hosts)):
             return hosts
-        request = self._chooser.request(spec, wish, hosts)
+        request = self._chooser.request(spec_obj, wish, hosts)
         if request is None:
             # Of isolated GPUs the bind refuses what must not be.
             return [host for host, is_strict
                     in zip(hosts, strict, strict=True) if not is_strict]
-        return [host for host in hosts if self.filter_candidates(
-            host, lambda candidate, host=host:
-            self._chooser.admits(request, host, candidate))]
+        with self._chooser.choosing(request) as now:
+            return self._chosen(now, [
+                host for host in hosts if self.filter_candidates(
+                    host, lambda candidate, host=host:
+                    self._chooser.admits(now, host, candidate))])
 
-    def _order(self, host, spec, wish):
-        if not chooser.multiplier(host):
-            return
-        request = self._chooser.request(spec, wish, [host])
-        if request is not None:
-            figures, = self._chooser.figures(request, [host])
-            chooser.put_best_first(host.allocation_candidates, figures)
-            self._chooser.promise(request, host)
+    def _chosen(self, request, hosts):
+        hosts = self._chooser.attempts(request, hosts)
+        if len(hosts) == 1 and chooser.multiplier(hosts[0]):
+            figures, = self._chooser.figures(request, hosts)
+            chooser.put_best_first(hosts[0].allocation_candidates, figures)
+            self._chooser.promise(request, hosts[0])
+        return hosts

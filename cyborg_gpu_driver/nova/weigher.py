@@ -21,14 +21,15 @@ For nova-scheduler, the only one that imports it::
 from __future__ import annotations
 
 import math
-import statistics
 
 from nova.scheduler import weights
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.nova.scheduling import attempts
 from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.nova.weighing import placement
+from cyborg_gpu_driver.nova.weighing import ranking
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class GpuWeigher(weights.BaseHostWeigher):
     weigh nothing and ask Placement for nothing.
     """
 
+    # Weights are so already, but for those that come after all others.
+    minval = 0.0
+    maxval = 1.0
+
     def __init__(self):
         super().__init__()
         self._chooser = chooser.shared()
@@ -49,26 +54,36 @@ class GpuWeigher(weights.BaseHostWeigher):
         return abs(chooser.multiplier(host_state))
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        return self._weigh([weighed.obj for weighed in weighed_obj_list],
-                           weight_properties)
-
-    def _weigh_object(self, obj, weight_properties):
-        return self._weigh([obj], weight_properties)[0]
-
-    def _weigh(self, hosts, spec):
+        hosts = [weighed.obj for weighed in weighed_obj_list]
         if not (any(map(chooser.multiplier, hosts))
-                and chooser.resource_classes(spec)):
+                and chooser.resource_classes(weight_properties)):
             return [0.0] * len(hosts)
-        request = self._chooser.request(spec, _wish(spec), hosts)
+        request = self._chooser.request(
+            weight_properties, _wish(weight_properties), hosts)
         if request is None:
             return [0.0] * len(hosts)
+        with self._chooser.choosing(request) as now:
+            weights = self._weigh(now, hosts)
+            # The one that Nova puts first, if it calls us last.
+            totals = [weighed.weight + self.weight_multiplier(host) * weight
+                      for weighed, host, weight in zip(
+                          weighed_obj_list, hosts, weights, strict=True)]
+            self._chooser.promise(now, hosts[totals.index(max(totals))])
+        return weights
+
+    def _weigh_object(self, obj, weight_properties):
+        return self.weigh_objects(
+            [weights.WeighedHost(obj, 0.0)], weight_properties)[0]
+
+    def _weigh(self, request, hosts):
+        for host in hosts:
+            self._chooser.keep_admitted(request, host)
         rows = self._chooser.figures(request, hosts)
-        figures = [chooser.put_best_first(host.allocation_candidates, row)
-                   for host, row in zip(hosts, rows, strict=True)]
-        filled = _filled_in(figures)
-        # What Nova will most probably claim.
-        self._chooser.promise(request, hosts[filled.index(min(filled))])
-        return [-figure for figure in filled]
+        return ranking.weights(
+            [chooser.put_best_first(host.allocation_candidates, row)
+             if row else math.inf
+             for host, row in zip(hosts, rows, strict=True)],
+            list(map(attempts.identity, hosts)))
 
 
 def _wish(spec):
@@ -78,16 +93,3 @@ def _wish(spec):
         # The filter refuses such a flavor; a weigher cannot.
         LOG.error('%s; the option decides', error)
         return placement.Wish()
-
-
-def _filled_in(figures):
-    """The figures, with one for hosts that have none or an infinite one."""
-    known = [figure for figure in figures
-             if figure is not None and math.isfinite(figure)]
-    if not known:
-        return [0.0] * len(figures)
-    mean, low, high = statistics.fmean(known), min(known), max(known)
-    beyond = high - low or 1.0
-    return [mean if figure is None
-            else min(max(figure, low - beyond), high + beyond)
-            for figure in figures]

@@ -22,6 +22,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ AT_ONCE = 32
 """Hosts that are read for one scheduling request, at most."""
 _READING_LIMIT = 1.0
 """Seconds after which no further host is read for the same request."""
+_FIRST = 5.0
+"""Seconds for which a request waits while another one reads, if nothing is
+known yet of any host on which it may go."""
 _RETRY = 10.0
 """Seconds for which Placement is left alone after it has failed."""
 _RARELY = 60
@@ -84,7 +88,7 @@ class Reader:
     one. The others are as they were read before.
 
     Threads may share one. While one of them reads, the others go by what
-    was read before.
+    was read before. Only if that is nothing they wait, for a while.
 
     :param get: asks Placement: ``get(url, version=...)``.
     :param keep: seconds for which an answer holds.
@@ -102,6 +106,8 @@ class Reader:
         self._hosts: collections.OrderedDict[str, _Host] = (
             collections.OrderedDict())
         self._fleet = weigher_cost.Fleet(())
+        self._known: frozenset[str] = frozenset()
+        """The hosts in it."""
         self._failed = False
         self._retry = 0.0
 
@@ -110,28 +116,38 @@ class Reader:
         """How many hosts are kept."""
         return len(self._hosts)
 
+    @property
+    def latest(self) -> weigher_cost.Fleet:
+        """What was read last, by whatever request."""
+        return self._fleet
+
     def fleet(self, resource_classes: Sequence[str],
-              hosts: Mapping[str, Hashable]) -> weigher_cost.Fleet | None:
+              hosts: Mapping[str, Hashable],
+              changing: Container[str] = ()) -> weigher_cost.Fleet | None:
         """What the GPUs of these and other hosts have left.
 
         :param resource_classes: what the request asks for.
         :param hosts: for the UUID of each compute node on which it may go,
             a value that differs when the host has changed.
+        :param changing: compute nodes on which a server was just put. They
+            are read as soon as an answer holds no more.
         :returns: None if that cannot be told now; it has been logged, once.
         """
-        if self._reading.acquire(blocking=False):
+        waits = hosts and self._known.isdisjoint(hosts)
+        if self._reading.acquire(blocking=False) or (
+                waits and self._reading.acquire(timeout=_FIRST)):
             try:
                 if self._clock() >= self._retry:
-                    self._read(resource_classes[0], hosts)
+                    self._read(resource_classes[0], hosts, changing)
             finally:
                 self._reading.release()
         return None if self._failed else self._fleet
 
-    def _read(self, resource_class, hosts):
+    def _read(self, resource_class, hosts, changing):
         now = self._clock()
         changed = False
         try:
-            for uuid in self._due(hosts, now):
+            for uuid in self._due(hosts, now, changing):
                 self._read_host(uuid, hosts[uuid], resource_class)
                 changed = True
                 if self._clock() - now >= _READING_LIMIT:
@@ -151,9 +167,11 @@ class Reader:
             self._failed = False
         if changed:
             self._fleet = weigher_cost.Fleet.of(
-                host.part for host in self._hosts.values())
+                (host.part for host in self._hosts.values()),
+                self._fleet.number + 1)
+            self._known = frozenset(self._hosts)
 
-    def _due(self, hosts, now):
+    def _due(self, hosts, now, changing):
         """The hosts to read now, the most urgent first."""
         changed, due, new = [], [], []
         for uuid, mark in hosts.items():
@@ -165,8 +183,12 @@ class Reader:
             self._hosts.move_to_end(uuid)
             if host.mark != mark:
                 changed.append(uuid)
-            elif now >= host.due:
-                due.append((host.due, uuid))
+                continue
+            when = host.due
+            if uuid in changing:
+                when += self._keep - host.pause
+            if now >= when:
+                due.append((when, uuid))
         old = [uuid for _due, uuid in heapq.nsmallest(AT_ONCE, due)]
         # Neither may keep the other waiting for good.
         mixed = itertools.chain.from_iterable(

@@ -16,12 +16,14 @@ For the weigher and the filter, which share what was read from Placement.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import operator
 import random
+from collections.abc import Mapping
 
 import nova.conf
 from nova.scheduler import utils
@@ -29,11 +31,12 @@ from nova.scheduler.client import report
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
+from cyborg_gpu_driver.nova.scheduling import attempts
+from cyborg_gpu_driver.nova.scheduling import choices
+from cyborg_gpu_driver.nova.scheduling import neighbours
 from cyborg_gpu_driver.nova.scheduling import promises
-from cyborg_gpu_driver.nova.scheduling import residents
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import interference
@@ -52,50 +55,68 @@ _PROFILE = 'device_profile_'
 (get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
 _KEPT = 2
 """Hosts that are remembered, by those that one request can name."""
-_SERVERS = 100_000
-"""Servers whose application is remembered, at most."""
+_ATTEMPTS = 16
+"""How often Nova may try to claim for one request, over all hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a server asks of the GPUs."""
+    """What a server asks of the GPUs, and what is known of those."""
 
     wish: placement.Wish
     fleet: weigher_cost.Fleet
     project: str
     server: str
     """Its UUID; what it has already does not count as a neighbour's."""
+    known: neighbours.Known
+    """Who is on the providers for which that matters."""
+    promised: Mapping[str, tuple[promises.Promise, ...]] | None = None
+    """By provider who was promised something on its GPU, which ``fleet`` then
+    has. None: others may choose at the same time."""
 
 
 class Chooser:
-    """Ranks allocation candidates."""
+    """Ranks allocation candidates. Threads share one."""
 
     def __init__(self):
+        keep = CONF.gpu_weigher.cache_seconds
         self._reader = weigher_reader.Reader(
-            _get, CONF.gpu_weigher.cache_seconds,
-            _KEPT * CONF.scheduler.max_placement_results)
-        self._residents = residents.Residents(_get)
-        self._promises = promises.Promises()
+            _get, keep, _KEPT * CONF.scheduler.max_placement_results)
+        self._choices = choices.Choices(lambda: self._reader.latest, keep)
+        self._neighbours = neighbours.Neighbours(_get)
         self._utilization = utilization.Utilization(
             CONF.gpu_weigher.prometheus_url)
         self._matrix = _matrix(CONF.gpu_weigher.interference_file)
-        self._said = log_once.LogOnce()
-        self._applications: dict[str, str] = {}
 
     def request(self, spec, wish, hosts) -> Request | None:
         """What is known for a request for a GPU.
 
+        All that asks Placement or a database is done here.
+
         :param hosts: on which it may go.
         :returns: None if Placement does not tell; that is logged.
         """
-        # Nova updates both after a claim, its own included, and when
-        # nova-compute reports a change.
+        # nova-compute updates both when a server comes or goes, and Nova
+        # in one request for several servers.
         fleet = self._reader.fleet(resource_classes(spec), {
             host.uuid: (host.updated, host.num_instances) for host in hosts
-            if multiplier(host) or policy_of(wish, host).is_strict})
-        return None if fleet is None else Request(
+            if multiplier(host) or policy_of(wish, host).is_strict},
+            self._choices.hosts)
+        if fleet is None:
+            return None
+        request = Request(
             wish, fleet, spec.project_id,
-            spec.instance_uuid if 'instance_uuid' in spec else '')
+            spec.instance_uuid if 'instance_uuid' in spec else '', {})
+        return dataclasses.replace(
+            request, known=self._known(request, hosts))
+
+    def choosing(self, request) -> contextlib.AbstractContextManager[Request]:
+        """While no other request chooses: it, with what others have chosen.
+
+        What asks Placement or a database does not belong there. If it takes
+        too long until it begins, it is the request as it was.
+        """
+        return self._choices.alone(request)
 
     def figures(self, request, hosts) -> list[list[float | None]]:
         """How bad each allocation candidate of each host is.
@@ -106,35 +127,63 @@ class Chooser:
                     for candidate in host.allocation_candidates]
                    for host in hosts]
         if not request.wish.preferences:
-            return self._with_promises(request, hosts, figures)
+            return figures
         known = [figure for row in figures for figure in row
                  if figure is not None and math.isfinite(figure)]
         low, high = min(known, default=0.0), max(known, default=0.0)
         span = high - low or 1.0
-        return self._with_promises(request, hosts, [
+        return [
             [None if figure is None else (figure - low) / span
              - _preference(request, candidate)
              for figure, candidate in zip(
                  row, host.allocation_candidates, strict=True)]
-            for row, host in zip(figures, hosts, strict=True)])
-
-    def _with_promises(self, request, hosts, figures):
-        """The same, but infinite for what others have just chosen."""
-        return [[figure if figure is None or all(
-            self._promises.left(offer) >= amount for offer, amount
-            in request.fleet.taken(candidate['allocations']))
-            else math.inf
-            for figure, candidate in zip(
-                row, host.allocation_candidates, strict=True)]
             for row, host in zip(figures, hosts, strict=True)]
 
+    def attempts(self, request, hosts) -> list:
+        """The hosts, several times if there are few with several candidates.
+
+        :param request: as :meth:`choosing` gives it.
+        """
+        if not CONF.gpu_weigher.order_candidates:
+            return hosts
+        most = max(1, _ATTEMPTS // max(1, len(hosts)))
+        found = []
+        for host in hosts:
+            if isinstance(host, attempts.Attempt) or not multiplier(host):
+                found.append(host)
+                continue
+            if most > 1:
+                self._sort(request, host)
+            found += attempts.split(
+                host, most, self._choices.claimed)
+        return found
+
+    def _sort(self, request, host):
+        (row,) = self.figures(request, [host])
+        keys = [(figure is None, figure, random.random()) for figure in row]
+        host.allocation_candidates = [
+            host.allocation_candidates[number]
+            for number in sorted(range(len(keys)), key=keys.__getitem__)]
+
     def promise(self, request, host) -> None:
-        """Nova is about to claim the first candidate of a host."""
-        if CONF.gpu_weigher.order_candidates and host.allocation_candidates:
-            candidate = host.allocation_candidates[0]
-            for offer, amount in request.fleet.taken(
-                    candidate['allocations']):
-                self._promises.add(offer, amount)
+        """Nova is about to claim the first candidate of a host.
+
+        :param request: as :meth:`choosing` gives it, which is still on.
+        """
+        if CONF.gpu_weigher.order_candidates:
+            self._choices.add(request, host)
+
+    def keep_admitted(self, request, host) -> None:
+        """Take away what has been promised to others since the filter.
+
+        :param request: as :meth:`choosing` gives it.
+        """
+        if request.promised:
+            host.allocation_candidates = [
+                candidate for candidate in host.allocation_candidates
+                if request.promised.keys().isdisjoint(
+                    candidate['allocations'])
+                or self.admits(request, host, candidate)]
 
     def admits(self, request, host, candidate) -> bool:
         """Whether policy and isolation allow an allocation candidate.
@@ -147,7 +196,7 @@ class Chooser:
             return not policy_of(request.wish, host).is_strict
         return (not _is_strict(request, host, allocations)
                 or not self._company(
-                    request, host, placement.Placement.STANDALONE,
+                    request, placement.Placement.STANDALONE,
                     allocations).strangers)
 
     def _figure(self, request, host, candidate):
@@ -157,11 +206,11 @@ class Chooser:
             return None
         policy = policy_of(request.wish, host)
         if (_is_isolated(request, allocations) and self._company(
-                request, host, placement.Placement.STANDALONE,
+                request, placement.Placement.STANDALONE,
                 allocations).strangers):
             return math.inf
         return placement.figure(policy, cost, self._company(
-            request, host, policy, allocations),
+            request, policy, allocations),
             self._busy(request, host, policy, allocations))
 
     def _busy(self, request, host, policy, allocations):
@@ -171,7 +220,7 @@ class Chooser:
         return self._utilization.of(host.nodename, (
             gpu[0].gpu for gpu in request.fleet.gpus(allocations)))
 
-    def _company(self, request, host, policy, allocations):
+    def _company(self, request, policy, allocations):
         """Who is on the GPUs of an allocation candidate.
 
         Only what the policy needs to know.
@@ -180,48 +229,45 @@ class Chooser:
                           placement.Placement.QUIET):
             return placement.Company()
         gpus = request.fleet.gpus(allocations)
-        neighbours = sum(offer.used for gpu in gpus for offer in gpu)
+        used = sum(offer.used for gpu in gpus for offer in gpu)
         measured = policy is placement.Placement.QUIET and self._matrix
-        if not neighbours or not measured and not policy.is_strict:
-            return placement.Company(neighbours)
-        try:
-            there = [resident for gpu in gpus
-                     for resident in self._residents.of(gpu)
-                     if resident.server != request.server]
-        except Exception as error:
-            # Whatever it is: a weigher must not fail a request.
-            if self._said.is_new(str(error)):
-                LOG.warning('Placement does not tell the projects of servers '
-                            'with GPUs: %s', error)
-            return placement.Company(neighbours, strangers=neighbours)
-        self._said.over()
+        if not used or not measured and not policy.is_strict:
+            return placement.Company(used)
+        there = neighbours.there(
+            gpus, request.known, request.promised or {}, request.server)
+        if there is None:
+            return placement.Company(used, strangers=used)
         return placement.Company(
-            sum(resident.amount for resident in there),
-            sum(resident.amount for resident in there
-                if resident.project != request.project),
-            self._interference(request, host, there) if measured else None)
+            sum(neighbour.amount for neighbour in there),
+            sum(neighbour.amount for neighbour in there
+                if neighbour.project != request.project),
+            self._interference(request, there) if measured else None)
 
-    def _interference(self, request, host, there):
+    def _known(self, request, hosts):
+        """Who is on the GPUs of a request, as far as that matters."""
+        found: dict[str, tuple[neighbours.Neighbour, ...]] = {}
+        for host in hosts:
+            policy = policy_of(request.wish, host)
+            measured = (policy is placement.Placement.QUIET
+                        and self._matrix is not None)
+            if not (measured or policy.is_strict
+                    or traits.ISOLATED in request.fleet.traits):
+                continue
+            for candidate in host.allocation_candidates:
+                allocations = candidate['allocations']
+                if not (measured or _is_strict(request, host, allocations)):
+                    continue
+                for gpu in request.fleet.gpus(allocations):
+                    if gpu[0].provider not in found:
+                        found.update(self._neighbours.read(
+                            host, gpu, measured))
+        return found
+
+    def _interference(self, request, there):
         return self._matrix.interference(
             request.wish.application,
-            [self._application(host, resident.server)
-             for resident in there for _ in range(resident.amount)])
-
-    def _application(self, host, server):
-        """What a server runs; empty if its flavor does not say."""
-        if server not in self._applications and server in host.instances:
-            try:
-                specs = host.instances[server].flavor.extra_specs
-            except Exception as error:
-                # From the database of a cell, which may be down.
-                LOG.warning('The flavor of server %s cannot be read: %s',
-                            server, error)
-                return ''
-            if len(self._applications) >= _SERVERS:
-                self._applications.clear()
-            self._applications[server] = specs.get(
-                placement.APPLICATION, '')
-        return self._applications.get(server, '')
+            [neighbour.application for neighbour in there
+             for _ in range(neighbour.amount)])
 
 
 @functools.cache
@@ -294,8 +340,9 @@ def _is_strict(request, host, allocations):
 
 def _is_isolated(request, allocations):
     """Whether the GPUs may have servers of one project only."""
-    return any(traits.ISOLATED in offer.traits for offer, _amount
-               in request.fleet.taken(allocations))
+    return traits.ISOLATED in request.fleet.traits and any(
+        traits.ISOLATED in offer.traits for offer, _amount
+        in request.fleet.taken(allocations))
 
 
 def _preference(request, candidate):

@@ -74,33 +74,68 @@ class Cost:
 
 
 class Fleet:
-    """All GPUs of which we know what they have left."""
+    """All GPUs of which we know what they have left.
+
+    :ivar number: the later of two that were read has the greater one.
+    :ivar traits: all that any of the providers has.
+    """
 
     def __init__(self, gpus: Iterable[published.Gpu]):
+        self.number = 0
+        self.traits: set[str] = set()
         self._places: dict[str, _Place] = {}
         self._rooms: collections.Counter[str] = collections.Counter()
         for members in published.by_host(gpus).values():
-            states = [_State(gpu) for gpu in members]
-            empty = statistics.fmean(state.empty for state in states)
-            for state in states:
+            for state in self._put([gpu.offers for gpu in members]):
                 for number, offer in enumerate(state.offers):
-                    self._places[offer.provider] = _Place(
-                        state, number, empty)
                     self._rooms[offer.resource_class] += state.room[number]
+                    self.traits |= offer.traits
         self._losses: dict[tuple, float] = {}
 
     @classmethod
-    def of(cls, parts: Iterable[Fleet]) -> Fleet:
+    def of(cls, parts: Iterable[Fleet], number: int = 0) -> Fleet:
         """The GPUs of several fleets, such as one for each host.
 
         It costs much less than a fleet of the same GPUs, because it computes
         nothing about a GPU again.
         """
         fleet = cls(())
+        fleet.number = number
         for part in parts:
             fleet._places.update(part._places)
             fleet._rooms.update(part._rooms)
+            fleet.traits |= part.traits
         return fleet
+
+    def after(self, amounts: Mapping[str, int]) -> Fleet:
+        """The same after claims that it does not have yet.
+
+        Prices stay as they are: a few units do not change them by much, and
+        the losses that are known already hold.
+
+        :param amounts: units claimed, by provider.
+        """
+        fleet = Fleet(())
+        fleet.number, fleet.traits = self.number, self.traits
+        fleet._places = dict(self._places)
+        fleet._rooms, fleet._losses = self._rooms, self._losses
+        fleet._prices = self._prices
+        for host in {id(place.host): place.host for place in map(
+                self._places.get, amounts) if place}.values():
+            fleet._put([published.claimed(state.offers, amounts)
+                        for state in host.states])
+        return fleet
+
+    def _put(self, gpus):
+        """Put a host in.
+
+        :param gpus: what each GPU of the host offers.
+        """
+        host = _Host(tuple(map(_State, gpus)))
+        for state in host.states:
+            for number, offer in enumerate(state.offers):
+                self._places[offer.provider] = _Place(state, number, host)
+        return host.states
 
     @functools.cached_property
     def _prices(self):
@@ -129,7 +164,7 @@ class Fleet:
             sum(self._loss(state, tuple(numbers))
                 for state, numbers in wanted.items()),
             statistics.fmean(place.state.empty for place in places),
-            statistics.fmean(place.host_empty for place in places))
+            statistics.fmean(place.host.empty for place in places))
 
     def taken(self, allocations: Mapping[str, Any]
               ) -> list[tuple[published.Offer, int]]:
@@ -140,11 +175,16 @@ class Fleet:
                  sum(asked['resources'].values()))
                 for place, asked in places if place is not None]
 
-    def gpus(self, allocations: Mapping[str, Any]
+    def offer(self, provider: str) -> published.Offer | None:
+        """What a provider has; None if we do not know it."""
+        place = self._places.get(provider)
+        return None if place is None else place.state.offers[place.number]
+
+    def gpus(self, providers: Iterable[str]
              ) -> tuple[tuple[published.Offer, ...], ...]:
-        """All that the GPUs offer that an allocation candidate is on."""
+        """All that the GPUs offer that these providers are on."""
         states = {id(place.state): place.state for place
-                  in map(self._places.get, allocations) if place}
+                  in map(self._places.get, providers) if place}
         return tuple(state.offers for state in states.values())
 
     def _loss(self, state, numbers):
@@ -168,11 +208,11 @@ class Fleet:
 class _State:
     """A GPU and what is to be known of it."""
 
-    def __init__(self, gpu):
-        self.offers = gpu.offers
+    def __init__(self, offers):
+        self.offers = offers
         profiles, classes, used, free = zip(*(
             (offer.profile, offer.resource_class, offer.used, offer.free)
-            for offer in gpu.offers), strict=True)
+            for offer in offers), strict=True)
         self.key = classes, profiles, used, free
         self.rows, self.room, self.empty = _known(profiles, used, free)
 
@@ -190,6 +230,14 @@ def _known(profiles, used, free):
         row.taken / row.table.grid.units for row in rows)
 
 
+class _Host:
+    """The GPUs of a host, and how empty they are from 0 to 1, their mean."""
+
+    def __init__(self, states):
+        self.states = states
+        self.empty = statistics.fmean(state.empty for state in states)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Place:
     """Where a provider stands."""
@@ -197,7 +245,7 @@ class _Place:
     state: _State
     number: int
     """Among the offers of the GPU."""
-    host_empty: float
+    host: _Host
 
 
 def _computed(rows, numbers, prices):

@@ -31,6 +31,8 @@ TRAIT = os_traits.OWNER_CYBORG
 
 _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
 """The dot that stands for a plus in the label of a profile."""
+_KIND = names.custom('GPU', 'KIND') + '_'
+_VGPU = names.custom('GPU', 'KIND', 'VGPU')
 _OURS = names.custom(names.VENDOR) + '_'
 
 
@@ -113,6 +115,33 @@ def sold_out(found: Iterable[Gpu], resource_class: str) -> tuple[Gpu, ...]:
         dataclasses.replace(offer, free=0)
         if offer.resource_class == resource_class else offer
         for offer in gpu.offers)) for gpu in found)
+
+
+def claimed(offers: tuple[Offer, ...], amounts: Mapping[str, int]
+            ) -> tuple[Offer, ...]:
+    """What a GPU offers once claims have been made.
+
+    Until the bind Placement shows no more than those. But a GPU has one mode
+    at a time, and an idle one takes its type from its first vGPU, so what
+    the claims rule out by that is not free.
+
+    :param offers: all of the GPU.
+    :param amounts: units claimed, by provider.
+    """
+    taken = [offer for offer in offers if amounts.get(offer.provider)]
+    is_idle = not any(offer.used for offer in offers)
+    return tuple(dataclasses.replace(
+        offer, used=offer.used + amounts.get(offer.provider, 0),
+        free=0 if _is_ruled_out(offer, taken, is_idle) else max(
+            0, offer.free - amounts.get(offer.provider, 0)))
+        for offer in offers)
+
+
+def _is_ruled_out(offer, taken, is_idle):
+    kinds = {trait for trait in offer.traits if trait.startswith(_KIND)}
+    if is_idle and _VGPU in kinds and offer not in taken:
+        return bool(taken)
+    return any(not kinds <= other.traits for other in taken)
 
 
 def by_host(found: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:

@@ -172,7 +172,8 @@ class ClaimedTest(weigher_case.WeigherCase):
         states = self.candidates(spec)
         silent, = self.candidates(spec)[:1]
         silent.host = silent.nodename = 'silent'
-        silent.allocation_candidates = []
+        silent.allocation_candidates = [{'allocations': {
+            silent.uuid: {'resources': {'VCPU': 1}}}}]
         order = self.order(spec, [*states, silent])
         self.assertEqual(['bound', 'silent', 'empty'], list(order))
         self.assertAlmostEqual(0.5, order['silent'])

@@ -16,59 +16,252 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import functools
+import json
+import threading
+import types
 import uuid
 
+import fixtures
 from nova import exception
 from nova.scheduler import manager
+from nova.scheduler.client import report
 
+from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.tests.nova import weigher_case
 
 FIRST, SECOND = weigher_case.GPUS
+SMALL = '1g.10gb'
+MINUTES = 300
+"""Seconds after which a test does not wait any more."""
 
 
 class Scheduler(manager.SchedulerManager):
-    """Nova's own, but for the compute nodes in its database."""
+    """Nova's own, but for the compute nodes in its database.
 
-    states = ()
+    :ivar chosen: is called when a request has its hosts in order, before it
+        claims.
+    """
+
+    chosen = staticmethod(bool)
 
     def _get_all_host_states(self, context, spec_obj, provider_summaries):
-        return iter(self.states)
+        return iter(provider_summaries)
+
+    def _get_sorted_hosts(self, spec_obj, host_states, index):
+        found = super()._get_sorted_hosts(spec_obj, host_states, index)
+        self.chosen()
+        return found
 
 
-class SchedulerTest(weigher_case.WeigherCase):
+class SchedulerCase(weigher_case.WeigherCase):
 
     USES_DB = True
 
     def setUp(self):
         super().setUp()
-        self.flags(enabled_filters=[], track_instance_changes=False,
-                   group='filter_scheduler')
-        self.host('one')
-        self.host('two', gpus=(FIRST, SECOND))
+        self.flags(
+            available_filters=[weigher_case.FILTER],
+            enabled_filters=['GpuFilter'], track_instance_changes=False,
+            weight_classes=['nova.scheduler.weights.all_weighers',
+                            weigher_case.WEIGHER],
+            group='filter_scheduler')
+        self.flags(gpu_weight_multiplier=10.0, group='gpu_weigher')
 
-    def schedule(self, spec):
-        """What select_destinations does once it has the candidates.
+    def ready(self, spec, alternates=False):
+        """A request that has its candidates.
 
-        :returns: names of the hosts of the servers that are to be made.
+        :returns: what select_destinations does then, on a scheduler.
         """
         by_provider = collections.defaultdict(list)
         states = self.candidates(spec)
+        for state in states:
+            # Which the weighers for memory and processors divide by.
+            state.cpu_allocation_ratio = 1.0
         for request in self.requests(spec):
             for provider in request['allocations']:
                 by_provider[provider].append(request)
-        scheduler = Scheduler()
-        scheduler.states = states
-        selections = scheduler._schedule(
+        return lambda scheduler: scheduler._schedule(
             self.context, spec,
             [str(uuid.uuid4()) for _ in range(spec.num_instances)],
-            by_provider, {}, weigher_case.VERSION)
-        return sorted(selected[0].service_host for selected in selections)
+            by_provider, states, weigher_case.VERSION, alternates)
+
+
+class SchedulerTest(SchedulerCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one')
+        self.host('two', gpus=(FIRST, SECOND))
+
+    def schedule(self, spec, alternates=False):
+        """Names of the hosts of the servers, and of their alternates."""
+        return sorted(
+            [item.service_host for item in selected]
+            for selected in self.ready(spec, alternates)(Scheduler()))
 
     def test_each_of_several_servers_gets_a_gpu(self):
-        self.assertEqual(['one', 'two', 'two'],
-                         self.schedule(self.spec('4g.40gb', servers=3)))
+        for weighers in ([weigher_case.WEIGHER],
+                         ['nova.scheduler.weights.all_weighers',
+                          weigher_case.WEIGHER]):
+            self.flags(weight_classes=weighers, group='filter_scheduler')
+            self.assertEqual([['one'], ['two'], ['two']], self.schedule(
+                self.spec('4g.40gb', servers=3)))
+            for host in self.hosts:
+                for server in self.client.get(
+                        f'/resource_providers/{host}/allocations').json()[
+                            'allocations']:
+                    self.client.delete(f'/allocations/{server}')
 
     def test_without_it_nova_finds_no_host_for_the_third(self):
-        self.flags(weight_classes=[], group='filter_scheduler')
+        self.flags(enabled_filters=[], weight_classes=[],
+                   group='filter_scheduler')
         self.assertRaises(exception.NoValidHost, self.schedule,
                           self.spec('4g.40gb', servers=3))
+
+    def test_alternates_are_other_hosts_first(self):
+        # Packed: the host with one GPU would be fuller.
+        self.host('three', gpus=(FIRST, SECOND))
+        self.flags(max_attempts=4, group='scheduler')
+        (names,) = self.schedule(self.spec('4g.40gb'), alternates=True)
+        self.assertEqual({'one', 'two', 'three'}, set(names[:3]))
+        self.assertIn(names[3], ('two', 'three'))
+
+
+class StormCase(SchedulerCase):
+    """Requests that all have chosen before the first one claims."""
+
+    def setUp(self):
+        super().setUp()
+        # The database of a test's Placement takes one request at a time.
+        one = threading.RLock()
+        for name in ('get', 'put'):
+            method = getattr(report.SchedulerReportClient, name)
+
+            @functools.wraps(method)
+            def alone(*args, method=method, **kwargs):
+                with one:
+                    return method(*args, **kwargs)
+
+            self.useFixture(fixtures.MonkeyPatch(
+                'nova.scheduler.client.report.SchedulerReportClient.'
+                f'{name}', alone))
+
+    def storm(self, specs, workers=1):
+        """Names of the GPUs, or None, that the requests get."""
+        schedulers = []
+        for _ in range(workers):
+            chooser.shared.cache_clear()
+            schedulers.append(Scheduler())
+        ready = list(map(self.ready, specs))
+        barrier = threading.Barrier(len(specs), timeout=MINUTES)
+        Scheduler.chosen = staticmethod(barrier.wait)
+        self.addCleanup(setattr, Scheduler, 'chosen', staticmethod(bool))
+        with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
+            return list(pool.map(self.create, ready, (
+                schedulers[number % workers]
+                for number in range(len(specs)))))
+
+    def create(self, ready, scheduler):
+        try:
+            ((selection,),) = ready(scheduler)
+        except exception.NoValidHost:
+            return None
+        return self.gpus(types.SimpleNamespace(
+            uuid=selection.compute_node_uuid, allocation_candidates=[
+                json.loads(selection.allocation_request)]))[0]
+
+
+class StormTest(StormCase):
+
+    def served(self, workers=1, count=20):
+        found = self.storm([self.spec(SMALL) for _ in range(count)], workers)
+        return count - found.count(None)
+
+    def test_one_host_with_two_gpus(self):
+        self.host('one', gpus=(FIRST, SECOND))
+        self.assertEqual(14, self.served())
+
+    def test_two_hosts_with_one_gpu(self):
+        self.host('one')
+        self.host('two')
+        self.assertEqual(14, self.served())
+
+    def test_several_workers(self):
+        self.host('one', gpus=(FIRST, SECOND))
+        self.assertEqual(14, self.served(workers=5))
+
+    def test_nobody_loses_a_race_in_one_worker(self):
+        self.host('one', gpus=(FIRST, SECOND))
+        self.asked.clear()
+        self.assertEqual(14, self.served(count=14))
+        claims = [url for url in self.asked if url.startswith('/allocations')]
+        self.assertEqual(14, len(claims))
+
+
+class ProjectTest(StormCase):
+    """Requests of several projects for GPUs that must not be shared."""
+
+    def setUp(self):
+        super().setUp()
+        self.isolated = weigher_case.Agent(
+            self.client, 'one', (FIRST, SECOND), set(), profiles=(SMALL,),
+            isolated=True)
+
+    def spec_of(self, project, **extra_specs):
+        spec = self.spec(SMALL, **extra_specs)
+        spec.project_id = project
+        return spec
+
+    def projects(self, names, **extra_specs):
+        """By GPU, or None, the projects whose requests got it."""
+        found = collections.defaultdict(list)
+        for gpu, name in zip(self.storm([
+                self.spec_of(name, **extra_specs) for name in names]), names):
+            found[gpu].append(name)
+        return sorted(''.join(sorted(part)) for part in found.values())
+
+    def test_isolated_gpus(self):
+        with self.isolated:
+            self.hosts[self.isolated.root] = 'one'
+            self.assertEqual(['aaa', 'bbb'], self.projects('ababab'))
+
+    def test_a_third_project_finds_no_gpu(self):
+        with self.isolated:
+            self.hosts[self.isolated.root] = 'one'
+            found = self.projects('abcabc')
+            self.assertEqual(['aa', 'bb', 'cc'], found)
+
+    def test_standalone(self):
+        self.host('one', gpus=(FIRST, SECOND))
+        self.assertEqual(['aaa', 'bbb'], self.projects(
+            'ababab', placement='standalone'))
+
+    def test_who_has_given_up_keeps_nothing(self):
+        self.isolated = weigher_case.Agent(
+            self.client, 'one', (FIRST,), set(), profiles=(SMALL,),
+            isolated=True)
+        with self.isolated:
+            self.hosts[self.isolated.root] = 'one'
+            scheduler = Scheduler()
+            one, two = (self.ready(self.spec_of(name)) for name in 'ab')
+            with fixtures.MonkeyPatch(
+                    'nova.scheduler.client.report.SchedulerReportClient'
+                    '.claim_resources', lambda *args, **kwargs: False):
+                self.assertIsNone(self.create(one, scheduler))
+            self.assertEqual(FIRST, self.create(two, scheduler))
+
+    def test_a_claim_on_another_gpu_counts_there(self):
+        with self.isolated:
+            self.hosts[self.isolated.root] = 'one'
+            scheduler = Scheduler()
+            specs = [self.spec_of(name) for name in 'ab']
+            mine, theirs = map(self.candidates, specs)
+            for state in (*mine, *theirs):
+                state.cpu_allocation_ratio = 1.0
+            first, second = scheduler._get_sorted_hosts(specs[0], mine, 0)
+            # Somebody else was faster on the first one.
+            second.consume_from_request(specs[0])
+            (left,) = scheduler._get_sorted_hosts(specs[1], theirs, 0)
+            self.assertEqual(self.gpus(first), self.gpus(left))

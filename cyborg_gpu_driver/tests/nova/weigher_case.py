@@ -172,8 +172,11 @@ class WeigherCase(test.TestCase):
         chooser.shared.cache_clear()
         self.addCleanup(chooser.shared.cache_clear)
         # All hosts are read, however slow this machine is.
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weigher_reader._READING_LIMIT', 600.0))
+        for limit in ('weigher_reader._READING_LIMIT',
+                      'weigher_reader._FIRST', 'scheduling.choices._WAIT',
+                      'scheduling.choices._CLAIM'):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'cyborg_gpu_driver.nova.{limit}', 600.0))
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
         self.context = context.get_admin_context()
         self.client = report.report_client_singleton()
@@ -301,6 +304,11 @@ class WeigherCase(test.TestCase):
         handler, loaded = self.filters()
         return handler.get_filtered_objects(
             loaded, states or self.candidates(spec), spec)
+
+    def passed(self, spec, states=None):
+        """Hosts and GPUs that our filter leaves, in the order of attempts."""
+        return [(state.host, gpu) for state in self.filtered(spec, states)
+                for gpu in self.gpus(state)]
 
     def gpus(self, state):
         """GPUs of a host's candidates, the one that Nova claims first."""

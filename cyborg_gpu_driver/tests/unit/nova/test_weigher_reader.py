@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import threading
 
@@ -242,6 +243,57 @@ class ReaderTest(base.BaseTestCase):
         self.placement.asked.clear()
         self.assertIsNot(first, self.fleet(reader, mark=1))
         self.assertEqual([], self.placement.asked)
+
+    def test_the_first_request_is_waited_for(self):
+        reader = self.reader()
+        entered, leave = threading.Event(), threading.Event()
+
+        def dawdle():
+            entered.set()
+            leave.wait(30)
+
+        self.placement.before = dawdle
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            first = pool.submit(self.fleet, reader)
+            self.assertTrue(entered.wait(30))
+            second = pool.submit(self.fleet, reader)
+            leave.set()
+            self.assertIsNotNone(second.result(30).cost(
+                self.placement.candidate('b')))
+            self.assertIs(first.result(30), second.result(30))
+        self.assertEqual(['a', 'b'], self.placement.read())
+
+    def test_the_first_request_is_not_waited_for_for_good(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.weigher_reader._FIRST', 0.0))
+        reader = self.reader()
+        found = []
+        self.placement.before = lambda: found.append(
+            self.fleet(reader).cost(self.placement.candidate('a')))
+        self.fleet(reader, 'a')
+        self.assertEqual([None, None], found)
+
+    def test_a_host_that_is_about_to_change_is_read_again_soon(self):
+        reader = self.reader()
+        for pause in (0, 5, 10):
+            self.now += pause
+            self.fleet(reader)
+        self.placement.read()
+        # It would be read after 20 seconds.
+        self.now += 5
+        reader.fleet([CLASS], {'a': 0, 'b': 0}, changing={'b'})
+        self.assertEqual(['b'], self.placement.read())
+        reader.fleet([CLASS], {'a': 0, 'b': 0}, changing={'b'})
+        self.assertEqual([], self.placement.read())
+
+    def test_what_was_read_later_has_the_greater_number(self):
+        reader = self.reader()
+        self.assertEqual(0, reader.latest.number)
+        first = self.fleet(reader)
+        self.placement.used = {'a': 1}
+        self.assertLess(first.number, self.fleet(reader, mark=1).number)
+        self.assertEqual(1, reader.latest.offer(
+            names.provider_uuid(self.placement.names('a')[0])).used)
 
 
 class PublishedTest(base.BaseTestCase):

@@ -14,14 +14,28 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
-import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.nova.scheduling import promises
+from cyborg_gpu_driver.nova.weighing import cost
 from cyborg_gpu_driver.nova.weighing import published
 
-OFFER = published.Offer('provider', '1g', 'CUSTOM_X', 2, 5)
+KEEP = 20.0
+
+
+def fleet(number, **used):
+    """What was read at some time: seven slices by provider, some used."""
+    found = cost.Fleet(published.Gpu('host', name, (published.Offer(
+        name, '1g', 'CUSTOM_X', units, 7 - units),))
+        for name, units in used.items())
+    found.number = number
+    return found
+
+
+class Attempt:
+    """Nova has it while the request lasts."""
 
 
 class PromisesTest(base.BaseTestCase):
@@ -29,27 +43,147 @@ class PromisesTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.now = 100.0
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.scheduling.promises.time.monotonic',
-            lambda: self.now))
-        self.promises = promises.Promises()
-        self.promises.add(OFFER, 1)
-        self.promises.add(OFFER, 2)
+        self.promises = promises.Promises(KEEP, lambda: self.now)
 
-    def test_what_was_chosen_is_not_left(self):
-        self.assertEqual(2, self.promises.left(OFFER))
-        other = dataclasses.replace(OFFER, provider='other')
-        self.assertEqual(5, self.promises.left(other))
+    def promise(self, server, provider='a', amount=1, read=None, **fields):
+        self.promises.replace(server, [promises.Promise(
+            server, 'project', '', 'host', provider, amount, **fields)],
+            read or fleet(1, a=2, b=0))
+
+    def missing(self, read):
+        self.promises.settle(read)
+        return [promise.server for promise in self.promises.missing(read)]
+
+    def test_what_was_chosen_is_missing(self):
+        self.promise('x')
+        self.promise('y', 'b')
+        self.assertEqual(['x', 'y'], self.missing(fleet(1, a=2, b=0)))
+        self.assertEqual({'host'}, self.promises.hosts)
 
     def test_what_shows_is_not_counted_twice(self):
-        shown = dataclasses.replace(OFFER, used=4, free=3)
-        for _ in range(2):
-            self.assertEqual(2, self.promises.left(shown))
+        for server in 'xyz':
+            self.promise(server)
+        for number in (2, 3):
+            self.assertEqual(['z'], self.missing(fleet(number, a=4, b=0)))
+        self.assertEqual([], self.missing(fleet(4, a=5, b=0)))
+        self.assertEqual(frozenset(), self.promises.hosts)
 
-    def test_what_others_took_shows_as_well(self):
-        shown = dataclasses.replace(OFFER, used=7, free=0)
-        self.assertEqual(0, self.promises.left(shown))
+    def test_who_read_earlier_still_misses_it(self):
+        self.promise('x')
+        self.assertEqual([], self.missing(fleet(3, a=3, b=0)))
+        self.assertEqual(['x'], self.missing(fleet(2, a=2, b=0)))
+        # And that told nothing new.
+        self.promise('y', read=fleet(3, a=3, b=0))
+        self.assertEqual(['y'], self.missing(fleet(3, a=3, b=0)))
 
-    def test_a_choice_is_forgotten_after_a_while(self):
-        self.now += promises.KEEP + 1
-        self.assertEqual(5, self.promises.left(OFFER))
+    def test_units_of_one_server_show_together(self):
+        self.promise('x', amount=2)
+        self.assertEqual(['x'], self.missing(fleet(2, a=3, b=0)))
+        self.assertEqual([], self.missing(fleet(3, a=5, b=0)))
+
+    def test_who_left_hides_nobody_for_good(self):
+        self.promise('x')
+        self.assertEqual(['x'], self.missing(fleet(2, a=1, b=0)))
+        self.assertEqual([], self.missing(fleet(3, a=2, b=0)))
+
+    def test_a_server_is_promised_one_thing(self):
+        self.promise('x')
+        self.promise('x', 'b')
+        self.assertEqual(['b'], [
+            promise.provider for promise in self.promises.of('x')])
+
+    def test_a_promise_ends_with_its_request(self):
+        for is_claimed, expected in ((False, []), (True, ['x'])):
+            attempt = Attempt()
+            self.promise('x', attempt=weakref.ref(attempt),
+                         is_claimed=is_claimed)
+            self.assertEqual(['x'], self.missing(fleet(1, a=2, b=0)))
+            del attempt
+            self.assertEqual(expected, self.missing(fleet(1, a=2, b=0)))
+
+    def test_a_promise_is_forgotten_after_a_while(self):
+        self.promise('x')
+        self.now += KEEP - 1
+        self.promise('y')
+        self.now += 1
+        self.assertEqual(['y'], self.missing(fleet(1, a=2, b=0)))
+
+    def test_what_is_not_known_is_not_promised(self):
+        self.promise('x', 'elsewhere')
+        self.assertEqual([], self.missing(fleet(1, a=2, b=0)))
+
+    def test_a_host_that_is_read_no_more(self):
+        self.promise('x')
+        self.assertEqual(['x'], self.missing(fleet(2, b=0)))
+
+
+class ClaimedTest(base.BaseTestCase):
+    """What a GPU offers after a claim."""
+
+    def offer(self, profile, used, free, kind='MIG'):
+        return published.Offer(
+            profile, profile, profile, used, free,
+            frozenset({f'CUSTOM_GPU_KIND_{kind}', 'CUSTOM_NVIDIA'}))
+
+    def free(self, *offers, **amounts):
+        found = published.claimed(offers, amounts)
+        self.assertEqual(
+            [offer.used + amounts.get(offer.provider, 0)
+             for offer in offers], [offer.used for offer in found])
+        return [offer.free for offer in found]
+
+    def test_only_what_is_claimed_counts_as_in_placement(self):
+        self.assertEqual([3, 2], self.free(
+            self.offer('a', 1, 5), self.offer('b', 0, 2), a=2))
+
+    def test_nothing_claimed_nothing_changed(self):
+        self.assertEqual([5, 2], self.free(
+            self.offer('a', 1, 5), self.offer('b', 0, 2, 'VGPU')))
+
+    def test_never_below_nothing(self):
+        self.assertEqual([0], self.free(self.offer('a', 1, 1), a=2))
+
+    def test_a_gpu_has_one_mode(self):
+        self.assertEqual([0, 0, 6], self.free(
+            self.offer('whole', 0, 1, 'PASSTHROUGH'),
+            self.offer('q', 0, 4, 'VGPU'), self.offer('a', 0, 7), a=1))
+        self.assertEqual([0, 0], self.free(
+            self.offer('whole', 0, 1, 'PASSTHROUGH'),
+            self.offer('a', 0, 7), whole=1))
+
+    def test_the_first_vgpu_chooses_the_type(self):
+        self.assertEqual([3, 0], self.free(
+            self.offer('q', 0, 4, 'VGPU'), self.offer('c', 0, 2, 'VGPU'),
+            q=1))
+        # Later the agent has said what still fits.
+        self.assertEqual([2, 1], self.free(
+            self.offer('q', 1, 3, 'VGPU'), self.offer('c', 0, 1, 'VGPU'),
+            q=1))
+
+
+class AfterTest(base.BaseTestCase):
+    """A fleet after claims."""
+
+    def test_only_its_own_host_changes(self):
+        before = cost.Fleet([
+            published.Gpu(host, '0', (published.Offer(
+                host, '1g', 'CUSTOM_X', 0, 7),)) for host in 'ab'])
+        after = before.after({'a': 7})
+        for read, expected in ((before, 0), (after, 7)):
+            self.assertEqual(expected, read.offer('a').used)
+            self.assertEqual(0, read.offer('b').used)
+        asked = {'a': {'resources': {'CUSTOM_X': 1}}}
+        self.assertLess(before.cost(asked).loss, 9)
+        self.assertEqual(float('inf'), after.cost(asked).loss)
+        self.assertEqual(0, after.cost(asked).host)
+        self.assertIsNone(after.offer('c'))
+
+    def test_it_is_as_placement_will_show(self):
+        for used in range(7):
+            shown = dataclasses.replace(OFFER, used=used, free=7 - used)
+            self.assertEqual(shown, cost.Fleet([published.Gpu(
+                'host', '0', (OFFER,))]).after(
+                    {'provider': used}).offer('provider'))
+
+
+OFFER = published.Offer('provider', '1g', 'CUSTOM_X', 0, 7)

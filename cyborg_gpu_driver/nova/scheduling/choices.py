@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""One choice at a time, and each with those that were made before."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from cyborg_gpu_driver.nova.scheduling import attempts
+from cyborg_gpu_driver.nova.scheduling import promises
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
+
+_CLAIM = 15.0
+"""Seconds after which a claim was made or has failed: Nova tries one four
+times, and sleeps for up to twelve seconds between (``retries`` in
+nova/scheduler/client/report.py)."""
+_WAIT = 1.0
+"""Seconds for which a request waits for another one's choice."""
+
+
+class Choices:
+    """Remembers what was chosen until Placement shows it.
+
+    Threads share one. What it does while it keeps them waiting asks nobody.
+
+    :param latest: gives what was read last from Placement.
+    :param keep: seconds for which an answer of Placement holds.
+    """
+
+    def __init__(self, latest: Callable[[], weigher_cost.Fleet],
+                 keep: float):
+        self._latest = latest
+        self._lock = threading.Lock()
+        self._promises = promises.Promises(_CLAIM + keep)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Compute nodes on which a server was just put."""
+        with self._locked() as is_locked:
+            return self._promises.hosts if is_locked else frozenset()
+
+    @contextlib.contextmanager
+    def alone(self, request: Any) -> Iterator[Any]:
+        """While no other request chooses: it, with what others have chosen.
+
+        If that takes too long, it is the request as it was.
+        """
+        with self._locked() as is_locked:
+            yield self._after_others(request) if is_locked else request
+
+    def add(self, request: Any, host: Any) -> None:
+        """Nova is about to claim the first candidate of a host.
+
+        :param request: as :meth:`alone` gives it, which is still on.
+        """
+        if request.promised is None or not host.allocation_candidates:
+            return
+        if any(promise.is_claimed
+               for promise in self._promises.of(request.server)):
+            # Nova looks for alternates.
+            return
+        attempt = (weakref.ref(host) if isinstance(host, attempts.Attempt)
+                   else None)
+        self._promises.replace(request.server, [promises.Promise(
+            request.server, request.project, request.wish.application,
+            host.uuid, offer.provider, amount, attempt)
+            for offer, amount in request.fleet.taken(
+                host.allocation_candidates[0]['allocations'])],
+            self._latest())
+
+    def claimed(self, attempt: attempts.Attempt, server: str) -> None:
+        """Nova has claimed the first candidate of an attempt."""
+        with self._locked() as is_locked:
+            made = self._promises.of(server) if is_locked else []
+            if not made:
+                return
+            fleet = self._latest()
+            taken = {offer.provider: amount for offer, amount in fleet.taken(
+                attempt.allocation_candidates[0]['allocations'])}
+            if taken.keys() != {promise.provider for promise in made}:
+                # Another claim was faster than the one that was to be made.
+                made = [dataclasses.replace(
+                    made[0], host=attempt.uuid, provider=provider,
+                    amount=amount, shown=None)
+                    for provider, amount in taken.items()]
+                self._promises.replace(server, made, fleet)
+            for promise in made:
+                promise.is_claimed = True
+
+    @contextlib.contextmanager
+    def _locked(self):
+        is_locked = self._lock.acquire(timeout=_WAIT)
+        try:
+            yield is_locked
+        finally:
+            if is_locked:
+                self._lock.release()
+
+    def _after_others(self, request):
+        self._promises.settle(self._latest())
+        amounts: collections.Counter[str] = collections.Counter()
+        promised: dict[str, tuple[promises.Promise, ...]] = {}
+        for promise in self._promises.missing(request.fleet):
+            if promise.server == request.server:
+                continue
+            amounts[promise.provider] += promise.amount
+            for gpu in request.fleet.gpus([promise.provider]):
+                for offer in gpu:
+                    promised[offer.provider] = (
+                        *promised.get(offer.provider, ()), promise)
+        return dataclasses.replace(
+            request, promised=promised,
+            fleet=request.fleet.after(amounts) if amounts
+            else request.fleet)

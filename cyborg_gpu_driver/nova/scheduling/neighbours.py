@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Who is on the GPUs, read from Placement and from Nova's database."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.nova.scheduling import promises
+from cyborg_gpu_driver.nova.scheduling import residents
+from cyborg_gpu_driver.nova.weighing import placement
+from cyborg_gpu_driver.nova.weighing import published
+
+LOG = logging.getLogger(__name__)
+
+_SERVERS = 100_000
+"""Servers whose application is remembered, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbour:
+    """A server on a GPU."""
+
+    server: str
+    """UUID."""
+    project: str
+    amount: int
+    """Units that it has of one provider."""
+    application: str = ''
+    """What it runs; empty if its flavor does not say, or it was not asked."""
+
+
+Known = Mapping[str, tuple[Neighbour, ...]]
+"""By provider who is there. Those of which it is not known are not in it."""
+
+
+class Neighbours:
+    """Reads who is on GPUs.
+
+    :param get: asks Placement: ``get(url, version=...)``.
+    """
+
+    def __init__(self, get: Callable[..., Any]):
+        self._residents = residents.Residents(get)
+        self._said = log_once.LogOnce()
+        self._applications: dict[str, str] = {}
+
+    def read(self, host: Any, gpu: Iterable[published.Offer],
+             with_applications: bool) -> dict[str, tuple[Neighbour, ...]]:
+        """Who is on a GPU; nothing if that cannot be told now."""
+        found = {}
+        for offer in gpu:
+            try:
+                there = self._residents.of([offer])
+            except Exception as error:
+                # Whatever it is: a weigher must not fail a request.
+                if self._said.is_new(str(error)):
+                    LOG.warning('Placement does not tell the projects of '
+                                'servers with GPUs: %s', error)
+                return {}
+            self._said.over()
+            found[offer.provider] = tuple(Neighbour(
+                item.server, item.project, item.amount,
+                self._application(host, item.server)
+                if with_applications else '') for item in there)
+        return found
+
+    def _application(self, host, server):
+        """What a server runs; empty if its flavor does not say."""
+        if server not in self._applications and server in host.instances:
+            try:
+                specs = host.instances[server].flavor.extra_specs
+            except Exception as error:
+                # From the database of a cell, which may be down.
+                LOG.warning('The flavor of server %s cannot be read: %s',
+                            server, error)
+                return ''
+            if len(self._applications) >= _SERVERS:
+                self._applications.clear()
+            self._applications[server] = specs.get(
+                placement.APPLICATION, '')
+        return self._applications.get(server, '')
+
+
+def there(gpus: Iterable[tuple[published.Offer, ...]], known: Known,
+          promised: Mapping[str, tuple[promises.Promise, ...]], server: str
+          ) -> list[Neighbour] | None:
+    """The neighbours of a server on GPUs. Pure.
+
+    :param promised: by provider who was promised something on its GPU.
+    :returns: None if that is not known.
+    """
+    found = []
+    for gpu in gpus:
+        on_providers = [known.get(offer.provider) for offer in gpu]
+        if None in on_providers:
+            return None
+        shown = list(itertools.chain.from_iterable(filter(
+            None, on_providers)))
+        servers = {server, *(neighbour.server for neighbour in shown)}
+        found += [neighbour for neighbour in shown
+                  if neighbour.server != server]
+        # Each provider of a GPU has all of its promises.
+        found += [Neighbour(
+            promise.server, promise.project, promise.amount,
+            promise.application) for promise
+            in promised.get(gpu[0].provider, ())
+            if promise.server not in servers]
+    return found
