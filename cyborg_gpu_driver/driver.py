@@ -49,7 +49,7 @@ Cyborg waits ``[DEFAULT] rpc_response_timeout``, 60 seconds."""
 
 
 class GPUDriver(base.GPUDriver):
-    """NVIDIA GPUs: whole, as vGPU and as MIG slices cut at bind.
+    """NVIDIA GPUs: whole, as vGPU and as MIG slices created at bind.
 
     The agent makes it in its master process, then calls :meth:`discover`
     in a forked one; so nothing of the machine is opened here.

@@ -121,7 +121,7 @@ class Story:
 
     def _boot_slices(self):
         self._screen.heading(
-            'Servers with MIG slices of the A100, cut when they are bound')
+            'Servers with MIG slices of the A100, created when they are bound')
         for name in _SLICES:
             self._expect_mdev(_A100, self._boot(_profile(name)))
             self._screen.block(self._operator.picture(_A100))

@@ -34,10 +34,10 @@ _LABEL = re.compile(r'[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?', re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class NodeGpu:
-    """One GPU, cut as the layout says."""
+    """One GPU, partitioned as the layout says."""
 
     gpu: model.Gpu
-    """The board. How it is cut now does not matter here."""
+    """The board. Its partitions do not matter here."""
     wanted: target.Wanted
 
     @property
@@ -97,7 +97,7 @@ def is_label(text: str) -> bool:
 
 def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
               chosen: Collection[int] | None = None) -> tuple[NodeGpu, ...]:
-    """How the GPUs of a node are cut under a layout.
+    """How the GPUs of a node are partitioned by a layout.
 
     :param gpus: all of the host's, as they are now, with compute instances.
     :param entry: the layout; None for what is there now, which also holds

@@ -35,12 +35,12 @@ from cyborg_gpu_driver.partition.layout import schema as layout_schema
 
 
 class CreateBaremetalProfile(sync.Changing):
-    """Make of a profile a deploy template and a flavor for bare metal.
+    """Create a deploy template and a flavor for bare metal from a profile.
 
-    The file is that of "gpu profile sync". All GPUs of a node are cut as the
-    profile's groups say, or are whole. Which nodes can be so is shown. What
-    is to be changed is shown first, and a second run has nothing to do. Exits
-    1 if not everything is as asked for in the end.
+    The file is that of "gpu profile sync". All GPUs of a node are partitioned
+    as the profile's groups say, or are whole. The command shows which nodes
+    support that, and first what it changes. A second run has nothing to do.
+    The exit code is 1 if not everything is as asked for in the end.
     """
 
     def get_parser(self, prog_name):

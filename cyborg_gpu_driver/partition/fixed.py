@@ -260,7 +260,7 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
 
 def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
                ) -> tuple[spec.MigInstanceSpec, ...]:
-    """GPU instances to cut: none has vGPUs of two framebuffer sizes."""
+    """GPU instances to create: none has vGPUs of two framebuffer sizes."""
     if gpu.mig is None:
         raise refuse('this GPU does not support MIG')
     missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(

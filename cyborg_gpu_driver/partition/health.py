@@ -126,9 +126,9 @@ _AGAIN_SECONDS = 10
 class State(enum.Enum):
     OK = 'ok'
     TRANSIENT = 'transient'
-    """Sick until a reset, a restart or a number of clean checks."""
+    """Unhealthy until a reset, a restart or a number of clean checks."""
     PERMANENT = 'permanent'
-    """Sick until the board is replaced."""
+    """Unhealthy until the board is replaced."""
 
 
 def _checked_code(value: str) -> str:

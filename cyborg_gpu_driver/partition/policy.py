@@ -34,7 +34,7 @@ class Mode(enum.Enum):
     VGPU = 'vgpu'
     """Time-sliced vGPUs."""
     MIG = 'mig'
-    """MIG-backed vGPUs, each instance cut when it is bound."""
+    """MIG-backed vGPUs, each instance created when it is bound."""
     NVLINK = 'nvlink'
     """Whole GPUs that NVLink connects, as a group to one server."""
     OFF = 'off'

@@ -13,8 +13,8 @@
 """What a device profile is on bare metal: a layout of a whole node.
 
 A server has all of a node's GPUs, so that its profile says what they are:
-whole, or cut alike. A deploy template makes it so, and a flavor asks for it.
-Pure.
+whole, or partitioned alike. A deploy template makes it so, and a flavor asks
+for it. Pure.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def make(profile: resources.DeviceProfile, source: str,
     """What a device profile is on bare metal.
 
     :param source: the file that it is from, for complaints.
-    :param devices: the GPUs that are cut; all, of any board, unless given.
+    :param devices: the GPUs that are partitioned; all, of any board, unless
+        given.
     :raises DocumentError: if a node cannot be so.
     """
     place = _Place(source, profile.name)

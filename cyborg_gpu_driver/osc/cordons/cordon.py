@@ -70,19 +70,18 @@ class UncordonGpu(base.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        rows = []
-        for gpu in change.find(self.cloud, parsed_args.host,
-                               parsed_args.gpu):
-            known = change.open_(self.cloud, gpu)
-            rows.append(_row(gpu.address, known))
+        left = _each(
+            change.find(self.cloud, parsed_args.host, parsed_args.gpu),
+            lambda gpu: change.open_(self.cloud, gpu))
+        for address, known in left.items():
             if known:
                 self.code = 1
                 base.say(
-                    f'GPU {gpu.address} is still cordoned: '
-                    f'{cordon.text(known)}. To lift that, run on '
-                    f'{parsed_args.host}: cyborg-gpu gpu uncordon '
-                    f'{gpu.address}')
-        return _NAMES, rows
+                    f'GPU {address} is still cordoned: {cordon.text(known)}. '
+                    f'To lift that, run on {parsed_args.host}: cyborg-gpu gpu '
+                    f'uncordon {address}')
+        return _NAMES, [_row(address, known)
+                        for address, known in left.items()]
 
 
 def add_gpus(parser):
@@ -111,8 +110,8 @@ def cordon_gpus(cloud, parsed_args) -> dict[str, cordon.Cordons]:
     new = cordon.Cordon(
         cordon.Source.CYBORG, float(int(time.time())), cloud.user,
         cordon.reason(parsed_args.reason))
-    return {gpu.address: change.close(cloud, gpu, new) for gpu
-            in change.find(cloud, parsed_args.host, parsed_args.gpu)}
+    return _each(change.find(cloud, parsed_args.host, parsed_args.gpu),
+                 lambda gpu: change.close(cloud, gpu, new))
 
 
 def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
@@ -127,6 +126,21 @@ def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
             f'{", ".join(open_)}. Placement may still give a new server a '
             'part of them. Check that the agent runs and can ask Cyborg.')
     return bool(open_)
+
+
+def _each(gpus, act):
+    """The cordons of each GPU after an act.
+
+    What was done before one fails is said: it stays done.
+    """
+    found = {}
+    try:
+        for gpu in gpus:
+            found[gpu.address] = act(gpu)
+    finally:
+        if 0 < len(found) < len(gpus):
+            base.say('Done before an error: ' + ', '.join(found))
+    return found
 
 
 def _row(address, known):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Every way to cut a GPU, by enumeration.
+"""Every way to partition a GPU, by enumeration.
 
 For people (which layouts are there?), for tests and for planning ahead;
 nothing that runs at a bind enumerates.
@@ -36,7 +36,7 @@ def states(grid: geometry.Geometry,
 
     Each is given once, whatever the order in which it could be made.
 
-    :param profiles: those to cut, of the grid's; None for all.
+    :param profiles: those to create, of the grid's; None for all.
     """
     return _fill(grid, _chosen(grid, profiles), geometry.EMPTY, 0)
 

@@ -44,7 +44,7 @@ class Occupancy:
     """What lies where on one GPU: a multiset of profiles and placements.
 
     It holds no instance ids, which the driver gives out and reuses as it
-    likes: two GPUs cut alike have equal occupancies.
+    likes: two GPUs partitioned alike have equal occupancies.
     """
 
     taken: tuple[tuple[int, model.Placement], ...] = ()

@@ -76,7 +76,7 @@ def machine() -> platform.Platform:
 @privsep.entrypoint
 def create_gpu_instance(address: str, profile_id: int, start: int,
                         size: int) -> tuple[int, int, int]:
-    """Cut a GPU instance at an explicit placement and read it back.
+    """Create a GPU instance at an explicit placement and read it back.
 
     :param profile_id: the board's profile id.
     :param start, size: memory units of the grid.

@@ -28,7 +28,7 @@ CUSTOM_GPU_ARCH_AMPERE             architecture
 CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
 CUSTOM_GPU_MEMORY_10GB             memory that the server gets
 CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
-CUSTOM_GPU_SICK_XID_79             what ails it (:mod:`.sickness`)
+CUSTOM_GPU_SICK_XID_79             a health condition of it
 ================================== =======================================
 
 What is not known gives no trait. Memory of a slice or vGPU is the figure in

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Cyborg is told of a GPU that is sick. Pure."""
+"""What Cyborg is told of an unhealthy GPU. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.report.content import values
 def sick(devices: Iterable[values.ReportedDevice],
          verdicts: Mapping[model.PciAddress, health.Verdict]
          ) -> tuple[values.ReportedDevice, ...]:
-    """The devices that are sick; stubs are left out."""
+    """The devices that are unhealthy; stubs are left out."""
     return tuple(device for device in devices if _is_sick(device, verdicts))
 
 
@@ -35,13 +35,13 @@ def marked(devices: Iterable[values.ReportedDevice],
            verdicts: Mapping[model.PciAddress, health.Verdict],
            used: Collection[model.PciAddress]
            ) -> tuple[values.ReportedDevice, ...]:
-    """The devices, with those that are sick told as such.
+    """The devices, with the unhealthy ones told as such.
 
-    A sick GPU that servers use is a stub: nothing of it is touched. Another
-    gets a trait that names the reason. That nothing more is promised on
-    either is the business of ``reserved``.
+    An unhealthy GPU that servers use is a stub: nothing of it is touched.
+    Another gets a trait that names the reason. That nothing more is promised
+    on either is the business of ``reserved``.
 
-    :param used: the sick GPUs that servers use.
+    :param used: the unhealthy GPUs that servers use.
     """
     return tuple(
         _marked(device, verdicts[device.address], used)

@@ -14,6 +14,7 @@
 
 import json
 
+import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
@@ -114,6 +115,24 @@ class CloudCordonTest(test_disable.DisableCase):
         self.report()
         self.assertEqual((set(), []), self.traits())
         self.cloud.unbind(self.cloud.bind(self.large))
+
+    def test_what_was_done_before_an_error_is_said(self):
+        close = change.close
+
+        def fails(cloud, gpu, new):
+            if gpu.address == SECOND:
+                raise cloud.error('Cyborg is down')
+            return close(cloud, gpu, new)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cloud.cordons.change.close', fails))
+        said = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.osc.base.say', said.append))
+        self.assertRaises(exception.CloudError, self.openstack.run,
+                          cordon.CordonGpu, gpu_cloud.HOST, '--reason',
+                          'a fan')
+        self.assertEqual([f'Done before an error: {FIRST}'], said)
 
     def test_a_cordon_on_the_host_stays(self):
         self.close(SECOND)
