@@ -189,6 +189,8 @@ class Keeper:
         self._clock = clock
         self._timer = timer
         self._mutex = threading.Lock()
+        self._writing = threading.Lock()
+        """Apart from the other: a bind must not wait for the disk."""
         self._said = log_once.LogOnce()
         self._operations: dict[str, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
@@ -256,12 +258,13 @@ class Keeper:
 
     def write(self) -> None:
         """Write the file; never raises. Why it cannot is logged once."""
-        with self._mutex:
-            state = self._state = dataclasses.replace(
-                self._state, written=self._clock(),
-                operations={name: dict(counts) for name, counts
-                            in self._operations.items()},
-                latencies=dict(self._latencies))
+        with self._writing:
+            with self._mutex:
+                state = self._state = dataclasses.replace(
+                    self._state, written=self._clock(),
+                    operations={name: dict(counts) for name, counts
+                                in self._operations.items()},
+                    latencies=dict(self._latencies))
             try:
                 durable.write(path(self._state_path), KIND, VERSION,
                               codec.encode(state))

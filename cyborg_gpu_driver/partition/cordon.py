@@ -37,6 +37,9 @@ TRAIT = 'CUSTOM_GPU_CORDON_'
 """How the traits of cordons begin. What follows is base32 of the time, who
 and the reason: Placement allows A-Z, 0-9 and _ in 255 characters (os-traits,
 placement/schemas/trait.py)."""
+FOR_A_MOVE = 'openstack gpu defragment'
+"""Reason of a cordon that is lifted once a server has moved. Any other
+replaces it."""
 _WHO_BYTES = 40
 _BLOCK = 8
 """Base32 comes in blocks of so many characters."""

@@ -36,8 +36,6 @@ from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 
-FOR_A_MOVE = 'openstack gpu defragment'
-"""Reason of a cordon that is lifted once a server has moved."""
 _ENABLED = 'enabled'
 _WRITES = 8
 """Tries at one write: each loses only to a write that succeeded."""
@@ -83,7 +81,7 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
     """
     known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
     if known is not None and (known.who or known.reason) and (
-            known.reason != FOR_A_MOVE):
+            known.reason != cordon.FOR_A_MOVE):
         return gpu.cordons
     name = cordon.trait(new)
     cloud.change('placement', 'PUT', f'/traits/{name}',

@@ -23,7 +23,6 @@ from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cloud.cordons import change
 from cyborg_gpu_driver.cloud.moves import apply
 from cyborg_gpu_driver.cloud.moves import read
 from cyborg_gpu_driver.cmd.output import columns
@@ -128,7 +127,7 @@ class Defragment(base.Lister):
                 parsed_args.yes),
             cordon.Cordon(
                 cordon.Source.CYBORG, float(int(time.time())),
-                self.cloud.user, change.FOR_A_MOVE),
+                self.cloud.user, cordon.FOR_A_MOVE),
             parsed_args.timeout, base.say).run(plan)
 
 

@@ -28,7 +28,7 @@ from cyborg_gpu_driver.tests.functional import test_disable
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _NEW = cordon.Cordon(cordon.Source.CYBORG, 1795000000.0, 'op',
-                     change.FOR_A_MOVE)
+                     cordon.FOR_A_MOVE)
 
 
 class ApplyTest(test_disable.DisableCase):

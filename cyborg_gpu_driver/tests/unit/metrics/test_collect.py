@@ -16,6 +16,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import threading
 import time
 import uuid
 
@@ -334,6 +335,26 @@ class StateTest(_Case):
         self.assertAlmostEqual(603.1875, self.one(
             'operation_duration_seconds_sum', operation='bind'))
         self.assertEqual(5.0, self.one('agent_state_timestamp_seconds'))
+
+    def test_a_bind_does_not_wait_for_the_disk(self):
+        keeper = state.Keeper(self.state_path, 'host1')
+        ended = []
+
+        def bind():
+            with keeper.timed('bind'):
+                pass
+            keeper.xid(RecordsTest.address, 13)
+            ended.append(True)
+
+        def slow(*arguments):
+            thread = threading.Thread(target=bind, daemon=True)
+            thread.start()
+            thread.join(60)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.durable.write', slow))
+        keeper.write()
+        self.assertEqual([True], ended)
 
     def test_counts_are_there_before_the_first_operation(self):
         # Or rate() and increase() would not see the first one.

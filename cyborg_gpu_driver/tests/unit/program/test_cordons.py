@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import dataclasses
 import os
 
 import fixtures
@@ -65,6 +66,12 @@ class KeeperTest(base.BaseTestCase):
         self.assertEqual((ANN,), self.keeper.of(ONE))
         # And is not asked for any more.
         self.disable(ONE, told=PLAIN)
+        self.assertEqual((ANN,), self.keeper.of(ONE))
+
+    def test_an_operator_who_cordons_what_a_move_has_cordoned(self):
+        self.disable(ONE, told=dataclasses.replace(
+            ANN, reason=cordon.FOR_A_MOVE))
+        self.disable(ONE, told=ANN)
         self.assertEqual((ANN,), self.keeper.of(ONE))
 
     def test_neither_side_lifts_the_cordon_of_the_other(self):
