@@ -148,7 +148,7 @@ class CordonKeeper:
     def _note(self, address: model.PciAddress, explain: Explain) -> None:
         """Note that a GPU is disabled in Cyborg, and why if that is new."""
         known = cordon.of(self.of(address), cordon.Source.CYBORG)
-        if (known is not None and known.who
+        if (known is not None and (known.who or known.reason)
                 and known.reason != cordon.FOR_A_MOVE):
             return
         told = explain(address)

@@ -22,8 +22,10 @@ import time
 
 import prometheus_client
 from cliff import command
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd.output import terminal
@@ -35,6 +37,8 @@ from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import server
 from cyborg_gpu_driver.metrics.usage import endpoint
+
+LOG = logging.getLogger(__name__)
 
 _LISTEN = '127.0.0.1:9836'
 _SUFFIX = '.prom'
@@ -160,20 +164,39 @@ def _write(path, interval, registry, sources):
             what='--textfile', value=path,
             expected=f'expected a name that ends in {_SUFFIX}; '
                      'node_exporter reads no other')
+    said = log_once.LogOnce()
+    begun = False
     while True:
         for source in sources:
             source.round()
         try:
-            # A new file under another name, then renamed.
-            prometheus_client.write_to_textfile(os.path.abspath(path),
-                                                registry)
-        except OSError as error:
-            raise exception.InvalidValue(
-                what='--textfile', value=path,
-                expected=f'cannot be written: {error}') from error
+            _write_once(path, registry)
+        except exception.GpuDriverError as error:
+            if not begun or interval is None:
+                raise
+            # It may pass, such as a disk that is full.
+            if said.is_new(str(error)):
+                LOG.error('%s', error)
+        else:
+            said.over()
         if interval is None:
             return
+        begun = True
         time.sleep(interval)
+
+
+def _write_once(path, registry):
+    """Write a new file under another name, then rename it.
+
+    :raises InvalidValue: if it cannot be written.
+    :raises JournalError: if the records cannot be read at all.
+    """
+    try:
+        prometheus_client.write_to_textfile(os.path.abspath(path), registry)
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--textfile', value=path,
+            expected=f'cannot be written: {error}') from error
 
 
 def address(text: str) -> tuple[str, int]:

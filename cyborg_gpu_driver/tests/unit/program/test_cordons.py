@@ -68,6 +68,12 @@ class KeeperTest(base.BaseTestCase):
         self.disable(ONE, told=PLAIN)
         self.assertEqual((ANN,), self.keeper.of(ONE))
 
+    def test_a_reason_of_nobody_is_known(self):
+        nobody = dataclasses.replace(ANN, who='')
+        self.disable(ONE, told=nobody)
+        self.disable(ONE, told=PLAIN)
+        self.assertEqual((nobody,), self.keeper.of(ONE))
+
     def test_an_operator_who_cordons_what_a_move_has_cordoned(self):
         self.disable(ONE, told=dataclasses.replace(
             ANN, reason=cordon.FOR_A_MOVE))
