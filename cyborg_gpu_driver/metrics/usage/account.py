@@ -55,15 +55,14 @@ def build(lines: Iterable[audit.Record],
     """
     lines = tuple(lines)
     ended, open_lines = _of_handles(lines)
+    last = {item.handle: item.since for item in open_lines}
     found = {}
     for claim in (claim for record in records.values()
                   for claim in record.claims):
         if not claim.leads:
             continue
-        since = claim.since
-        line = open_lines.pop(claim.handle, None)
-        if since is None and line is not None:
-            since = line.since
+        since = (last.get(claim.handle) if claim.since is None
+                 else claim.since)
         if since is None or claim.phase is gpu_record.Phase.BINDING:
             continue
         until = (claim.until if claim.phase is gpu_record.Phase.UNBINDING
@@ -73,9 +72,8 @@ def build(lines: Iterable[audit.Record],
             function=str(claim.function))
     # What a killed process wrote down as ended has ended.
     found.update(ended)
-    lost = tuple(item for key, item in (
-        ((item.handle, item.since), item) for item in open_lines.values())
-        if key not in found)
+    lost = tuple(item for item in open_lines
+                 if (item.handle, item.since) not in found)
     usages = _assigned(found, lines)
     wholes, lost_wholes = _of_wholes(lines, records)
     return Account(tuple(sorted([*usages, *wholes], key=_order)),
@@ -114,19 +112,25 @@ def _order(usage: document.Usage) -> tuple:
 
 def _of_handles(lines: Iterable[audit.Record]
                 ) -> tuple[dict[tuple[str, float], document.Usage],
-                           dict[str, document.Usage]]:
-    """What has ended, by handle and begin, and what has not, by handle."""
+                           list[document.Usage]]:
+    """What has ended, by handle and begin, and what has not.
+
+    A handle has several of the latter if a line about an end is missing.
+    """
     ended: dict[tuple[str, float], document.Usage] = {}
-    begun: dict[str, document.Usage] = {}
+    begun: dict[tuple[str, float], document.Usage] = {}
+    last: dict[str, float] = {}
     for line in lines:
         if line.what == 'bound':
-            begun[line.subject] = _usage(line, _number(
-                line, _SINCE, line.time.timestamp()))
+            item = _usage(line, _number(line, _SINCE,
+                                        line.time.timestamp()))
+            begun[item.handle, item.since] = item
+            last[item.handle] = item.since
         elif line.what == 'unbound':
-            known = begun.pop(line.subject, None)
-            since = _number(line, _SINCE, known and known.since)
+            since = _number(line, _SINCE, last.get(line.subject))
             if since is None:
                 continue
+            begun.pop((line.subject, since), None)
             until = max(since, _number(line, _UNTIL,
                                        line.time.timestamp()) or since)
             earlier = ended.get((line.subject, since))
@@ -134,7 +138,7 @@ def _of_handles(lines: Iterable[audit.Record]
                 until = min(until, earlier.until)
             ended[line.subject, since] = dataclasses.replace(
                 _usage(line, since), until=until)
-    return ended, begun
+    return ended, list(begun.values())
 
 
 def _usage(line: audit.Record, since: float) -> document.Usage:

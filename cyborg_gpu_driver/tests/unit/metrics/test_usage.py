@@ -388,6 +388,20 @@ class AccountTest(base.BaseTestCase):
         self.assertEqual((), found.usages)
         self.assertEqual([_HANDLE], [item.handle for item in found.lost])
 
+    def test_an_end_that_is_missing_before_the_next_bind(self):
+        for since in (5.0, 50.0, 500.0):
+            self.world.audit.record(_GPU, 'bound', _HANDLE, {
+                'profile': '1g.10gb', 'since': since})
+        self.world.audit.record(_GPU, 'unbound', _HANDLE, {
+            'profile': '1g.10gb', 'since': 50.0, 'until': 60.0})
+        self.world.journal.put(journal.Entry(
+            _HANDLE, _GPU, _GPU, 'nvidia-474', '1g.10gb',
+            journal.Phase.BOUND, since=500.0))
+        found = self.world.account()
+        self.assertEqual([(50.0, 60.0), (500.0, None)], [
+            (item.since, item.until) for item in found.usages])
+        self.assertEqual([5.0], [item.since for item in found.lost])
+
     def assign(self, server, **more):
         self.world.audit.record(_GPU, 'assigned', _HANDLE, {
             'server': server, 'since': self.world.now, **more})
