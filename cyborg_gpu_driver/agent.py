@@ -50,7 +50,6 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.report import cordons as report_cordons
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
@@ -340,7 +339,10 @@ class Agent:
 
     def _is_whole(self, gpu: model.Gpu) -> bool:
         governing = self._settings.policy_for(gpu)
-        return governing is not None and governing.mode in policy.WHOLE
+        return (governing is not None
+                and not policy.WHOLE.isdisjoint(governing.modes)
+                and not (governing.roles
+                         and self._journal.entries(gpu.address)))
 
     def _is_used(self, device: values.ReportedDevice) -> bool:
         return (bool(self._journal.entries(device.address))
@@ -349,13 +351,7 @@ class Agent:
 
     def _clean(self, decided: withdrawal.Decision) -> None:
         """Clean whole GPUs that were given back."""
-        self._node.cleaner.look(
-            cleaning.Whole(self._host.gpu(deployable.gpu),
-                           deployable.provider_uuid,
-                           deployable.resource_class)
-            for device in decided.devices
-            for deployable in device.deployables
-            if deployable.mode is policy.Mode.PASSTHROUGH)
+        self._node.cleaner.look(self._node.wholes(decided.devices))
 
     def _enforce(self, decided: withdrawal.Decision
                  ) -> Collection[str] | None:

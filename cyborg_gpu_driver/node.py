@@ -18,11 +18,13 @@ them from here. No other module puts the parts together.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from oslo_config import cfg
@@ -33,6 +35,10 @@ from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
@@ -61,6 +67,7 @@ from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.report.content import values
 
 _FIRST_OVER_CAPACITY = 15
@@ -256,6 +263,51 @@ class Node(host_parts.HostParts, services.Services):
             return claims.of_reports(self.state_path, address)
         return claims.of_placement(self.tree, self.hostname, address)
 
+    @contextlib.contextmanager
+    def parting(self, address: model.PciAddress) -> Iterator[str]:
+        # One thread writes a GPU's providers: what was promised before is
+        # written before this returns, and all later leaves the whole closed.
+        with self.turns.parting(address):
+            self.publish(address)
+            try:
+                reason = self._take_whole(address)
+            except Exception as error:
+                reason = ('Placement does not tell whether a server has it '
+                          f'as a whole: {exception.steady(error)}')
+            try:
+                yield reason and f'GPU {address}: {reason}'
+            finally:
+                self.live.refresh_gpu(address)
+
+    def _take_whole(self, address: model.PciAddress) -> str:
+        gpu = self.live.gpu(address)
+        known = self.journal.reported(address)
+        for item in self.live.offers(gpu):
+            if (item.mode is policy.Mode.PASSTHROUGH
+                    and build.reportable(item)):
+                uuid = names.provider_uuid(
+                    names.provider_name(self.hostname, item))
+                return self.cleaner.take(cleaning.Whole(
+                    gpu, uuid, names.resource_class(item)), uuid in known,
+                    bool(self.journal.entries(address)))
+        return ''
+
+    def wholes(self, devices: Iterable[values.ReportedDevice]
+               ) -> Iterator[cleaning.Whole]:
+        """The GPUs that a server may have as a whole.
+
+        One of mode auto that is in another role now is not among them.
+        """
+        for device in devices:
+            for item in device.deployables:
+                gpu = self.live.gpu(item.gpu)
+                if item.mode is policy.Mode.PASSTHROUGH and (
+                        len(device.deployables) == 1
+                        or not readiness.carved_up(gpu)
+                        and not self.journal.entries(item.gpu)):
+                    yield cleaning.Whole(gpu, item.provider_uuid,
+                                         item.resource_class)
+
     def mixed(self, address: model.PciAddress, handle: str) -> str:
         """Why a GPU must not get what an attach handle stands for.
 
@@ -281,8 +333,10 @@ class Node(host_parts.HostParts, services.Services):
 
         :param offers: as of :meth:`servable`.
         """
-        device = build.device(gpu, offers, self.hostname,
-                              self.cordons.of(gpu.address))
+        device = build.device(
+            portrait.complete(gpu, self.journal.situation(
+                gpu.address).portraits), offers, self.hostname,
+            self.cordons.of(gpu.address))
         return device if device.deployables else None
 
     def withdrawn(self) -> frozenset[str]:
@@ -325,6 +379,8 @@ class Node(host_parts.HostParts, services.Services):
         :param owned: how many of each profile are bound through Cyborg.
         :param sick: whether nothing new is put on it.
         """
+        offers = elastic.settled(offers, self.cleaner.is_taken(offers),
+                                 self.turns.is_parting(address))
         withheld = (sick and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
         return capacity.inventories(

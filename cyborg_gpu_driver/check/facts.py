@@ -87,7 +87,7 @@ class Facts:
     def with_vgpus(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
         """Those that are to carry vGPUs of either kind."""
         return ((gpu, governing) for gpu, governing in self.governed()
-                if governing.mode in _VGPU_MODES)
+                if {*governing.modes} & {*_VGPU_MODES})
 
     def on(self, seen: machine.Machine) -> Facts:
         """These, on a machine that was looked at."""

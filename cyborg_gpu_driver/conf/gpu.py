@@ -214,8 +214,21 @@ POLICY_OPTS = [
              'MIG-backed vGPUs; each GPU instance is created at bind'),
             (policy.Mode.NVLINK.value,
              'groups of whole GPUs that NVLink connects, each to one server'),
+            (policy.Mode.AUTO.value,
+             'several of these, which roles names: an idle GPU is offered in '
+             'all of them, and the first server decides'),
             (policy.Mode.OFF.value, 'not offered')],
         help='How the GPUs of this policy are offered. Required.'),
+    cfg.ListOpt(
+        'roles', default=[], mutable=True,
+        help='Mode auto: two or more of passthrough, mig and vgpu. An idle '
+             'GPU is offered in all of them at once. The first server that '
+             'gets a part of it decides its role; all else is reserved in '
+             'Placement until the GPU is idle again. Options of mode mig '
+             'and mode vgpu apply in their role; vgpu_types then names the '
+             'types of both. With passthrough, an idle GPU is kept bound to '
+             'passthrough_driver, and the first bind of a vGPU changes its '
+             'driver and mode, for which bind_timeout must be long enough.'),
     cfg.ListOpt(
         'profiles', default=[], mutable=True,
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '

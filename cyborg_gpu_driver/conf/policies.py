@@ -26,10 +26,14 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.elastic import role as roles
 
 _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)
 
 _PROJECT = 'project'
+_AUTO = policy.Mode.AUTO.value
+_ROLES = tuple(item.value for item in (
+    policy.Mode.PASSTHROUGH, policy.Mode.MIG, policy.Mode.VGPU))
 _ONLY_IN = {
     (policy.Mode.MIG.value,): ('profiles',),
     (policy.Mode.VGPU.value,): ('mixed_sizes',),
@@ -90,16 +94,22 @@ class Settings:
             return None
         return policy.choose(gpu, self.policies)
 
-    def wants(self, gpu: model.Gpu) -> readiness.Wants:
+    def wants(self, gpu: model.Gpu, role: policy.Mode | None = None
+              ) -> readiness.Wants:
         """What the operator's policy needs of a GPU.
 
         Where the policy is not the operator's own, a GPU is offered as it
         was found, and nothing but its driver is changed. Without ``[gpu]
         prepare`` not even that is: then a GPU is at most closed.
+
+        :param role: that a GPU in mode auto has by its claims, or is to
+            take; None if it is idle. It counts for no other GPU.
         """
         governing = self.policy_for(gpu)
         if governing is None:
             return readiness.Wants()
+        if governing.mode is policy.Mode.AUTO:
+            return self._wants_in_role(gpu, governing, role)
         wanted = readiness.wants(gpu, governing, self.passthrough_driver)
         if self.prepare and self.policies is not None:
             return wanted
@@ -107,6 +117,18 @@ class Settings:
         if self.prepare:
             return wanted
         return dataclasses.replace(wanted, driver=None)
+
+    def _wants_in_role(self, gpu: model.Gpu, governing: policy.Policy,
+                       asked: policy.Mode | None) -> readiness.Wants:
+        role = (asked or roles.in_force(gpu, ())
+                or roles.resting(gpu, governing))
+        wanted = readiness.wants(gpu, governing.in_role(role),
+                                 self.passthrough_driver)
+        if (role in roles.PARTED and gpu.in_pci_sysfs
+                and drivers.is_vfio(gpu.driver)):
+            # Whoever bound it to vfio-pci, it can be parted by nvidia only.
+            return dataclasses.replace(wanted, driver=drivers.NVIDIA)
+        return wanted
 
 
 def read(conf: cfg.ConfigOpts) -> Settings:
@@ -166,14 +188,16 @@ def _policy(conf, name):
         raise validation.invalid(
             group, 'mode', '(unset)', 'required: one of '
             + ', '.join(item.value for item in policy.Mode))
-    if mode == policy.Mode.VGPU.value and not (
+    modes = _check_roles(conf.gpu, values, group, mode)
+    if policy.Mode.VGPU.value in modes and not (
             values.vgpu_types or values.fixed_vgpus):
         raise validation.invalid(
             group, 'vgpu_types', '(unset)',
-            'mode vgpu needs at least one type, such as T4-2B')
-    _check_modes(values, group, mode)
+            f'{"role" if mode == _AUTO else "mode"} vgpu needs at least one '
+            'type, such as T4-2B')
+    _check_modes(values, group, modes)
     _check_scheduler(values, group)
-    _check_isolation(values, group, mode)
+    _check_isolation(values, group, modes)
     return policy.Policy(
         name=name, mode=policy.Mode(mode),
         match_address=tuple(_addresses(values, group)),
@@ -188,18 +212,59 @@ def _policy(conf, name):
         scheduler=_scheduler(values, group),
         time_slice=_nanoseconds(values.vgpu_time_slice),
         isolated=values.isolation == _PROJECT,
+        roles=tuple(policy.Mode(role) for role in values.roles),
         nvlink_sizes=tuple(sorted(set(values.nvlink_sizes))))
 
 
-def _check_modes(values, group, mode):
+def _check_roles(gpu, values, group, mode):
+    """The modes that a GPU can be in: the roles, in mode auto."""
+    if mode != _AUTO:
+        if values.roles:
+            raise validation.invalid(group, 'roles', ', '.join(values.roles),
+                                     'only supported by mode auto')
+        return (mode,)
+    for role in values.roles:
+        if role not in _ROLES:
+            raise validation.invalid(group, 'roles', role, 'expected some of '
+                                     + ', '.join(_ROLES))
+        if values.roles.count(role) > 1:
+            raise validation.invalid(group, 'roles', role, 'named twice')
+    if len(values.roles) < 2:
+        raise validation.invalid(
+            group, 'roles', ', '.join(values.roles) or '(unset)',
+            'mode auto needs at least two of ' + ', '.join(_ROLES)
+            + '; for a single one, set mode to it')
+    _check_elastic(gpu, values, group)
+    return tuple(values.roles)
+
+
+def _check_elastic(gpu, values, group):
+    """Refuse options with which a GPU cannot change its role."""
+    if values.fixed_vgpus:
+        raise validation.invalid(
+            group, 'fixed_vgpus', values.fixed_vgpus,
+            'mode auto excludes it: those vGPUs exist before any server')
+    if not gpu.prepare:
+        raise validation.invalid(
+            'gpu', 'prepare', gpu.prepare,
+            f'mode auto of [{group}] needs true: the agent changes the role')
+    if (policy.Mode.PASSTHROUGH.value in values.roles
+            and not gpu.clean_whole_gpus):
+        raise validation.invalid(
+            'gpu', 'clean_whole_gpus', gpu.clean_whole_gpus,
+            f'role passthrough of [{group}] needs true: a GPU is reset '
+            'before it changes from a whole one to another role')
+
+
+def _check_modes(values, group, modes):
     """Refuse what would have no effect."""
-    for modes, options in _ONLY_IN.items():
-        for option in options if mode not in modes else ():
+    for only, options in _ONLY_IN.items():
+        for option in options if not {*modes} & {*only} else ():
             value = values[option]
             if value:
                 raise validation.invalid(
                     group, option, value, 'only supported by '
-                    + ' and '.join(f'mode {item}' for item in modes))
+                    + ' and '.join(f'mode {item}' for item in only))
 
 
 def _check_scheduler(values, group):
@@ -216,10 +281,10 @@ def _check_scheduler(values, group):
                                  'needs vgpu_scheduler')
 
 
-def _check_isolation(values, group, mode):
+def _check_isolation(values, group, modes):
     if values.isolation != _PROJECT:
         return
-    if mode not in (policy.Mode.VGPU.value, policy.Mode.MIG.value):
+    if not {*modes} & {policy.Mode.VGPU.value, policy.Mode.MIG.value}:
         raise validation.invalid(
             group, 'isolation', values.isolation,
             'only supported by mode vgpu and mode mig')

@@ -37,6 +37,9 @@ class Mode(enum.Enum):
     """MIG-backed vGPUs, each instance created when it is bound."""
     NVLINK = 'nvlink'
     """Whole GPUs that NVLink connects, as a group to one server."""
+    AUTO = 'auto'
+    """Several of these, its roles: what the GPU becomes, the first server
+    decides, and when it is idle again it may become any of them."""
     OFF = 'off'
     """Not offered at all."""
 
@@ -78,9 +81,20 @@ class Policy:
     isolated: bool = False
     """Modes vgpu and mig: whether all servers on the GPU must be of one
     project."""
+    roles: tuple[Mode, ...] = ()
+    """Mode auto: what an idle GPU may become."""
     nvlink_sizes: tuple[int, ...] = ()
     """Mode nvlink: how many GPUs the groups have that are offered; empty
     offers groups of every size."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """All that the GPU may be used for: its roles, or its one mode."""
+        return self.roles or (self.mode,)
+
+    def in_role(self, role: Mode) -> Policy:
+        """The policy of a GPU that has taken one of its roles."""
+        return dataclasses.replace(self, mode=role, roles=())
 
     def at_most(self, *names: str) -> int | None:
         """How many vGPUs of the type called any of ``names`` at most."""
@@ -107,6 +121,16 @@ def _like(gpu: model.Gpu, globs: Iterable[str]) -> bool:
     names = [name.lower() for name in (gpu.model, gpu.device_id) if name]
     return any(fnmatch.fnmatchcase(name, glob.lower())
                for glob in globs for name in names)
+
+
+def restricted(policy: Policy, others: frozenset[str]) -> Policy:
+    """A policy without the vGPU types that are none of its mode."""
+    return dataclasses.replace(
+        policy,
+        vgpu_types=tuple(name for name in policy.vgpu_types
+                         if name not in others),
+        max_instances=tuple(item for item in policy.max_instances
+                            if item[0] not in others))
 
 
 def automatic(gpu: model.Gpu) -> Policy:

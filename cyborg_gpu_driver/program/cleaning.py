@@ -45,6 +45,8 @@ LOG = logging.getLogger(__name__)
 _PAUSE = 300.0
 """Seconds between two resets of a GPU of which the first has failed. The
 kernel waits up to a minute for a device to come back."""
+_LOOKS = 5
+"""At a provider that somebody changes between the look and the write."""
 _State = cleaning.State
 
 
@@ -113,6 +115,45 @@ class Cleaner:
         """
         return (not self.stays_open(found)
                 and any(known.withheld for known in self._of(found)))
+
+    def is_taken(self, found: Collection[offers.Offer]) -> bool:
+        """Whether somebody has a GPU as a whole, or it is not clean yet."""
+        return any(known.withheld for known in self._of(found))
+
+    def take(self, whole: Whole, is_reported: bool, is_parted: bool) -> str:
+        """Let nobody have a GPU as a whole from now on.
+
+        Its provider is closed in one step with the look at who has it. The
+        caller sees to it that it stays closed.
+
+        :param is_reported: whether Cyborg was told of it.
+        :param is_parted: whether parts of it are bound. Nobody can have had
+            it as a whole since then, whatever has changed its provider.
+        :returns: who has it, or may have; empty if nobody has.
+        :raises Exception: what the client of Placement raises.
+        """
+        if self._tenancy is None:
+            return ''
+        for _ in range(_LOOKS):
+            seen = self._tenancy.seen(whole.provider)
+            if seen is None:
+                return ('it is not known whether a server has it as a whole: '
+                        f'Placement has no provider {whole.provider} yet'
+                        if is_reported else '')
+            known = cleaning.following(self._known(whole.gpu.address), seen)
+            if known.state is _State.USED:
+                return 'as a whole it is of server ' + _who(known)
+            if known.withheld and not is_parted:
+                return ('a server had it as a whole, and it has not been '
+                        'reset yet')
+            closed = self._tenancy.close(whole.provider,
+                                         whole.resource_class, seen)
+            if closed is not None:
+                self._keep(whole.gpu.address, cleaning.Known(
+                    _State.FREE, generation=closed.generation,
+                    ours=closed.ours))
+                return ''
+        return f'provider {whole.provider} in Placement changes too often'
 
     def stays_open(self, found: Collection[offers.Offer]) -> bool:
         """Whether a GPU must not be closed while somebody has it.

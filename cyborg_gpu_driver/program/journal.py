@@ -27,6 +27,9 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -88,6 +91,28 @@ class Journal:
             return self._as_given_back(self._store.read(gpu).claims)
         return tuple(entry for record in self._store.records().values()
                      for entry in self._as_given_back(record.claims))
+
+    def situation(self, gpu: model.PciAddress) -> elastic.Situation:
+        """What the record of a GPU in mode auto says of its roles.
+
+        :raises JournalError: if the record cannot be read.
+        """
+        return elastic.Situation(claimed(self.entries(gpu)),
+                                 self._store.read(gpu).portraits)
+
+    def reported(self, gpu: model.PciAddress) -> frozenset[str]:
+        """UUIDs of the providers of which Cyborg was told.
+
+        :raises JournalError: if the record cannot be read.
+        """
+        known = self._store.read(gpu).reported
+        return frozenset(known.providers if known else ())
+
+    def portraits(self) -> list[tuple[model.PciAddress,
+                                      portrait.Portraits]]:
+        """The GPUs that have been read in several roles."""
+        return [(address, record.portraits) for address, record
+                in self._store.records().items() if record.portraits]
 
     def put(self, *entries: Entry) -> None:
         """Write claims over those of the same handles.
@@ -201,6 +226,11 @@ class Journal:
             if (entry.handle in self._given_back
                 and entry.phase is Phase.BOUND) else entry
             for entry in entries)
+
+
+def claimed(entries: Iterable[Entry]) -> frozenset[policy.Mode]:
+    """The roles that a GPU in mode auto has by its claims; at most one."""
+    return frozenset(entry.role for entry in entries)
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:

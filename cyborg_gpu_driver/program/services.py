@@ -14,7 +14,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -67,6 +69,17 @@ class Services:
             need not be.
         """
         return ''
+
+    @contextlib.contextmanager
+    def parting(self, address: model.PciAddress) -> Iterator[str]:
+        """Let nobody have a GPU as a whole while its role may change.
+
+        For a GPU in mode auto. The caller does not hold its lock.
+
+        :returns: a context manager of why somebody has it, or may have it,
+            as a whole; empty if nobody has, and nobody can get it.
+        """
+        yield ''
 
     def publish(self, address: model.PciAddress) -> None:
         """Write to Placement what can still be made on a GPU.

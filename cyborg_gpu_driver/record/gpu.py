@@ -29,8 +29,10 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health as health_conditions
 from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.elastic import portrait
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
@@ -123,6 +125,12 @@ class Claim:
         if self.placement is None or self.profile_id is None:
             return None
         return spec.MigInstanceSpec(self.placement, self.profile_id)
+
+    @property
+    def role(self) -> policy.Mode:
+        """What the GPU is while it has this claim."""
+        return (policy.Mode.VGPU if self.placement is None
+                else policy.Mode.MIG)
 
     def live(self, instance_id: int | None = None) -> model.Vgpu:
         """The vGPU as a snapshot has it.
@@ -294,6 +302,9 @@ class GpuRecord:
     errors: int = 0
     """Errors since the GPU was last uncordoned or its health was cleared.
     They are counted only if that may cordon it."""
+    portraits: Mapping[str, portrait.Portrait] = dataclasses.field(
+        default_factory=dict)
+    """Of a GPU in mode auto: how it was read in each of its roles."""
 
     @property
     def used_instances(self) -> frozenset[spec.MigInstanceSpec]:

@@ -23,6 +23,9 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree
 
+_WHOLE = (policy.Mode.PASSTHROUGH.value, policy.Mode.AUTO.value)
+"""Modes that a GPU may be reported in which a server can have as a whole."""
+
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
     """Why a server may have a GPU, where Placement cannot be asked.
@@ -36,7 +39,7 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
         known = store.of(state_path).read(address).reported
     except exception.JournalError as error:
         return f'the last report of it is not known: {error}'
-    if known is None or known.mode != policy.Mode.PASSTHROUGH.value:
+    if known is None or known.mode not in _WHOLE:
         return ''
     return ('it was last reported as a whole GPU, and a server that is shut '
             'off may have it: only the agent, which can query Placement, '

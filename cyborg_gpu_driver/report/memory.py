@@ -72,8 +72,7 @@ def remember(gpu: model.Gpu, device: values.ReportedDevice,
         and that Placement still has. As long as there are any, the GPU has
         the mode that it had.
     """
-    mode = (device.deployables[0].mode if device.deployables
-            else policy.Mode.OFF).value
+    mode = _mode(device).value
     leftover = leaving(before, left).providers if before else {}
     if before and leftover:
         mode = before.mode
@@ -85,6 +84,13 @@ def remember(gpu: model.Gpu, device: values.ReportedDevice,
         providers={**leftover, **{
             item.provider_uuid: _provider(item)
             for item in device.deployables}})
+
+
+def _mode(device: values.ReportedDevice) -> policy.Mode:
+    modes = {deployable.mode for deployable in device.deployables}
+    if len(modes) > 1:
+        return policy.Mode.AUTO
+    return modes.pop() if modes else policy.Mode.OFF
 
 
 def leaving(before: gpu_record.Reported, left: Iterable[str]

@@ -228,9 +228,8 @@ class Withdrawal:
             if not reason:
                 gpu = memory.complete(gpu, before)
                 device = make(gpu)
-        if device is not None and device.busy and self._is_news(device,
-                                                                before):
-            waiting, device = device.busy, None
+        if device is not None and device.busy:
+            waiting, device = self._without_busy_news(device, before)
         if not reason and before is not None:
             reason, left = self._withdrawn(before, device, claimed)
         return _Look(gpu, device, reason, waiting, tuple(left))
@@ -267,13 +266,24 @@ class Withdrawal:
                       {'uuid': provider, 'error': error})
             return True
 
-    def _is_news(self, device: values.ReportedDevice,
-                 before: gpu_record.Reported | None) -> bool:
-        """Whether Cyborg does not have all that is to be reported."""
+    def _without_busy_news(self, device: values.ReportedDevice,
+                           before: gpu_record.Reported | None
+                           ) -> tuple[str, values.ReportedDevice | None]:
+        """Leave out what cannot be had now and Cyborg does not have yet.
+
+        It would make a provider that is open until the next report.
+
+        :returns: why nothing is left, or an empty text and what is left.
+        """
         known = before.providers if before is not None else {}
-        return any(deployable.provider_uuid not in known
-                   or self.held_by(deployable.provider_uuid) is None
-                   for deployable in device.deployables)
+        left = tuple(
+            deployable for deployable in device.deployables
+            if deployable.name not in device.busy_names
+            or deployable.provider_uuid in known
+            and self.held_by(deployable.provider_uuid) is not None)
+        if not left:
+            return device.busy, None
+        return '', dataclasses.replace(device, deployables=left)
 
     def _known(self) -> dict[model.PciAddress, gpu_record.Reported]:
         if self._memory is None:

@@ -130,7 +130,7 @@ def _devices(facts, user):
             'Set NVreg_DeviceFileMode, NVreg_DeviceFileUID and '
             'NVreg_DeviceFileGID of the nvidia module to permit it, or add '
             'the user to the group that owns the files')
-    slicing = any(governing.mode is policy.Mode.MIG
+    slicing = any(policy.Mode.MIG in governing.modes
                   for _, governing in facts.governed())
     if slicing and mig and not devices[mig].allows(user, _READ):
         yield result.warning(

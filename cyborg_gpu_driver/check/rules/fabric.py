@@ -57,7 +57,8 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def _modes(facts, fabric):
     """Modes of the GPUs that may be on the NVSwitches."""
-    return {governing.mode for gpu, governing in facts.governed()
+    return {mode for gpu, governing in facts.governed()
+            for mode in governing.modes
             if gpu.address in fabric.modules or gpu.driver != _NVIDIA}
 
 
@@ -115,7 +116,7 @@ def _partitions(facts, fabric):
         yield result.failure(name, 'its NVLinks have failed',
                              'Replace the GPU or the board')
     for gpu, governing in facts.governed():
-        if (governing.mode is policy.Mode.VGPU
+        if (policy.Mode.VGPU in governing.modes
                 and gpu.address in fabric.modules
                 and fabric.single(gpu.address) is None):
             yield result.failure(

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.elastic import role as roles
 
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
@@ -179,7 +180,7 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'with intel_iommu=on')
     groups = collections.defaultdict(list)
     for gpu, governing in needing:
-        if governing.mode in policy.WHOLE:
+        if not policy.WHOLE.isdisjoint(governing.modes):
             groups[gpu.iommu_group].append(gpu.address)
     groups.pop(None, None)
     for group, members in groups.items():
@@ -193,7 +194,7 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def _needs_iommu(gpu, governing):
     """mdevs on the GPU itself are all that does without."""
-    return (governing.mode in policy.WHOLE
+    return (not policy.WHOLE.isdisjoint(governing.modes)
             or gpu.framework is not model.Framework.MDEV_PF)
 
 
@@ -203,10 +204,12 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
         steps = _steps(facts, gpu, governing)
         if condition.obstacle(gpu) and not condition.is_away(gpu):
             yield unreadable(gpu)
-        elif governing.mode is policy.Mode.MIG and (
+        elif policy.Mode.MIG in governing.modes and (
                 gpu.visible_to_nvml and gpu.mig is None):
             yield result.failure(
-                gpu.address, 'it has no MIG', 'Choose mode vgpu or '
+                gpu.address, 'it has no MIG',
+                f'Choose other roles in [gpu_policy:{governing.name}]'
+                if governing.roles else 'Choose mode vgpu or '
                 f'passthrough in [gpu_policy:{governing.name}]')
         elif gpu.mig and gpu.mig.pending is not gpu.mig.enabled:
             yield result.warning(
@@ -241,5 +244,6 @@ def _steps(facts, gpu, governing):
     That the agent closes and opens it in NVML changes nothing on it.
     """
     return [step for step in readiness.steps(gpu, readiness.wants(
-        gpu, governing, facts.settings.passthrough_driver))
+        gpu, roles.governs(governing, gpu),
+        facts.settings.passthrough_driver))
         if step.action in _BY_HAND]

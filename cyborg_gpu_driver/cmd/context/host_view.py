@@ -28,6 +28,7 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import store
@@ -58,6 +59,8 @@ class HostView(host_parts.HostParts):
     def mode(self, gpu: model.Gpu) -> policy.Mode | None:
         """The GPU's mode under the policies.
 
+        Of a GPU in mode auto it is the role that it has, if it has one.
+
         :returns: None where the GPU is nothing of the kind now: NVIDIA's
             driver has it and it cannot be read, or it is in MIG mode and
             its policy would give it away as one.
@@ -68,7 +71,33 @@ class HostView(host_parts.HostParts):
                 mode in policy.WHOLE
                 and gpu.mig is not None and gpu.mig.enabled):
             return None
+        if mode is policy.Mode.AUTO:
+            return self._role(gpu) or mode
         return mode
+
+    def roles(self, gpu: model.Gpu) -> tuple[policy.Mode, ...]:
+        """What a GPU in mode auto can be; nothing for another one."""
+        governing = self.settings.policy_for(gpu)
+        known = self.situation(gpu).portraits
+        return tuple(role for role in (governing.roles if governing else ())
+                     if role.value not in known
+                     or not known[role.value].problem)
+
+    def situation(self, gpu: model.Gpu) -> offers.Situation:
+        """What the record says of a GPU in mode auto; a bad one is said."""
+        try:
+            return self.journal.situation(gpu.address)
+        except exception.JournalError as error:
+            self._say_once(error)
+            return offers.UNKNOWN
+
+    def _role(self, gpu: model.Gpu) -> policy.Mode | None:
+        """The role that a GPU in mode auto has; None for an idle one."""
+        found = roles.in_force(gpu, self.situation(gpu).claimed)
+        tenancy = store.of(self.state_path).peek(gpu.address).tenancy
+        if found is None and tenancy is not None and tenancy.withheld:
+            return policy.Mode.PASSTHROUGH
+        return found
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
         """What the journal has of a GPU; a bad journal is only said."""
@@ -112,5 +141,6 @@ class HostView(host_parts.HostParts):
                              f'server: {cordon.text(known)}')
             governing = self.settings.policy_for(gpu)
             if governing is not None:
-                for complaint in offers.check_policy(gpu, governing):
+                for complaint in offers.check_policy(
+                        gpu, governing, self.situation(gpu).portraits):
                     terminal.say(complaint)

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer
@@ -28,11 +31,15 @@ from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 Held = offer.Held
 Offer = offer.Offer
+Situation = elastic.Situation
+UNKNOWN = elastic.Situation()
+"""Of a GPU that has no record."""
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), vfio_handles: bool = False,
            passthrough_driver: str | None = None,
+           situation: Situation = UNKNOWN,
            groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
     """What ``gpu`` offers under the policy that governs it.
 
@@ -45,8 +52,13 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         bound to virtual functions of vendor VFIO.
     :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
         a GPU could offer, whatever its driver is now.
+    :param situation: of a GPU in mode auto.
     :param groups: mode nvlink: the groups that the GPU is in.
     """
+    if policy.mode is policies.Mode.AUTO:
+        return tuple(elastic.offers(
+            gpu, policy, situation, held, lambda picture, rules, there:
+            offers(picture, rules, there, vfio_handles, passthrough_driver)))
     if policy.mode is policies.Mode.NVLINK:
         return tuple(offer_nvlink.offers(gpu, policy, groups,
                                          passthrough_driver))
@@ -76,13 +88,18 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
     return tuple(found)
 
 
-def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
+def check_policy(gpu: model.Gpu, policy: policies.Policy,
+                 portraits: portrait.Portraits | None = None) -> list[str]:
     """What a policy asks for that this GPU does not know, or has too little.
+
+    :param portraits: of a GPU in mode auto.
 
     :returns: sentences naming the policy, the option and what would be
         right; empty if all is well. A policy may govern boards with other
         names, so this is worth a warning, not a refusal.
     """
+    if policy.mode is policies.Mode.AUTO:
+        return list(_check_roles(gpu, policy, portraits or {}))
     where = f'policy {policy.name}, GPU {gpu.address}: '
     found = []
     if policy.mode is policies.Mode.MIG and gpu.mig is not None:
@@ -105,6 +122,21 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy) -> list[str]:
                   for text in texts
                   if not any(entry.is_called(text) for entry in types)]
     return found
+
+
+def _check_roles(gpu: model.Gpu, policy: policies.Policy,
+                 portraits: portrait.Portraits) -> Iterator[str]:
+    """What is wrong with each role of a policy in mode auto."""
+    for role in policy.roles:
+        known = portraits.get(role.value)
+        if known is None or not portrait.holds(known, gpu):
+            continue
+        if known.problem:
+            yield (f'policy {policy.name}, GPU {gpu.address}: roles: '
+                   f'{role.value} is not offered: {known.problem}')
+            continue
+        picture = portrait.imagine(gpu, role, known)
+        yield from check_policy(picture, roles.rules(policy, role, picture))
 
 
 def _type_options(policy: policies.Policy

@@ -44,6 +44,7 @@ from cyborg_gpu_driver.program.bind import groups
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
+from cyborg_gpu_driver.program.bind import role_taker
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
@@ -99,6 +100,7 @@ class Binder:
             host, parts, records, self._audit, keeper, groups.Groups(
                 transactions.machine, host, records, self._audit,
                 reset.Resetter(transactions.machine, keeper)))
+        self._roles = role_taker.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
         self._kept = log_once.LogOnce()
         """Why what a handle had left could not be removed, by handle."""
@@ -122,7 +124,8 @@ class Binder:
             address = self._host.owner(asked.function)
             self._check_company(address, asked)
             try:
-                made = self._bind(address, turn)
+                with self._roles.alone(address, asked):
+                    made = self._bind(address, turn)
             finally:
                 # Also what a refused bind has learnt: Placement would
                 # promise the same place to the next server.
@@ -217,6 +220,7 @@ class Binder:
                     return None
                 for gpu in gpus:
                     self._check_cordons(gpu, turn.asked)
+                self._roles.take(address, turn)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
                     # An unbind may have come before the entry was written.

@@ -30,6 +30,8 @@ from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import journal
@@ -130,6 +132,8 @@ class LiveHost:
                 self.refresh_gpu(gpu)
                 owner = self._owner.get(function)
         if owner is None:
+            owner = elastic.owner_of(function, self._journal.portraits())
+        if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner
 
@@ -139,13 +143,14 @@ class LiveHost:
         :raises JournalError: if the journal cannot be read.
         """
         held = plan.held(gpu, self._journal.entries(gpu.address))
+        situation = self._journal.situation(gpu.address)
         policy = self._settings.policy_for(gpu)
         states = self._states(gpu)
         return self._offers.of(
-            gpu.address, (gpu, held, states), lambda: ()
-            if policy is None else partition_offers.offers(
+            gpu.address, (gpu, held, situation, states),
+            lambda: () if policy is None else partition_offers.offers(
                 gpu, policy, held, self._settings.vfio_handles,
-                self._settings.passthrough_driver, states))
+                self._settings.passthrough_driver, situation, states))
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:
@@ -200,16 +205,39 @@ class LiveHost:
             self.host(), self.groups([gpu.address]),
             self._settings.policy_for, self._journal.owners)
 
-    def wants(self, gpu: model.Gpu) -> readiness.Wants:
-        """What the GPU's policy needs of it."""
-        return self._settings.wants(gpu)
+    def policy_for(self, gpu: model.Gpu) -> policy_module.Policy | None:
+        """The policy that governs a GPU; None if it is not offered."""
+        return self._settings.policy_for(gpu)
+
+    def wants(self, gpu: model.Gpu,
+              role: policy_module.Mode | None = None) -> readiness.Wants:
+        """What the GPU's policy needs of it.
+
+        :param role: that a GPU in mode auto is to take; None is the one
+            that it has.
+        """
+        return self._settings.wants(gpu, role or self.role(gpu))
+
+    def role(self, gpu: model.Gpu) -> policy_module.Mode | None:
+        """The role that a GPU of mode auto has; None if it is idle.
+
+        :raises JournalError: if the journal cannot be read.
+        """
+        return roles.in_force(
+            gpu, self._journal.situation(gpu.address).claimed)
+
+    @property
+    def reader(self) -> reader.HostReader:
+        """What reads GPUs."""
+        return self._reader
 
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
         """What is wrong with the GPU's policy on it."""
         policy = self._settings.policy_for(gpu)
+        portraits = self._journal.situation(gpu.address).portraits
         return self._complaints.of(
-            gpu.address, (gpu,), lambda: () if policy is None else
-            tuple(partition_offers.check_policy(gpu, policy)))
+            gpu.address, (gpu, portraits), lambda: () if policy is None else
+            tuple(partition_offers.check_policy(gpu, policy, portraits)))
 
     def record(self, address: model.PciAddress, *,
                made: tuple[model.GpuInstance | None, model.Vgpu]

@@ -20,6 +20,7 @@ its handle that arrived before it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.planning import request
 
 
@@ -76,6 +78,24 @@ class Turns:
         self._clock = clock
         self._mutex = threading.Lock()
         self._turns: set[Turn] = set()
+        self._parting: collections.Counter[model.PciAddress] = (
+            collections.Counter())
+
+    @contextlib.contextmanager
+    def parting(self, address: model.PciAddress) -> Iterator[None]:
+        """While a GPU may get another role."""
+        with self._mutex:
+            self._parting[address] += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._parting[address] -= 1
+
+    def is_parting(self, address: model.PciAddress) -> bool:
+        """Whether a GPU may be getting another role now."""
+        with self._mutex:
+            return self._parting[address] > 0
 
     @contextlib.contextmanager
     def turn(self, asked: request.Request, seconds: float

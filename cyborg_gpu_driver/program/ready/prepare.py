@@ -20,6 +20,7 @@ what keeps a GPU from being made ready is named, and it stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -27,20 +28,21 @@ from collections.abc import Iterable
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.ready import backoff
+from cyborg_gpu_driver.program.ready import portraits
 from cyborg_gpu_driver.program.steps import blockers
-from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.program.steps import taking
 from cyborg_gpu_driver.program.steps import transaction
 
 LOG = logging.getLogger(__name__)
@@ -70,32 +72,6 @@ class Outcome:
                 *map(str, self.steps))
 
 
-def take(machine: platform.Platform, host_reader: reader.HostReader,
-         gpu: model.Gpu, wants_of: Callable[[model.Gpu], readiness.Wants],
-         taken: list[action.Step]) -> model.Gpu:
-    """Take all steps that a GPU needs. The caller holds its lock.
-
-    :param gpu: as it is now, and idle.
-    :param wants_of: what is wanted of the GPU as it then is.
-    :param taken: gets each step before it is taken.
-    :returns: the GPU as it is then.
-    :raises StepFailed: if a step had no effect, or cannot be taken.
-    :raises ModeBlocked, SriovError, NvmlError, SysfsError: as the
-        hardware refused one.
-    """
-    while True:
-        left = readiness.steps(gpu, wants_of(gpu))
-        if not left:
-            return gpu
-        step = left[0]
-        if step in taken:
-            raise exception.StepFailed(reason=f'"{step}" had no effect')
-        taken.append(step)
-        LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address, 'step': step})
-        executor.Executor(machine, gpu.address, gpu).take(step)
-        gpu = host_reader.complete_gpu(gpu.address)
-
-
 class Preparer:
     """Makes GPUs ready for their policies.
 
@@ -119,13 +95,15 @@ class Preparer:
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
+        self._portraits = portraits.Portraits(host_reader, transactions,
+                                              settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """What is left to do on a GPU, and what is in the way.
 
         :param gpu: of a snapshot that was taken just now.
         """
-        steps = readiness.steps(gpu, self._settings.wants(gpu))
+        steps = readiness.steps(gpu, self._wants(gpu))
         return Outcome(gpu.address, steps,
                        self._in_the_way(gpu, steps) if steps else '')
 
@@ -148,20 +126,51 @@ class Preparer:
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
-        if not readiness.steps(gpu, self._settings.wants(gpu)):
+        unread = self._portraits.missing(gpu)
+        if not unread and not readiness.steps(gpu, self._wants(gpu)):
             return Outcome(gpu.address, rolled_back=rolled_back)
-        with self._transactions.lock(gpu.address):
-            now = self._reader.complete_gpu(gpu.address)
-            reason = self._in_the_way(now, readiness.steps(
-                now, self._settings.wants(now)))
+        with (self._cloud.parting(gpu.address) if unread
+              else contextlib.nullcontext('')) as reason:
             if not reason:
-                take(self._machine, self._reader, now,
-                     self._settings.wants, taken)
+                with self._transactions.lock(gpu.address):
+                    reason = self._make_ready(gpu.address, bool(unread),
+                                              taken)
         return Outcome(gpu.address, tuple(taken), reason, rolled_back)
 
-    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step]
-                    ) -> str:
-        """Why the steps cannot be taken now, for people; or ``''``."""
+    def _make_ready(self, address: model.PciAddress, is_unread: bool,
+                    taken: list[action.Step]) -> str:
+        """Take all steps that a GPU needs; why it cannot be, or ``''``.
+
+        :param is_unread: whether it is to be read in its roles.
+        """
+        now = self._reader.complete_gpu(address)
+        steps = readiness.steps(now, self._wants(now))
+        reason = self._in_the_way(now, steps, is_unread)
+        if not reason:
+            if is_unread:
+                now = self._portraits.take(now, taken)
+            # A list of its own: a step that was taken for a role may be
+            # taken again to leave it.
+            last: list[action.Step] = []
+            try:
+                taking.take(self._machine, self._reader, now, self._wants,
+                            last)
+            finally:
+                taken.extend(last)
+        return reason
+
+    def _wants(self, gpu: model.Gpu) -> readiness.Wants:
+        """What the policy needs of a GPU, in the role that it has."""
+        claims = self._records.peek(gpu.address).claims
+        return self._settings.wants(gpu, roles.in_force(
+            gpu, journal.claimed(claims)))
+
+    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step],
+                    is_unread: bool = False) -> str:
+        """Why the steps cannot be taken now, for people; or ``''``.
+
+        :param is_unread: whether the GPU is also to take its roles in turn.
+        """
         if gpu.problems:
             return '; '.join(gpu.problems)
         actions = {step.action for step in steps}
@@ -170,9 +179,9 @@ class Preparer:
             return (f'it is unhealthy ({"; ".join(sick.reasons)}); it stays '
                     'with its driver, which tells when it is healthy')
         try:
-            if readiness.HARMLESS.issuperset(actions):
+            if not is_unread and readiness.HARMLESS.issuperset(actions):
                 found = passthrough.blockers_of(self._machine, gpu, actions)
-            elif _HARMLESS.issuperset(actions):
+            elif not is_unread and _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
             else:
                 record = self._records.read(gpu.address)

@@ -33,17 +33,19 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
-from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import taking
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -139,9 +141,11 @@ class Restorer:
     def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                done: list[str], failed: list[str]) -> model.Gpu:
         """MIG mode, virtual functions, mixed sizes and schedulers."""
+        role = roles.in_force(gpu, journal.claimed(record.claims))
+
         def wanted(now: model.Gpu) -> readiness.Wants:
             return desired.desired(now, record, self._settings.wants(
-                now)).wants
+                now, role)).wants
 
         if not readiness.steps(gpu, wanted(gpu)):
             return gpu
@@ -162,7 +166,7 @@ class Restorer:
             return now
         taken: list[action.Step] = []
         try:
-            now = prepare.take(self._machine, self._reader, now, wanted,
+            now = taking.take(self._machine, self._reader, now, wanted,
                                taken)
         except exception.GpuDriverError as error:
             # A guest runs without its scheduler, and not without a vGPU.
@@ -183,7 +187,7 @@ class Restorer:
             runner = executor.Executor(self._machine, gpu.address, gpu)
             for step in desired.creation(
                     gpu, (group.instance,),
-                    self._settings.wants(gpu)):
+                    self._settings.wants(gpu, policy.Mode.MIG)):
                 runner.take(step)
                 done.append(str(step))
             claims = self._partitions.number(claims, runner.instance(

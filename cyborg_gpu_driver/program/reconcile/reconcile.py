@@ -195,7 +195,7 @@ class Reconciler:
     def _governs(self, gpu: model.Gpu) -> bool:
         """Whether what nobody explains on a GPU is worth a word."""
         governing = self._settings.policy_for(gpu)
-        if governing is None or governing.mode not in _SLICED:
+        if governing is None or not _SLICED.intersection(governing.modes):
             return False
         return (gpu.framework is not model.Framework.VENDOR_VFIO
                 or self._settings.vfio_handles

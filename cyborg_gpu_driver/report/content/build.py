@@ -60,7 +60,10 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
         vendor_board_info=_vendor_board_info(gpu, cordons),
         cpid_info=cpid_info(gpu.address),
         deployables=tuple(deployables.values()),
-        busy='; '.join(offer.busy for offer in wanted if offer.busy))
+        busy='; '.join(dict.fromkeys(
+            offer.busy for offer in wanted if offer.busy)),
+        busy_names=frozenset(names.provider_name(hostname, offer)
+                             for offer in wanted if offer.busy))
 
 
 def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str

@@ -107,5 +107,8 @@ class ReportedDevice:
     stub: bool = False
     busy: str = ''
     """Who has the GPU without having asked for it; empty if nobody has."""
+    busy_names: frozenset[str] = dataclasses.field(
+        default=frozenset(), compare=False)
+    """Names of the deployables of which none can be had for that reason."""
     type: str = DEVICE_TYPE
     cpid_type: str = CPID_TYPE

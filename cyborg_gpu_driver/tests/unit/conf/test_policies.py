@@ -241,6 +241,44 @@ class PoliciesTest(base.BaseTestCase):
                 self.refused((f'mode = {mode}', line), line.split()[0],
                              'only supported by mode vgpu and mode mig')
 
+    def test_roles(self):
+        one, = self.read('''
+            [gpu]
+            policies = one
+            [gpu_policy:one]
+            mode = auto
+            roles = passthrough, vgpu
+            vgpu_types = A40-4Q
+            ''').policies
+        self.assertEqual((policy.Mode.PASSTHROUGH, policy.Mode.VGPU),
+                         one.roles)
+        self.assertEqual(one.roles, one.modes)
+
+    def test_roles_that_are_none(self):
+        whole = 'roles = passthrough, mig'
+        for lines, words in (
+                (('mode = mig', whole), ('roles', 'only supported by mode '
+                                         'auto')),
+                (('mode = auto',), ('roles = (unset)', 'at least two')),
+                (('mode = auto', 'roles = mig'), ('at least two', 'set mode')),
+                (('mode = auto', 'roles = mig, mig'), ('named twice',)),
+                (('mode = auto', 'roles = mig, off'), (
+                    'roles = off', 'passthrough, mig, vgpu')),
+                (('mode = auto', 'roles = mig, vgpu'), (
+                    'vgpu_types', 'role vgpu needs')),
+                (('mode = auto', whole, 'mixed_sizes = true'), (
+                    'mixed_sizes', 'only supported by mode vgpu')),
+                (('mode = auto', whole, 'fixed_vgpus = A40-4Q:1'), (
+                    'fixed_vgpus', 'mode auto excludes it'))):
+            self.refused(lines, *words)
+        for option in ('prepare', 'clean_whole_gpus'):
+            error = self.assertRaises(
+                exception.InvalidConfiguration, self.read,
+                f'[gpu]\npolicies = x\n{option} = false\n'
+                f'[gpu_policy:x]\nmode = auto\n{whole}\n')
+            self.assertIn(f'[gpu] {option}', str(error))
+            self.assertIn('[gpu_policy:x] needs true', str(error))
+
     def test_options_that_exclude_each_other(self):
         lines = ('mode = vgpu', 'vgpu_types = A40-4Q')
         self.refused((*lines, 'mixed_sizes = true',

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU is in a role that it has not now. Pure.
+
+A GPU on vfio-pci tells NVML nothing, one without virtual functions has no
+mdev types, and one that is not in MIG mode tells no profiles. What Cyborg is
+told must not change with the role. So the GPU is read once in each of its
+roles, while it is idle, and that is kept in its record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+
+
+@dataclasses.dataclass(frozen=True)
+class Portrait:
+    """A GPU as it was read in one role, when nothing was on it."""
+
+    device_id: str
+    """PCI device id of the board."""
+    problem: str = ''
+    """Why the GPU cannot have the role; the rest is then empty."""
+    is_doubtful: bool = False
+    """Whether that may be different next time."""
+    functions: tuple[model.PciAddress, ...] = ()
+    """Its virtual functions, by their index."""
+    framework: model.Framework = model.Framework.NONE
+    mdev_types: tuple[model.MdevType, ...] = ()
+    """Of each virtual function, or of the GPU itself where that makes
+    mdevs."""
+    vgpu_types: tuple[model.VgpuType, ...] = ()
+    mixed_sizes: bool | None = None
+    has_mig: bool = False
+    profiles: tuple[model.GpuInstanceProfile, ...] = ()
+
+
+Portraits = Mapping[str, Portrait]
+"""By the role's name."""
+
+
+def of(gpu: model.Gpu) -> Portrait:
+    """The portrait of a GPU that was read just now in its role."""
+    types = next((function.mdev_types for function in gpu.vfs
+                  if function.mdev_types), gpu.mdev_types)
+    return Portrait(
+        device_id=gpu.device_id,
+        functions=tuple(function.address for function in sorted(
+            gpu.vfs, key=lambda function: function.index)),
+        framework=gpu.framework,
+        mdev_types=tuple(dataclasses.replace(kind, available=None)
+                         for kind in types),
+        vgpu_types=tuple(dataclasses.replace(kind, free_placements=None)
+                         for kind in gpu.vgpu_types),
+        mixed_sizes=gpu.mixed_sizes, has_mig=gpu.mig is not None,
+        profiles=gpu.mig.profiles if gpu.mig else ())
+
+
+def holds(known: Portrait | None, gpu: model.Gpu) -> bool:
+    """Whether a portrait is of such a board as is there now."""
+    return known is not None and known.device_id == gpu.device_id
+
+
+def imagine(gpu: model.Gpu, role: policies.Mode, known: Portrait
+            ) -> model.Gpu:
+    """A GPU as it would be if it took a role now: idle.
+
+    :param known: its portrait in that role.
+    """
+    on_itself = known.framework is model.Framework.MDEV_PF
+    vendor = known.framework is model.Framework.VENDOR_VFIO
+    sliced = role is policies.Mode.MIG
+    return dataclasses.replace(
+        gpu, driver=drivers.NVIDIA, visible_to_nvml=True, released=False,
+        sriov_numvfs=len(known.functions),
+        vfs=tuple(model.VirtualFunction(
+            address, index, drivers.NVIDIA, None,
+            mdev_types=() if on_itself else known.mdev_types,
+            current_vgpu_type=0 if vendor else None)
+            for index, address in enumerate(known.functions)),
+        mig=(model.Mig(sliced, sliced, known.profiles) if known.has_mig
+             else None),
+        framework=known.framework,
+        mdev_types=known.mdev_types if on_itself else (), mdevs=(),
+        vgpu_types=known.vgpu_types, mixed_sizes=known.mixed_sizes,
+        processes=0)
+
+
+def complete(gpu: model.Gpu, portraits: Portraits) -> model.Gpu:
+    """A GPU with all that is known of it in any role, for its traits.
+
+    What is the same in two roles is as the portraits have it, so that it
+    does not change with the role.
+    """
+    of_board = [known for known in portraits.values() if holds(known, gpu)]
+    if not of_board:
+        return gpu
+    profiles = next((known.profiles for known in of_board
+                     if known.profiles), ())
+    mig = gpu.mig
+    if profiles and mig is None:
+        mig = model.Mig(False, False, profiles)
+    elif profiles and mig is not None:
+        mig = dataclasses.replace(mig, profiles=profiles)
+    return dataclasses.replace(
+        gpu, mig=mig,
+        vgpu_types=_union((known.vgpu_types for known in of_board),
+                          gpu.vgpu_types),
+        mdev_types=_union((known.mdev_types for known in of_board),
+                          gpu.mdev_types))
+
+
+def functions(portraits: Portraits) -> Collection[model.PciAddress]:
+    """The virtual functions that a GPU has in any of its roles."""
+    return {address for known in portraits.values()
+            for address in known.functions}
+
+
+def _union(lists: Iterable[tuple], last: tuple) -> tuple:
+    """The vGPU types of all lists, each once."""
+    found = {kind.type_id: kind for kinds in (last, *reversed([*lists]))
+             for kind in kinds}
+    return tuple(found[type_id] for type_id in sorted(found))

@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which of its roles a GPU in mode auto has, and which it can take. Pure.
+
+The role in force follows from what is bound on the GPU and from nothing
+else: there is no second account of it that could differ. A GPU on which
+nothing is bound is idle, and rests in a state from which every role can be
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Iterable
+
+from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+
+_WHOLE = policies.Mode.PASSTHROUGH
+PARTED = (policies.Mode.MIG, policies.Mode.VGPU)
+"""Roles that are taken at a bind, of which Cyborg tells the agent."""
+
+
+def in_force(gpu: model.Gpu, claimed: Collection[policies.Mode]
+             ) -> policies.Mode | None:
+    """The role that a GPU has; None for one that is idle.
+
+    What is on the hardware without a claim counts too: an instance that
+    somebody else has made keeps the GPU in its role all the same. That a
+    server has the GPU as a whole shows in Placement alone.
+
+    :param claimed: the roles of the claims on the GPU.
+    """
+    if claimed:
+        return (policies.Mode.MIG if policies.Mode.MIG in claimed
+                else policies.Mode.VGPU)
+    if gpu.mig is not None and gpu.mig.enabled:
+        return (policies.Mode.MIG if gpu.vgpus or gpu.mig.instances
+                else None)
+    return policies.Mode.VGPU if gpu.vgpus else None
+
+
+def resting(gpu: model.Gpu, policy: policies.Policy) -> policies.Mode:
+    """The role whose state an idle GPU is kept in.
+
+    Cyborg calls nobody when a server gets a whole GPU, so a GPU that may be
+    had as a whole is kept ready for that. Every other role is taken at a
+    bind, and a GPU that has only such stays as it is.
+    """
+    if _WHOLE in policy.roles:
+        return _WHOLE
+    return next((role for role in policy.roles if stands(gpu, role)),
+                policy.roles[0])
+
+
+def governs(policy: policies.Policy, gpu: model.Gpu) -> policies.Policy:
+    """The policy of one mode by which a GPU is kept now.
+
+    :param policy: of any mode.
+    """
+    if policy.mode is not policies.Mode.AUTO:
+        return policy
+    return policy.in_role(in_force(gpu, ()) or resting(gpu, policy))
+
+
+def stands(gpu: model.Gpu, role: policies.Mode) -> bool:
+    """Whether a GPU is in the state of a role that parts it."""
+    if not gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
+        return False
+    if gpu.sriov_totalvfs and not gpu.vfs:
+        return False
+    sliced = gpu.mig is not None and gpu.mig.enabled
+    return sliced is (role is policies.Mode.MIG)
+
+
+def unsupported(gpu: model.Gpu, role: policies.Mode) -> str:
+    """Why a board cannot have a role; empty where it may be able to.
+
+    :param gpu: as read while NVML sees it.
+    """
+    if role is policies.Mode.MIG and gpu.mig is None:
+        return 'this GPU does not support MIG'
+    if (role is policies.Mode.VGPU
+            and not vgpu_types.of_mode(gpu, policies.Mode.VGPU)):
+        return 'this GPU has no time-sliced vGPU types'
+    return ''
+
+
+def rules(policy: policies.Policy, role: policies.Mode, gpu: model.Gpu
+          ) -> policies.Policy:
+    """The policy of one role, with the vGPU types that are that role's.
+
+    :param gpu: with the vGPU types that it has in the role.
+    """
+    others = [kind for kind in vgpu_types.types_of(gpu)
+              if kind.is_mig_backed is not (role is policies.Mode.MIG)]
+    return policies.restricted(policy.in_role(role), frozenset(
+        text for text in _types(policy)
+        if any(kind.is_called(text) for kind in others)
+        or _is_named_otherwise(text, role)))
+
+
+def _types(policy: policies.Policy) -> Iterable[str]:
+    yield from policy.vgpu_types
+    for name, _number in policy.max_instances:
+        yield name
+
+
+def _is_named_otherwise(text: str, role: policies.Mode) -> bool:
+    """Whether a type's name says that it is another role's."""
+    named = vgpu_types.Type(text, text).parsed
+    return named is not None and (named.slices is not None) is not (
+        role is policies.Mode.MIG)

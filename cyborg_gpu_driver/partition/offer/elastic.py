@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a GPU in mode auto offers: all its roles, until one is taken. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.offer import offer
+
+_WHOLE = policies.Mode.PASSTHROUGH
+_Make = Callable[[model.Gpu, policies.Policy, Sequence[offer.Held]],
+                 Sequence[offer.Offer]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What an elastic GPU's record says that its offers depend on."""
+
+    claimed: frozenset[policies.Mode] = frozenset()
+    """The roles of the claims on it."""
+    portraits: portrait.Portraits = dataclasses.field(default_factory=dict)
+
+
+def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
+           held: Sequence[offer.Held], make: _Make) -> Iterator[offer.Offer]:
+    """The offers of every role; of one that is not to be had, nothing.
+
+    What there is of each, its functions and its total, is the same whatever
+    role the GPU has.
+
+    :param make: returns what a GPU offers under a policy of one mode.
+    """
+    force = roles.in_force(gpu, situation.claimed)
+    for role in policy.roles:
+        taken = '' if force in (None, role) else (
+            f'the GPU is in role {force.value}' if force else '')
+        made = (_whole(gpu, policy, make) if role is _WHOLE else
+                _parted(gpu, policy, role, situation, held, make))
+        for item in made:
+            yield dataclasses.replace(
+                item, creatable=0, busy=taken) if taken else item
+
+
+def owner_of(function: model.PciAddress,
+             known: Collection[tuple[model.PciAddress, portrait.Portraits]]
+             ) -> model.PciAddress | None:
+    """The GPU that has a function in one of its roles, if not now.
+
+    :param known: GPUs with their portraits.
+    """
+    return next((address for address, portraits in known
+                 if function in portrait.functions(portraits)), None)
+
+
+def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
+           ) -> Iterator[offer.Offer]:
+    """The whole GPU; while it is in another state, it is to be had later."""
+    carved = readiness.carved_up(gpu)
+    for item in make(gpu, policy.in_role(_WHOLE), ()):
+        if carved and gpu.in_pci_sysfs and gpu.physfn is None:
+            item = dataclasses.replace(item, problem='', busy=carved)
+        yield item
+
+
+def _parted(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
+            situation: Situation, held: Sequence[offer.Held], make: _Make
+            ) -> Iterator[offer.Offer]:
+    if roles.stands(gpu, role):
+        yield from make(gpu, roles.rules(policy, role, gpu), held)
+        return
+    known = situation.portraits.get(role.value)
+    if known is None or not portrait.holds(known, gpu):
+        yield offer.nothing(
+            gpu, policy.in_role(role), role.value,
+            'the GPU has not been read in this role yet; that is done as '
+            'soon as it is idle')
+    elif known.problem:
+        yield offer.nothing(gpu, policy.in_role(role), role.value,
+                            known.problem)
+    else:
+        picture = portrait.imagine(gpu, role, known)
+        yield from make(picture, roles.rules(policy, role, picture), ())
+
+
+def settled(found: Collection[offer.Offer], is_taken: bool,
+            is_parting: bool) -> tuple[offer.Offer, ...]:
+    """The offers of a GPU, with what only Placement and binds know of it.
+
+    :param is_taken: whether a server has it as a whole, or had, and it has
+        not been reset yet.
+    :param is_parting: whether a bind may be giving it another role now.
+    """
+    if len({item.mode for item in found}) < 2:
+        return tuple(found)
+    return tuple(
+        dataclasses.replace(item, creatable=0)
+        if (is_parting if item.mode is _WHOLE else is_taken) else item
+        for item in found)
