@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -69,9 +68,6 @@ from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.report.content import values
-
-_FIRST_OVER_CAPACITY = 15
-"""Release of Cyborg."""
 
 
 class Node(host_parts.HostParts, services.Services):
@@ -242,7 +238,7 @@ class Node(host_parts.HostParts, services.Services):
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._keeper,
             audit.Audit(self.state_path), self.settings.clean_whole_gpus,
-            closes_used=_takes_over_capacity())
+            closes_used=reserved.takes_over_capacity())
 
     @property
     def _keeper(self) -> reserved.ReservedKeeper | None:
@@ -395,17 +391,3 @@ class Node(host_parts.HostParts, services.Services):
                or self.cordons.of(address) for address in found.members):
             return dataclasses.replace(found, creatable=0)
         return found
-
-
-def _takes_over_capacity() -> bool:
-    """Whether Placement takes an unchanged allocation on a closed provider.
-
-    It does from 14.0.0 (2025.2) on, and its API does not tell its release.
-    Services are not older than the agents of their cloud, so it does where
-    Cyborg is 15.0.0 (2025.2) or newer.
-    """
-    try:
-        version = importlib.metadata.version('openstack-cyborg')
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    return int(version.partition('.')[0]) >= _FIRST_OVER_CAPACITY

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.metadata
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -40,6 +41,8 @@ _WRITES = 8
 """Tries at one write: each loses only to a write that succeeded."""
 _FAILING_SECONDS = 5.0
 """After that no more providers of a GPU are tried, once one has failed."""
+_FIRST_OVER_CAPACITY = 15
+"""Release of Cyborg."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,3 +260,17 @@ class ReservedKeeper:
             self._written[provider] = (
                 reserved, response.json()['resource_provider_generation'])
         return response
+
+
+def takes_over_capacity() -> bool:
+    """Whether Placement takes an unchanged allocation on a closed provider.
+
+    It does from 14.0.0 (2025.2) on, and its API does not tell its release.
+    Services are not older than the agents of their cloud, so it does where
+    Cyborg is 15.0.0 (2025.2) or newer.
+    """
+    try:
+        version = importlib.metadata.version('openstack-cyborg')
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return int(version.partition('.')[0]) >= _FIRST_OVER_CAPACITY

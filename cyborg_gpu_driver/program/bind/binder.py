@@ -40,7 +40,6 @@ from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program.bind import groups
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
@@ -48,7 +47,6 @@ from cyborg_gpu_driver.program.bind import role_taker
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
-from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
 
 LOG = logging.getLogger(__name__)
@@ -96,10 +94,8 @@ class Binder:
         self._limits = limits
         self._cordons = cordons
         self._audit = audit.Audit(self._state_path)
-        self._maker = making.Maker(
-            host, parts, records, self._audit, keeper, groups.Groups(
-                transactions.machine, host, records, self._audit,
-                reset.Resetter(transactions.machine, keeper)))
+        self._maker = making.Maker(transactions.machine, host, parts,
+                                   records, self._audit, keeper)
         self._roles = role_taker.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
         self._kept = log_once.LogOnce()

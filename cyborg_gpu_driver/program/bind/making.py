@@ -26,6 +26,7 @@ from typing import TypeGuard
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
@@ -40,6 +41,7 @@ from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import reset
 
 LOG = logging.getLogger(__name__)
 
@@ -65,23 +67,24 @@ class _NoRoom(Exception):
 class Maker:
     """Makes and removes partitions; each call under the GPU's lock.
 
-    :param host: what is known of the machine.
+    :param machine: what is changed.
+    :param host: what is known of it.
     :param parts: create and destroy what claims stand for.
     :param records: the journal.
     :param history: the audit log.
     :param keeper: forgets the health of instances that were destroyed.
-    :param whole: gives and returns groups of whole GPUs.
     """
 
-    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
-                 records: journal.Journal, history: audit.Audit,
-                 keeper: health.HealthKeeper, whole: groups.Groups):
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 parts: partitions.Partitions, records: journal.Journal,
+                 history: audit.Audit, keeper: health.HealthKeeper):
         self._host = host
         self._parts = parts
         self._journal = records
         self._audit = history
         self._health = keeper
-        self._groups = whole
+        self._groups = groups.Groups(machine, host, records, history,
+                                     reset.Resetter(machine, keeper))
 
     def is_made(self, address: model.PciAddress,
                 asked: request.Request) -> bool:

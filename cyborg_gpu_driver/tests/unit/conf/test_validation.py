@@ -103,7 +103,8 @@ class ValidationTest(base.BaseTestCase):
             self.refused(f'[gpu]\n{line}\n', f'[gpu] {name} = {text}',
                          *words)
         for line, words in (
-                ('mode = migg', ('passthrough, vgpu, mig, nvlink, auto, off',)),
+                ('mode = migg',
+                 ('passthrough, vgpu, mig, nvlink, auto, off',)),
                 ('mode = mig\nmatch_numa_node = -1', ('at least 0',)),
                 ('mode = mig\nmax_instances = A40',
                  ('NAME:NUMBER pairs',))):
