@@ -229,7 +229,7 @@ class OpenstackGpuTest(base.BaseTestCase):
         """Have a command's own parser read what follows its name."""
         while words[0].startswith('--'):
             words = words[2:]
-        size = next((size for size in (4, 3, 2)
+        size = next((size for size in (5, 4, 3, 2)
                      if tuple(words[:size]) in self.commands), 0)
         self.assertTrue(size, f'no such command: {" ".join(words)}')
         module, _, name = self.commands[tuple(words[:size])].partition(':')
