@@ -58,10 +58,9 @@ class Facts:
     machine: machine.Machine | None = None
     """None if it is simulated."""
     placement: placement.Answer | None = None
-    random_candidates: bool | None = None
-    """Whether ``placement.conf`` has Placement give allocation candidates in
-    a random order; None where it was not read."""
-    random_problem: str = ''
+    placement_conf: services.Placement | None = None
+    """None where ``placement.conf`` was not read."""
+    placement_conf_problem: str = ''
     """Why that is None."""
     fabric: fabric_module.Fabric | None = None
     """None without NVSwitches."""

@@ -73,6 +73,7 @@ CHECKS: dict[str, Check] = {
     'host name': Check(cyborg_conf.host_name, (Needs.MACHINE, Needs.CYBORG)),
     'Placement': Check(cyborg_conf.placement, (Needs.MACHINE, Needs.CYBORG)),
     'allocation candidates': Check(cyborg_conf.candidates),
+    'Placement claims': Check(cyborg_conf.claims),
     'earlier driver': Check(cyborg_conf.earlier,
                             (Needs.MACHINE, Needs.CYBORG)),
     'service token, Cyborg': Check(cyborg_conf.service_roles,

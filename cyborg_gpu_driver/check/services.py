@@ -113,21 +113,35 @@ def nova(paths: Sequence[str]) -> Nova:
         raise _invalid('nova.conf', paths, error) from error
 
 
-def randomizes_candidates(paths: Sequence[str]) -> bool:
-    """Whether Placement gives allocation candidates in a random order.
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What ``placement.conf`` says of requests at the same time."""
 
-    Name and default are those of placement/conf/placement.py (Placement 16).
+    randomizes: bool
+    """Whether allocation candidates have a random order."""
+    tries: int
+    """How often a claim is tried that loses races."""
 
-    :param paths: ``placement.conf``, the later file over the earlier.
+
+def placement(paths: Sequence[str]) -> Placement:
+    """Read ``placement.conf``.
+
+    Names and defaults are those of placement/conf/placement.py (Placement
+    16).
+
+    :param paths: the files, the later over the earlier.
     :raises InvalidValue: if a file, or what it says, cannot be read.
     """
     conf = cfg.ConfigOpts()
-    conf.register_opt(cfg.BoolOpt('randomize_allocation_candidates',
-                                  default=False), group='placement')
+    conf.register_opts([
+        cfg.BoolOpt('randomize_allocation_candidates', default=False),
+        cfg.IntOpt('allocation_conflict_retry_count', default=10)],
+        group='placement')
     try:
         conf([], project='placement', default_config_files=list(paths),
              default_config_dirs=[])
-        return conf.placement.randomize_allocation_candidates
+        return Placement(conf.placement.randomize_allocation_candidates,
+                         conf.placement.allocation_conflict_retry_count)
     except (cfg.Error, OSError, ValueError) as error:
         raise _invalid('placement.conf', paths, error) from error
 

@@ -165,11 +165,12 @@ def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if len(list(facts.governed())) < 2:
         return
     wanted = 'randomize_allocation_candidates = true in [placement]'
-    if facts.random_candidates is None:
+    if facts.placement_conf is None:
         yield result.skipped(
-            result.HOST, f'{facts.random_problem}; without {wanted}, servers '
-            'that are created at the same time all request the same GPU')
-    elif facts.random_candidates:
+            result.HOST, f'{facts.placement_conf_problem}; without {wanted}, '
+            'servers that are created at the same time all request the same '
+            'GPU')
+    elif facts.placement_conf.randomizes:
         yield result.success(
             result.HOST, 'Placement returns them in a random order')
     else:
@@ -178,6 +179,30 @@ def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'that are created at the same time all request the same GPU, and '
             'fail although others are free',
             f'Set {wanted} in placement.conf, and restart Placement')
+
+
+def claims(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether Placement allocates no more than there is.
+
+    The second try of a claim finds what the first has written, and takes it
+    for an older excess; without any try there is no allocation (replace_all
+    in placement/objects/allocation.py, Placement 16).
+    """
+    wanted = 'allocation_conflict_retry_count = 1 in [placement]'
+    if facts.placement_conf is None:
+        yield result.skipped(
+            result.HOST, f'{facts.placement_conf_problem}; without {wanted}, '
+            'servers that are created at the same time can get the same slice')
+    elif facts.placement_conf.tries != 1:
+        yield result.warning(
+            result.HOST, 'allocation_conflict_retry_count is '
+            f'{facts.placement_conf.tries}: above 1, Placement can give one '
+            'slice to two servers, and the bind of the second fails; with 0 '
+            'it refuses every claim',
+            f'Set {wanted} in placement.conf, and restart Placement')
+    else:
+        yield result.success(
+            result.HOST, 'Placement tries each claim once; Nova repeats it')
 
 
 def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:

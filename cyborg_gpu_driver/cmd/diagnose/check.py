@@ -157,12 +157,12 @@ def _nova(files):
 
 def _placement(files):
     if not files:
-        return {'random_problem': 'placement.conf is not here, or cannot be '
-                                  'read'}
+        return {'placement_conf_problem': 'placement.conf is not here, or '
+                                          'cannot be read'}
     try:
-        return {'random_candidates': services.randomizes_candidates(files)}
+        return {'placement_conf': services.placement(files)}
     except exception.InvalidValue as error:
-        return {'random_problem': str(error)}
+        return {'placement_conf_problem': str(error)}
 
 
 def _programs(gpu, cyborg):

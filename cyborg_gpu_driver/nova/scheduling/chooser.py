@@ -251,7 +251,7 @@ class Chooser:
             measured = (policy is placement.Placement.QUIET
                         and self._matrix is not None)
             if not (measured or policy.is_strict
-                    or traits.ISOLATED in request.fleet.traits):
+                    or request.fleet.has_isolated):
                 continue
             for candidate in host.allocation_candidates:
                 allocations = candidate['allocations']
@@ -340,7 +340,7 @@ def _is_strict(request, host, allocations):
 
 def _is_isolated(request, allocations):
     """Whether the GPUs may have servers of one project only."""
-    return traits.ISOLATED in request.fleet.traits and any(
+    return request.fleet.has_isolated and any(
         traits.ISOLATED in offer.traits for offer, _amount
         in request.fleet.taken(allocations))
 

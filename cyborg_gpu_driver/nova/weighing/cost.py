@@ -42,6 +42,7 @@ from typing import Any
 from cyborg_gpu_driver.nova.weighing import grid as weigher_grid
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.report.content import traits
 
 _TIE = 1e-9
 """What emptiness weighs beside loss, or loss beside emptiness: it only
@@ -77,19 +78,19 @@ class Fleet:
     """All GPUs of which we know what they have left.
 
     :ivar number: the later of two that were read has the greater one.
-    :ivar traits: all that any of the providers has.
+    :ivar has_isolated: whether some may have servers of one project only.
     """
 
     def __init__(self, gpus: Iterable[published.Gpu]):
         self.number = 0
-        self.traits: set[str] = set()
+        self.has_isolated = False
         self._places: dict[str, _Place] = {}
         self._rooms: collections.Counter[str] = collections.Counter()
         for members in published.by_host(gpus).values():
             for state in self._put([gpu.offers for gpu in members]):
                 for number, offer in enumerate(state.offers):
                     self._rooms[offer.resource_class] += state.room[number]
-                    self.traits |= offer.traits
+                    self.has_isolated |= traits.ISOLATED in offer.traits
         self._losses: dict[tuple, float] = {}
 
     @classmethod
@@ -104,7 +105,7 @@ class Fleet:
         for part in parts:
             fleet._places.update(part._places)
             fleet._rooms.update(part._rooms)
-            fleet.traits |= part.traits
+            fleet.has_isolated |= part.has_isolated
         return fleet
 
     def after(self, amounts: Mapping[str, int]) -> Fleet:
@@ -116,7 +117,7 @@ class Fleet:
         :param amounts: units claimed, by provider.
         """
         fleet = Fleet(())
-        fleet.number, fleet.traits = self.number, self.traits
+        fleet.number, fleet.has_isolated = self.number, self.has_isolated
         fleet._places = dict(self._places)
         fleet._rooms, fleet._losses = self._rooms, self._losses
         fleet._prices = self._prices

@@ -119,7 +119,9 @@ class SimulatedTest(CheckCase):
                 ('randomize_allocation_candidates = true', 0, 'success'),
                 ('randomize_allocation_candidates = soon', 0, 'skipped')):
             with open(path, 'w', encoding='utf-8') as stream:
-                stream.write(f'[placement]\n{text}\n')
+                stream.write('[placement]\n'
+                             'allocation_conflict_retry_count = 1\n'
+                             f'{text}\n')
             ((found, _),) = self.of(
                 self.check(code, *self.nova(self.lines()),
                            '--placement-config-file', path),
@@ -129,6 +131,30 @@ class SimulatedTest(CheckCase):
             self.check(0, *self.nova(self.lines())), 'allocation candidates')
         self.assertEqual('skipped', found)
         self.assertIn('randomize_allocation_candidates = true', details)
+
+    def test_the_retries_of_claims(self):
+        path = f'{self.directory}/placement.conf'
+        for text, code, wanted in (
+                ('', 1, 'warning'),
+                ('allocation_conflict_retry_count = 2', 1, 'warning'),
+                ('allocation_conflict_retry_count = 1', 0, 'success'),
+                ('allocation_conflict_retry_count = 0', 1, 'warning'),
+                ('allocation_conflict_retry_count = few', 0, 'skipped')):
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write('[placement]\n'
+                             'randomize_allocation_candidates = true\n'
+                             f'{text}\n')
+            ((found, details),) = self.of(
+                self.check(code, *self.nova(self.lines()),
+                           '--placement-config-file', path),
+                'Placement claims')
+            self.assertEqual(wanted, found)
+            if wanted == 'warning':
+                self.assertIn(f'is {text[-1:] or 10}:', details)
+        ((found, details),) = self.of(
+            self.check(0, *self.nova(self.lines())), 'Placement claims')
+        self.assertEqual('skipped', found)
+        self.assertIn('allocation_conflict_retry_count = 1', details)
 
     def test_failure(self):
         rows = self.check(2, *self.nova(TOKEN))
