@@ -36,6 +36,7 @@ class RandomTest(group_case.GroupCase):
         self.bound = {}
         """Modules of each group that a server has, to its handle."""
         self.guests = set()
+        self.log = []
 
     def test_random_operations(self):
         operations = (self.try_bind, self.try_bind, self.try_bind,
@@ -43,10 +44,10 @@ class RandomTest(group_case.GroupCase):
                       self.end_guests, self.restart_agent, self.restart_host,
                       self.restart_fabric_manager, self.miss_fabric_manager,
                       self.fail_bind, self.fail_unbind)
-        log = []
         for _ in range(_COUNT):
             operation = self.random.choice(operations)
-            log.append(f'{operation.__name__} {operation() or ""}')
+            self.log.append(operation.__name__)
+            operation()
             try:
                 self.assert_owned()
                 self.report()
@@ -55,7 +56,7 @@ class RandomTest(group_case.GroupCase):
                 self.assert_offered()
             except Exception as error:
                 raise AssertionError(
-                    f'CYBORG_GPU_SEED={_SEED}: {"; ".join(log)}') from error
+                    f'CYBORG_GPU_SEED={_SEED}: {self.log}') from error
 
     # What must hold
 
@@ -76,7 +77,7 @@ class RandomTest(group_case.GroupCase):
     # What happens
 
     def try_bind(self):
-        group = self.random.choice(test_groups.GROUPS)
+        group = self.any_group()
         handle = self.handle(*group)
         taken = {module for other in self.bound for module in other}
         if group in self.bound or not taken & set(group):
@@ -85,21 +86,20 @@ class RandomTest(group_case.GroupCase):
         else:
             self.assertRaises(exception.BindRefused,
                               self.running.binder.bind, *handle)
-        return group
 
     def try_unbind(self):
         for group in self.some_group():
+            self.log.append(group)
             self.end_guest(group)
             self.running.binder.unbind(*self.bound.pop(group))
-            return group
 
     def start_guest(self):
         for group in self.some_group():
+            self.log.append(group)
             if group not in self.guests:
                 self.guests.add(group)
                 for address in self.offer(*group).members:
                     self.world.attach_whole(str(address))
-            return group
 
     def end_guests(self):
         for group in tuple(self.guests):
@@ -122,7 +122,7 @@ class RandomTest(group_case.GroupCase):
     def miss_fabric_manager(self):
         """Bind and unbind while it is stopped."""
         self.world.stop_fabric_manager()
-        group = self.random.choice(test_groups.GROUPS)
+        group = self.any_group()
         taken = {module for other in self.bound for module in other}
         if not taken & set(group):
             self.assertRaises(exception.FabricError, self.bind, *group)
@@ -134,20 +134,19 @@ class RandomTest(group_case.GroupCase):
                     *self.bound.pop(other))
         self.report()
         self.world.start_fabric_manager(restart=True)
-        return group
 
     def fail_bind(self):
-        group = self.random.choice(test_groups.GROUPS)
+        group = self.any_group()
         taken = {module for other in self.bound for module in other}
-        if taken & set(group):
-            return
-        self.world.faults.fail('fmActivateFabricPartition', _NVLINK_ERROR,
-                               after=self.random.random() < 0.5)
-        self.assertRaises(exception.FabricError, self.bind, *group)
-        return group
+        if not taken & set(group):
+            self.world.faults.fail(
+                'fmActivateFabricPartition', _NVLINK_ERROR,
+                after=self.random.random() < 0.5)
+            self.assertRaises(exception.FabricError, self.bind, *group)
 
     def fail_unbind(self):
         for group in self.some_group():
+            self.log.append(group)
             self.end_guest(group)
             self.world.faults.fail('fmDeactivateFabricPartition',
                                    _NVLINK_ERROR,
@@ -158,7 +157,11 @@ class RandomTest(group_case.GroupCase):
             self.assertEqual({journal.Phase.UNBINDING}, {
                 entry.phase for entry in self.journal.entries()
                 if entry.phase is not journal.Phase.BOUND})
-            return group
+
+    def any_group(self):
+        group = self.random.choice(test_groups.GROUPS)
+        self.log.append(group)
+        return group
 
     def some_group(self):
         return self.random.sample(sorted(self.bound),
