@@ -25,8 +25,9 @@ from cyborg_gpu_driver.report.content import traits
 class ListOffer(table.Lister):
     """List what each GPU offers, and how much of it can be created now.
 
-    An offer is shown as reported if the agent would report it now. The reason
-    why an offer is not reported is also written to standard error.
+    The column gpus has the GPUs of a group that NVLink connects. An offer is
+    shown as reported if the agent would report it now. The reason why an offer
+    is not reported is also written to standard error.
     """
 
     brief = ('address', 'profile', 'total', 'in_use', 'creatable', 'reported')
@@ -50,7 +51,7 @@ class ListOffer(table.Lister):
 
 
 _NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
-          'creatable', 'reported', 'problem', 'traits')
+          'creatable', 'reported', 'problem', 'traits', 'gpus')
 
 
 def _rows(machine, gpu, everything):
@@ -61,7 +62,7 @@ def _rows(machine, gpu, everything):
                        columns.Optional(None), 0, 0, 0, 'no',
                        columns.Optional(machine.problem(gpu)
                                         or condition.state(gpu)),
-                       columns.Names(()))
+                       columns.Names(()), columns.Names(()))
         return
     left = machine.problem(gpu)
     for offer in machine.offers(gpu, everything):
@@ -74,7 +75,8 @@ def _rows(machine, gpu, everything):
             offer.total, offer.in_use, 0 if barred else offer.creatable,
             'yes' if reported else 'no',
             columns.Optional(problem or offer.busy or None),
-            columns.Names(traits.traits(gpu, offer)))
+            columns.Names(traits.traits(gpu, offer)),
+            columns.Names(tuple(map(str, offer.members or (gpu.address,)))))
 
 
 def _row(*values):

@@ -41,6 +41,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.steps import blockers
@@ -130,6 +131,9 @@ class Restorer:
                 with _noted(failed, 'GPU instance '
                             f'{group.instance and group.instance.bare}'):
                     self._group(gpu, group, done, failed)
+            for claim in record.claims:
+                with _noted(failed, f'handle {claim.handle}'):
+                    self._connect(claim, done)
         made = self._fixed.make(gpu)
         done.extend(made.done)
         if made.reason:
@@ -177,6 +181,23 @@ class Restorer:
         finally:
             done.extend(map(str, taken))
         return now
+
+    def _connect(self, claim: gpu_record.Claim, done: list[str]) -> None:
+        """Activate the NVSwitch partition of a group of GPUs, if it is not.
+
+        Once for the group, with its first GPU.
+        """
+        if (not claim.members or not claim.leads
+                or claim.phase is not journal.Phase.BOUND
+                or claim.fabric_partition is None):
+            return
+        if any(item.partition_id == claim.fabric_partition and item.active
+               for item in privileged_fabric.read_partitions()):
+            return
+        step = action.Step(action.Action.ACTIVATE_PARTITION,
+                           fabric_partition=claim.fabric_partition)
+        executor.Executor(self._machine, claim.gpu).take(step)
+        done.append(str(step))
 
     def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
                failed: list[str]) -> None:

@@ -62,6 +62,7 @@ class FabricTest(base.CommandCase):
         self.assertEqual({'nvlink-2', 'nvlink-8'},
                          {row['profile'] for row in offered})
         self.assertEqual(5, len(offered))
+        self.assertEqual({2, 8}, {len(row['gpus']) for row in offered})
         address = model.PciAddress.parse('0000:18:00.0')
         other = model.PciAddress.parse('0000:5d:00.0')
         handle = '5f0ad1a3-7a3f-4b66-8f0e-0d1f3a0c2b11'

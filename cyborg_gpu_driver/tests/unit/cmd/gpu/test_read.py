@@ -111,7 +111,7 @@ class OfferListTest(base.CommandCase):
             rows = self.rows('--simulate', name, 'offer', 'list')
             self.assertEqual(
                 ['address', 'profile', 'resource_class', 'total', 'in_use',
-                 'creatable', 'reported', 'problem', 'traits'],
+                 'creatable', 'reported', 'problem', 'traits', 'gpus'],
                 list(rows[0]), name)
             by_gpu = {}
             for row in rows:

@@ -48,7 +48,7 @@ class GroupCase(base.BaseTestCase):
         self.running = None
         self.begin()
 
-    def begin(self):
+    def begin(self, reports=True):
         """As a new process begins."""
         self.end()
         conf = cfg.ConfigOpts()
@@ -66,7 +66,8 @@ class GroupCase(base.BaseTestCase):
         self.running.act_here()
         self.machine = privileged.machine()
         self.world = pynvml.nvmlLib.machine
-        self.report()
+        if reports:
+            self.report()
 
     def end(self):
         """As a process ends."""

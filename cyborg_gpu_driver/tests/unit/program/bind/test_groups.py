@@ -13,9 +13,12 @@
 
 import dataclasses
 import itertools
+import json
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 
@@ -186,6 +189,68 @@ class KeepTest(group_case.GroupCase):
         self.bind(2, 4)
         self.assert_sound()
 
+    def test_before_nova_starts_servers_after_a_boot(self):
+        self.bind(1, 3)
+        self.bind(5, 6, 7, 8)
+        self.world.reboot()
+        self.begin(reports=False)
+        self.assertEqual((), self.world.active_partitions)
+        said = []
+        for _ in range(2):
+            for gpu in self.running.live.host().gpus:
+                self.running.restorer.restore(gpu, None, said.append)
+        self.assertEqual(['activate NVSwitch partition 2',
+                          'activate NVSwitch partition 3'], sorted(said))
+        self.assert_sound()
+        self.report()
+        self.assert_sound()
+
+    def test_a_bound_group_of_which_all_records_are_lost(self):
+        """Cyborg knows whose it is; until it tells, nobody gets it."""
+        handle = self.bind(1, 3)
+        self.bind(2,)
+        members = self.offer(1, 3).members
+        known = [reconcile.Claims((reconcile.Claim(
+            handle[2], 'arq', 'server', members[0], handle[1]),))]
+        for address in members:
+            with self.journal._store.gpu(address) as draft:
+                draft.record = dataclasses.replace(
+                    draft.record, claims=(), claims_lost=True)
+        self.running.requests = lambda: None
+        self.report()
+        self.assertEqual(2, len(self.world.active_partitions))
+        self.assertFalse({(1,), (3,), (1, 3)} & self.free())
+        self.running.requests = lambda: known[0]
+        self.report()
+        self.assert_sound()
+        self.assertEqual({handle[2]}, {
+            entry.handle for entry in self.journal.entries()
+            if len(entry.members) == 2})
+        self.running.binder.unbind(*handle)
+        self.report()
+        self.assert_sound()
+        self.assertIn((1, 3), self.free())
+
+    def test_a_group_that_cyborg_does_not_know(self):
+        handle = self.bind(1, 3)
+        members = self.offer(1, 3).members
+        self.running.requests = reconcile.Claims
+        self.world.attach_whole(str(members[1]))
+        (found,) = self.differences()
+        self.assertFalse(found.safe, found)
+        self.assertIn(str(members[1]), found.text)
+        self.world.detach_whole(str(members[1]))
+        (found,) = self.differences()
+        self.assertTrue(found.safe, found)
+        self.assertEqual(handle[2], found.subject)
+        self.running.repairer.repair(found)
+        self.report()
+        self.assert_sound()
+        self.assertEqual((), self.journal.entries())
+
+    def differences(self):
+        return self.running.reconciler.find(refresh=True)
+
     def test_a_partition_that_nobody_has(self):
         fabric = self.machine.fabric
         fabric.activate(3)
@@ -233,6 +298,51 @@ class SizesTest(group_case.GroupCase):
 
     def test_only_these_are_offered(self):
         self.assertEqual({*PAIRS, *ALL}, self.free())
+
+
+class ReportTest(group_case.GroupCase):
+
+    def test_what_cyborg_and_placement_get(self):
+        devices = {str(gpu.address): self.running.device(
+            gpu, self.running.servable(gpu))
+            for gpu in self.running.live.host().gpus}
+        (all_,) = [item for device in devices.values()
+                   for item in device.deployables
+                   if item.profile == 'nvlink-8']
+        self.assertEqual('host1_gpu_0000:18:00.0_nvlink-8', all_.name)
+        self.assertEqual('CUSTOM_NVIDIA_NVLINK_8_H100_80GB_HBM3',
+                         all_.resource_class)
+        self.assertLessEqual({
+            'CUSTOM_GPU_KIND_NVLINK', 'CUSTOM_NVIDIA_2330_NVLINK_8',
+            'CUSTOM_GPU_MEMORY_80GB', 'OWNER_CYBORG'}, set(all_.traits))
+        (handle,) = all_.handles
+        self.assertEqual(('MDEV', 'nvlink-8'),
+                         (handle.attach_type, handle.asked_type))
+        # Cyborg's column.
+        self.assertLessEqual(len(handle.attach_info), 255)
+        self.assertEqual(tuple(sorted(devices)), tuple(map(
+            str, nvlink.from_text(json.loads(handle.attach_info)[
+                'addresses']))))
+        self.assertEqual({'nvlink-1'}, {
+            item.profile
+            for item in devices['0000:db:00.0'].deployables})
+
+
+class LockTest(group_case.GroupCase):
+
+    def test_all_or_none_are_held(self):
+        first, second, third = self.offer(1, 2, 3, 4).members[:3]
+        with locks.gpu(self.state_path, second):
+            self.assertRaises(
+                exception.LockTimeout, self.hold, (third, second, first))
+            with locks.gpu(self.state_path, first, 0.1):
+                pass
+        self.hold((third, second, first))
+
+    def hold(self, gpus):
+        with locks.gpus(self.state_path, gpus, 0.2):
+            self.assertRaises(exception.LockTimeout, locks.gpu(
+                self.state_path, gpus[0], 0.1).__enter__)
 
 
 class TextTest(group_case.base.BaseTestCase):
