@@ -177,6 +177,24 @@ def _scheduling(answer: Any) -> Iterator[figures.Figure]:
                 f'{case["hosts"]} hosts, {mix}, isolation of 3 projects',
                 100 * case['acceptance'], '% accepted',
                 baseline=100 * ways[mix, 'weigher']['acceptance'])
+    yield from _elastic(answer['elastic'])
+
+
+def _elastic(answer: Any) -> Iterator[figures.Figure]:
+    ways = {(case['mix'], case['way']): case for case in answer['cases']}
+    for (mix, way), case in ways.items():
+        if way == 'elastic':
+            yield figures.Figure(
+                f'{case["gpus"]} elastic GPUs, load {case["load"]}, {mix}',
+                100 * case['acceptance'], '% accepted',
+                baseline=100 * ways[mix, 'static split']['acceptance'],
+                floor=100 * ways[mix, 'clairvoyant split']['acceptance'])
+    closed = answer['gap_closed']
+    if closed is not None:
+        yield figures.Figure(
+            'elastic GPUs: gap to a clairvoyant split left',
+            100 * (1 - closed), '% of the gap',
+            limit=100 * (1 - answer['limit']))
 
 
 def _startup(answer: Any) -> Iterator[figures.Figure]:

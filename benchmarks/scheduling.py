@@ -23,8 +23,13 @@ requests, and knows of a GPU no more than Placement does.
 usage: python benchmarks/scheduling.py [-f table|json] [--hosts 8]
            [--gpus 8] [--load 0.85] [--mix uniform,bimodal,small] ...
 
+Then whole GPUs, vGPUs and slices are asked for, on GPUs with fixed modes and
+on elastic ones (roles.py).
+
 Exits 1 if the weigher closes less than half of the gap between Nova alone
-and what could be met if everything that runs could be moved.
+and what could be met if everything that runs could be moved, or elastic GPUs
+less than 70 % of the gap between the best static split and a clairvoyant
+one.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
 import online  # noqa: E402
 import oracle  # noqa: E402
 import packing  # noqa: E402
+import roles  # noqa: E402
 
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova.weighing import published as weigher_published  # noqa: E402
@@ -269,21 +275,48 @@ def main(argv=None):
               file=sys.stderr)
         lines += measure(options.hosts, options.gpus, options.load, mix,
                          options)
-    closed = total(lines)
+    elastic = []
+    for mix in roles.MIXES:
+        print(f'{options.role_gpus} GPUs, {mix}', file=sys.stderr)
+        elastic += roles.measure(
+            options.role_gpus, options.load, mix,
+            range(options.first_seed, options.first_seed + options.seeds),
+            options.role_requests)
+    closed = {'weigher': (total(lines), LIMIT),
+              'elastic': (roles.total(elastic), roles.LIMIT)}
     if options.format == 'json':
-        json.dump({'cases': [dataclasses.asdict(line) for line in lines],
-                   'gap_closed': closed, 'limit': LIMIT}, sys.stdout,
-                  indent=1)
-        print()
+        _dump(lines, elastic, closed)
     else:
         show(lines)
-        print(f'weigher, each mix counting alike: gap closed '
-              f'{_fraction(closed)}, limit {LIMIT:.2f}')
-    if closed is not None and closed < LIMIT:
-        print(f'{closed:.2f} of the gap closed is less than {LIMIT:.2f}',
-              file=sys.stderr)
-        return 1
-    return 0
+        roles.show(elastic)
+        for name, (share, limit) in closed.items():
+            print(f'{name}, each mix counting alike: gap closed '
+                  f'{_fraction(share)}, limit {limit:.2f}')
+    return _judge(closed)
+
+
+def _dump(lines, elastic, closed):
+    share, limit = closed['weigher']
+    roles_share, roles_limit = closed['elastic']
+    json.dump({
+        'cases': [dataclasses.asdict(line) for line in lines],
+        'gap_closed': share, 'limit': limit,
+        'elastic': {
+            'cases': [dataclasses.asdict(line) for line in elastic],
+            'gap_closed': roles_share, 'limit': roles_limit}},
+        sys.stdout, indent=1)
+    print()
+
+
+def _judge(closed):
+    """The exit code, and a line for each figure that falls short."""
+    code = 0
+    for name, (share, limit) in closed.items():
+        if share is not None and share < limit:
+            print(f'{name}: {share:.2f} of the gap closed is less than '
+                  f'{limit:.2f}', file=sys.stderr)
+            code = 1
+    return code
 
 
 def show(lines):
@@ -323,6 +356,12 @@ def _parser():
                         default='exponential')
     parser.add_argument('--requests', type=int, default=6000, metavar='N',
                         help='for each seed (default: 6000)')
+    parser.add_argument('--role-gpus', type=int, default=roles.GPUS,
+                        metavar='N', help='of whole GPUs, vGPUs and slices '
+                        f'(default: {roles.GPUS})')
+    parser.add_argument('--role-requests', type=int, metavar='N',
+                        default=roles.REQUESTS,
+                        help=f'for those (default: {roles.REQUESTS})')
     parser.add_argument('--seeds', type=int, default=2, metavar='N',
                         help='how many (default: 2)')
     parser.add_argument('--first-seed', type=int, default=1, metavar='N')

@@ -24,6 +24,10 @@ estimated: who takes one of N that could be had takes one Nth of everything
 else that the GPU offers. So a vGPU goes where the other types are out of
 reach already, and of whole GPUs all cost the same.
 
+A GPU that can still take several roles loses all that it could be had for in
+the roles that a request does not ask for. So a request goes where its role is
+in force already, and idle GPUs stay free for every role.
+
 Where the loss is the same, the fullest GPU on the fullest host is cheapest.
 Who wants to spread looks for the emptiest GPU, and at the loss last.
 """
@@ -198,10 +202,9 @@ class Fleet:
             if any(numbers.count(number) > state.offers[number].free
                    for number in numbers):
                 loss = math.inf
-            elif state.rows:
-                loss = _computed(state.rows, numbers, prices)
             else:
-                loss = _estimated(state.room, numbers, prices)
+                loss = sum(part.loss(numbers, prices)
+                           for part in state.parts)
             self._losses[key] = loss
         return loss
 
@@ -215,20 +218,60 @@ class _State:
             (offer.profile, offer.resource_class, offer.used, offer.free)
             for offer in offers), strict=True)
         self.key = classes, profiles, used, free
-        self.rows, self.room, self.empty = _known(profiles, used, free)
+        self.parts = _parts(profiles, used, free)
+        self.empty = max(part.empty for part in self.parts)
+        room = {number: left for part in self.parts
+                for number, left in zip(part.numbers, part.room,
+                                        strict=True)}
+        self.room = tuple(room[number] for number in range(len(profiles)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What a GPU offers in one role, which excludes the others."""
+
+    numbers: tuple[int, ...]
+    """Of the offers among those of the GPU."""
+    rows: tuple[score.Row, ...]
+    """Partitions that it may have."""
+    room: tuple[float, ...]
+    empty: float
+    """From 0 to 1."""
+
+    def loss(self, numbers, prices):
+        """The loss by a request for some of the GPU's offers."""
+        own = tuple(prices[number] for number in self.numbers)
+        asked = tuple(self.numbers.index(number) for number in numbers
+                      if number in self.numbers)
+        if not asked:
+            return score.loss(self.room, own)
+        if self.rows:
+            return _computed(self.rows, asked, own)
+        return _estimated(self.room, asked, own)
 
 
 @functools.lru_cache(maxsize=4096)
-def _known(profiles, used, free):
-    """Partitions a GPU may have, its room, and how empty it is from 0 to 1."""
+def _parts(profiles, used, free):
+    """The parts of a GPU, one for each role."""
+    members = collections.defaultdict(list)
+    for number, profile in enumerate(profiles):
+        members[published.role_of(profile)].append(number)
+    return tuple(_part(tuple(numbers), *(
+        tuple(figures[number] for number in numbers)
+        for figures in (profiles, used, free)))
+        for numbers in members.values())
+
+
+def _part(numbers, profiles, used, free):
     rows = weigher_grid.rows(profiles, used, free)
     if not rows:
-        return rows, tuple(map(float, free)), max(
+        return _Part(numbers, rows, tuple(map(float, free)), max(
             left / (left + taken) if left else 0.0
-            for left, taken in zip(free, used, strict=True))
+            for left, taken in zip(free, used, strict=True)))
     room = zip(*(row.room for row in rows), strict=True)
-    return rows, tuple(map(statistics.fmean, room)), 1 - statistics.fmean(
-        row.taken / row.table.grid.units for row in rows)
+    return _Part(numbers, rows, tuple(map(statistics.fmean, room)),
+                 1 - statistics.fmean(
+                     row.taken / row.table.grid.units for row in rows))
 
 
 class _Host:

@@ -19,11 +19,15 @@ import functools
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import os_resource_classes as orc
 import os_traits
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.partition import names as partition_names
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report.content import names
 
 TRAIT = os_traits.OWNER_CYBORG
@@ -72,6 +76,32 @@ class Gpu:
     """In the order of their profiles."""
 
 
+@functools.lru_cache(maxsize=1024)
+def role_of(profile: str) -> policy.Mode:
+    """The role that a GPU has while a server has something of it."""
+    if profile == policy.Mode.PASSTHROUGH.value:
+        return policy.Mode.PASSTHROUGH
+    try:
+        named = partition_names.VgpuTypeName.parse(profile)
+    except exception.InvalidValue:
+        # A GPU instance profile, or a type of unknown form beside such.
+        return policy.Mode.MIG
+    return policy.Mode.VGPU if named.slices is None else policy.Mode.MIG
+
+
+def _exclusive(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The offers of one GPU, of which one role excludes the others.
+
+    Between an allocation and the moment when the agent knows of it,
+    Placement still has the others.
+    """
+    taken = {role_of(offer.profile) for offer in offers if offer.used}
+    if not taken:
+        return tuple(offers)
+    return tuple(offer if role_of(offer.profile) in taken
+                 else dataclasses.replace(offer, free=0) for offer in offers)
+
+
 def is_gpu(resource_class: str) -> bool:
     """Whether what is asked for can be a GPU of ours."""
     return resource_class == orc.PGPU or resource_class.startswith(_OURS)
@@ -104,7 +134,7 @@ def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
                     resource_class, amount['used'],
                     max(0, amount['capacity'] - amount['used']),
                     _shared(tuple(sorted(summary['traits']))), name.gpu))
-    return tuple(Gpu(host, address, tuple(sorted(
+    return tuple(Gpu(host, address, _exclusive(sorted(
         offers, key=lambda offer: offer.profile)))
         for (host, address), offers in sorted(found.items()))
 

@@ -143,7 +143,13 @@ class AdaptersTest(base.BaseTestCase):
         self.assertTrue(moves.is_exceeded)
 
     def test_scheduling(self):
-        figure, isolated = self.figures('scheduling', {'cases': [
+        figure, isolated, elastic, gap = self.figures('scheduling', {
+            'elastic': {'gap_closed': 0.75, 'limit': 0.7, 'cases': [
+                {'gpus': 16, 'load': 0.85, 'mix': 'all alike', 'way': way,
+                 'acceptance': value}
+                for way, value in (('static split', 0.5), ('elastic', 0.8),
+                                   ('clairvoyant split', 0.9))]},
+            'cases': [
             {'hosts': 8, 'load': 0.85, 'mix': 'small', 'way': way,
              'acceptance': value}
             for way, value in (('Nova alone', 0.5), ('weigher', 0.75),
@@ -152,6 +158,10 @@ class AdaptersTest(base.BaseTestCase):
         self.assertEqual((75.0, 50.0, 100.0), (
             figure.value, figure.baseline, figure.floor))
         self.assertEqual((60.0, 75.0), (isolated.value, isolated.baseline))
+        self.assertEqual((80.0, 50.0, 90.0), (
+            elastic.value, elastic.baseline, elastic.floor))
+        self.assertEqual(25.0, gap.value)
+        self.assertFalse(gap.is_exceeded)
 
     def test_startup(self):
         found = self.figures('startup', [

@@ -103,6 +103,7 @@ class ProgramTest(base.BaseTestCase):
             code = scheduling.main([
                 '--hosts', '2', '--gpus', '2', '--mix', 'uniform',
                 '--requests', '600', '--seeds', '1', '--load', '0.9',
+                '--role-gpus', '4', '--role-requests', '900',
                 *arguments])
         return code, printed.getvalue(), told.getvalue()
 
@@ -117,6 +118,9 @@ class ProgramTest(base.BaseTestCase):
         self.assertLess(by_way[scheduling.WITHOUT]['acceptance'],
                         by_way[scheduling.REPACKING]['acceptance'])
         self.assertEqual(scheduling.LIMIT, answer['limit'])
+        self.assertEqual(scheduling.roles.LIMIT, answer['elastic']['limit'])
+        self.assertEqual({*scheduling.roles.MIXES}, {
+            line['mix'] for line in answer['elastic']['cases']})
 
     def test_what_falls_short_ends_with_1(self):
         self.addCleanup(setattr, scheduling, 'LIMIT', scheduling.LIMIT)
@@ -125,3 +129,4 @@ class ProgramTest(base.BaseTestCase):
         self.assertEqual(1, code)
         self.assertIn('gap closed', printed)
         self.assertIn('of the gap closed is less than 1.10', told)
+        self.assertIn('limit 0.70', printed)

@@ -248,3 +248,50 @@ class FleetTest(CostCase):
             {'host': {'resources': {'VCPU': 1}}}))
         self.assertIsNone(weigher_cost.Fleet([]).cost(
             weigher_case.asked(gpu, '1g.10gb')))
+
+
+class RolesTest(CostCase):
+    """GPUs that are offered in several roles at once."""
+
+    @staticmethod
+    def gpu(address, **figures):
+        return vgpus('host', address, **{
+            'passthrough': (0, 0), '1g.10gb': (0, 0), '2g.20gb': (0, 0),
+            'T4-4C': (0, 0), **figures})
+
+    idle = {'passthrough': (0, 1), '1g.10gb': (0, 7), '2g.20gb': (0, 3),
+            'T4-4C': (0, 4)}
+
+    def test_the_role_that_is_there_first(self):
+        gpus = [self.gpu('a', **self.idle),
+                self.gpu('mig', **{'1g.10gb': (1, 6), '2g.20gb': (0, 3)}),
+                self.gpu('vgpu', **{'T4-4C': (1, 3)}),
+                self.gpu('z', **self.idle)]
+        self.assertEqual('mig', self.order(gpus, '1g.10gb')[0])
+        self.assertEqual('mig', self.order(gpus, '2g.20gb')[0])
+        self.assertEqual('vgpu', self.order(gpus, 'T4-4C')[0])
+        self.assertEqual({'a', 'z'}, {*self.order(gpus, 'passthrough')})
+
+    def test_an_idle_gpu_loses_its_other_roles(self):
+        alone = vgpus('host', 'a', **{'T4-4C': (0, 4)})
+        several = self.gpu('b', **self.idle)
+        fleet = weigher_cost.Fleet([alone, several])
+        asked = [fleet.cost(weigher_case.asked(gpu, 'T4-4C')).loss
+                 for gpu in (alone, several)]
+        self.assertLess(asked[0], asked[1])
+
+    def test_what_one_server_has_excludes_the_other_roles(self):
+        """Before the agent knows of it, and has reserved them."""
+        def summary(used, capacity):
+            return {'used': used, 'capacity': capacity}
+
+        names = {label: f'host_gpu_0000:41:00.0_{label}'
+                 for label in ('passthrough', '1g.10gb', 'T4-4C')}
+        for taken in names:
+            gpu, = published.gpus({label: {
+                'root_provider_uuid': 'root', 'traits': [],
+                'resources': {'CUSTOM': summary(int(label == taken), 4)}}
+                for label in names}, names)
+            self.assertEqual(
+                {label: 3 if label == taken else 0 for label in names},
+                {offer.provider: offer.free for offer in gpu.offers})

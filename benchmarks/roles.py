@@ -1,0 +1,333 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Whole GPUs, vGPUs and slices: GPUs of fixed modes and elastic ones.
+
+Some users ask for whole GPUs, some for a vGPU, some for a MIG slice. A
+static split gives each kind GPUs of its own. Elastic GPUs (mode auto) take
+the role that their first server asks for, and are idle again when the last
+one has gone; the weigher chooses among them by what Placement publishes.
+The clairvoyant split is a new one at each moment, for just those servers
+that there are, with everything that runs moved at will.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import math
+import pathlib
+import random
+import statistics
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
+                str(pathlib.Path(__file__).resolve().parent)]
+
+import online  # noqa: E402
+import oracle  # noqa: E402
+import packing  # noqa: E402
+
+from cyborg_gpu_driver.nova.weighing import cost as weigher_cost  # noqa: E402
+from cyborg_gpu_driver.nova.weighing import published  # noqa: E402
+from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
+from cyborg_gpu_driver.partition.mig import score  # noqa: E402
+
+WHOLE, VGPU = 'passthrough', 'A100DX-20C'
+SLICES = ('1g.10gb', '2g.20gb', '3g.40gb')
+KINDS = (WHOLE, VGPU, *SLICES)
+VGPUS = 4
+"""Of the type on one GPU of 80 GB."""
+SHARES = (1, 1 / VGPUS, 1 / 7, 1 / 3, 1 / 2)
+"""Of a GPU, for the load: one of as many as fit."""
+
+MIXES = {
+    'all alike': ((2, 8, 6, 4, 4), (2, 8, 6, 4, 4)),
+    # Whole GPUs are trained on by night.
+    'day and night': ((1, 12, 8, 5, 5), (6, 2, 2, 1, 1)),
+}
+"""How many requests of each kind, as parts of a whole, by day and by night."""
+DAY = 6.0
+"""Mean lifetimes of a server from noon to midnight."""
+LIMIT = 0.70
+"""The least share of the gap to close, the mixes counting alike."""
+GPUS, REQUESTS = 16, 3000
+STATIC, ELASTIC, CLAIRVOYANT = 'static split', 'elastic', 'clairvoyant split'
+NOVA = 'elastic, Nova alone'
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One way in one mix."""
+
+    gpus: int
+    load: float
+    mix: str
+    way: str
+    acceptance: float
+    share_acceptance: float
+    """Of what was asked for, as shares of a GPU."""
+    gap_closed: float | None
+
+
+@dataclasses.dataclass
+class Score:
+    """What became of the requests."""
+
+    offered: list[int] = dataclasses.field(
+        default_factory=lambda: [0] * len(KINDS))
+    accepted: list[int] = dataclasses.field(
+        default_factory=lambda: [0] * len(KINDS))
+
+    @property
+    def acceptance(self):
+        return sum(self.accepted) / sum(self.offered)
+
+    @property
+    def share_acceptance(self):
+        return sum(map(math.prod, zip(self.accepted, SHARES))) / sum(
+            map(math.prod, zip(self.offered, SHARES)))
+
+
+def requests(chance, gpus, load, mix):
+    """Poisson arrivals, for ever; the mix changes by day and night."""
+    now = 0.0
+    while True:
+        parts = MIXES[mix][int(now / DAY) % 2]
+        rate = load * gpus * sum(parts) / sum(
+            map(math.prod, zip(parts, SHARES)))
+        now += chance.expovariate(rate)
+        kind, = chance.choices(range(len(KINDS)), parts)
+        yield packing.Request(now, kind, now + chance.expovariate(1.0))
+
+
+class Elastic:
+    """GPUs of mode auto, and the weigher."""
+
+    def __init__(self, gpus: int, chance: random.Random):
+        self._grid = geometry.Geometry(packing.PROFILES[:len(SLICES)])
+        self._chance = chance
+        self._gpus = {number: collections.Counter()
+                      for number in range(gpus)}
+        self._slices = dict.fromkeys(self._gpus, geometry.EMPTY)
+        self._published = {number: self._publish(number)
+                           for number in self._gpus}
+
+    def request(self, kind: int):
+        """Let a server be scheduled and bound.
+
+        :param kind: index in :data:`KINDS`.
+        :returns: what :meth:`remove` wants, None if nothing fits.
+        """
+        candidates = [number for number, gpu in self._published.items()
+                      if gpu.offers[kind].free]
+        if not candidates:
+            return None
+        number = self.choose(candidates, kind)
+        place = None
+        if KINDS[kind] in SLICES:
+            profile = self._grid.profiles[kind - 2]
+            start = score.choose_start(self._grid, self._slices[number],
+                                       profile)
+            place = profile.profile_id, start
+            self._slices[number] = self._slices[number].add(profile, start)
+        self._gpus[number][kind] += 1
+        self._published[number] = self._publish(number)
+        return number, kind, place
+
+    def remove(self, had) -> None:
+        """A server has gone."""
+        number, kind, place = had
+        self._gpus[number][kind] -= 1
+        if place is not None:
+            left = list(self._slices[number].taken)
+            left.remove(place)
+            self._slices[number] = geometry.Occupancy(tuple(left))
+        self._published[number] = self._publish(number)
+
+    def choose(self, candidates, kind):
+        """The GPU that costs least."""
+        fleet = weigher_cost.Fleet(self._published.values())
+        return min(candidates, key=lambda number: fleet.cost({
+            f'{number}/{kind}': {'resources': {KINDS[kind]: 1}}}).packing)
+
+    def _publish(self, number):
+        used = self._gpus[number]
+        roles = {published.role_of(KINDS[kind])
+                 for kind, count in used.items() if count}
+        return published.Gpu(str(number), str(number), tuple(
+            published.Offer(
+                f'{number}/{kind}', name, name, used[kind],
+                self._left(number, kind)
+                if not roles - {published.role_of(name)} else 0)
+            for kind, name in enumerate(KINDS)))
+
+    def _left(self, number, kind):
+        if KINDS[kind] in SLICES:
+            return self._grid.creatable(self._slices[number],
+                                        self._grid.profiles[kind - 2])
+        return (1, VGPUS)[kind] - self._gpus[number][kind]
+
+
+class Unweighed(Elastic):
+    """Without the weigher: hosts of one GPU, by their number of servers."""
+
+    def choose(self, candidates, kind):
+        return min(candidates, key=lambda number: (
+            sum(self._gpus[number].values()), self._chance.random()))
+
+
+class Clairvoyant:
+    """Takes whatever fits when all else may be moved for it."""
+
+    def __init__(self, gpus: int):
+        self._gpus = gpus
+        self._counts = [0] * len(KINDS)
+
+    def request(self, kind: int):
+        """See :meth:`Elastic.request`."""
+        self._counts[kind] += 1
+        whole, vgpus, *slices = self._counts
+        left = self._gpus - whole - math.ceil(vgpus / VGPUS)
+        if left >= 0 and oracle.fits((*slices, 0, 0), left):
+            return (kind,)
+        self._counts[kind] -= 1
+        return None
+
+    def remove(self, had) -> None:
+        """See :meth:`Elastic.remove`."""
+        self._counts[had[0]] -= 1
+
+
+class Pool:
+    """GPUs of a fixed mode that give each server the same share."""
+
+    def __init__(self, places: int):
+        self._left = places
+
+    def request(self, kind: int):
+        """See :meth:`Elastic.request`."""
+        if not self._left:
+            return None
+        self._left -= 1
+        return (kind,)
+
+    def remove(self, _had) -> None:
+        """See :meth:`Elastic.remove`."""
+        self._left += 1
+
+
+class Slices:
+    """GPUs of mode mig, each slice where the least is lost."""
+
+    def __init__(self, gpus: int):
+        grid = geometry.Geometry(packing.PROFILES[:len(SLICES)])
+        self._cluster = online.Cluster(score.Table(grid), dict.fromkeys(
+            range(gpus), geometry.EMPTY))
+
+    def request(self, kind: int):
+        """See :meth:`Elastic.request`."""
+        return self._cluster.request(kind - 2)
+
+    def remove(self, had) -> None:
+        """See :meth:`Elastic.remove`."""
+        self._cluster.remove(had)
+
+
+def play(cloud, traffic) -> Score:
+    """Put the requests to a cloud, one after another."""
+    found = Score()
+    running: list = []
+    for number, request in enumerate(traffic):
+        while running and running[0][0] <= request.arrival:
+            cloud.remove(heapq.heappop(running)[-1])
+        had = cloud.request(request.profile)
+        if had is not None:
+            heapq.heappush(running, (request.end, number, had))
+        if request.arrival >= packing.WARM_UP:
+            found.offered[request.profile] += 1
+            found.accepted[request.profile] += had is not None
+    return found
+
+
+def best_split(gpus: int, traffic) -> tuple[Score, tuple[int, int, int]]:
+    """The static split that accepts most, known after the fact.
+
+    The kinds do not compete, so each is played alone with every number of
+    GPUs.
+    """
+    alone = [[request for request in traffic if min(request.profile, 2)
+              == pool] for pool in range(3)]
+    scores = [[play(make(count), alone[pool]) for count in range(gpus + 1)]
+              for pool, make in enumerate((
+                  Pool, lambda count: Pool(count * VGPUS), Slices))]
+    best, split = None, (0, 0, 0)
+    for whole, vgpus in itertools.product(range(gpus + 1), repeat=2):
+        if whole + vgpus > gpus:
+            continue
+        chosen = whole, vgpus, gpus - whole - vgpus
+        parts = [scores[pool][count] for pool, count in enumerate(chosen)]
+        found = Score(*([*map(sum, zip(*(getattr(part, name)
+                                         for part in parts)))]
+                        for name in ('offered', 'accepted')))
+        if best is None or found.acceptance > best.acceptance:
+            best, split = found, chosen
+    return best, split
+
+
+def measure(gpus: int, load: float, mix: str, seeds, count: int
+            ) -> list[Line]:
+    """The lines of one mix: every way on the same requests."""
+    scores = collections.defaultdict(list)
+    for seed in seeds:
+        traffic = list(itertools.islice(requests(
+            random.Random(f'{seed}/{gpus}/{load}/{mix}'), gpus, load, mix),
+            count))
+        scores[STATIC].append(best_split(gpus, traffic)[0])
+        for way, cloud in ((NOVA, Unweighed(gpus, random.Random(seed))),
+                           (ELASTIC, Elastic(gpus, random.Random(seed))),
+                           (CLAIRVOYANT, Clairvoyant(gpus))):
+            scores[way].append(play(cloud, traffic))
+    means = {way: [statistics.fmean(getattr(one, name) for one in found)
+                   for name in ('acceptance', 'share_acceptance')]
+             for way, found in scores.items()}
+    low, high = means[STATIC][0], means[CLAIRVOYANT][0]
+    return [Line(gpus, load, mix, way, *found,
+                 _part(low, found[0], high)) for way, found in means.items()]
+
+
+def total(lines: list[Line]) -> float | None:
+    """The share that elastic GPUs close, the mixes counting alike."""
+    return _part(*(statistics.fmean(
+        line.acceptance for line in lines if line.way == way)
+        for way in (STATIC, ELASTIC, CLAIRVOYANT)))
+
+
+def show(lines: list[Line]) -> None:
+    """Print the figures for people."""
+    for mix, case in itertools.groupby(lines, key=lambda line: line.mix):
+        case = list(case)
+        print(f'{case[0].gpus} GPUs, load {case[0].load:g}, whole GPUs, '
+              f'vGPUs and slices, {mix}')
+        print(f'  {"":24}  accepted  by shares  gap closed')
+        for line in case:
+            gap = ('-' if line.gap_closed is None
+                   else f'{line.gap_closed:.3f}')
+            print(f'  {line.way:24}  {line.acceptance:8.4f}  '
+                  f'{line.share_acceptance:9.4f}  {gap:>10}')
+
+
+def _part(low, value, high):
+    return (value - low) / (high - low) if (
+        high - low >= packing.LEAST_GAP) else None
