@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import functools
+import itertools
 import json
 import threading
 import types
@@ -251,6 +252,25 @@ class ProjectTest(StormCase):
                     '.claim_resources', lambda *args, **kwargs: False):
                 self.assertIsNone(self.create(one, scheduler))
             self.assertEqual(FIRST, self.create(two, scheduler))
+
+    def test_what_was_promised_since_the_filter_is_taken_away(self):
+        with self.isolated:
+            self.hosts[self.isolated.root] = 'one'
+            scheduler = Scheduler()
+            specs = [self.spec_of(name) for name in 'abc']
+            states = [self.candidates(spec) for spec in specs]
+            for state in itertools.chain(*states):
+                state.cpu_allocation_ratio = 1.0
+            late = scheduler.host_manager.get_filtered_hosts(
+                states[2], specs[2])
+            self.assertEqual([1, 1], [
+                len(host.allocation_candidates) for host in late])
+            kept = [scheduler._get_sorted_hosts(spec, found, 0)
+                    for spec, found in zip(specs[:2], states[:2])]
+            self.assertEqual([2, 1], list(map(len, kept)))
+            self.assertEqual([[], []], [
+                weighed.obj.allocation_candidates for weighed in
+                scheduler.host_manager.get_weighed_hosts(late, specs[2])])
 
     def test_a_claim_on_another_gpu_counts_there(self):
         with self.isolated:
