@@ -190,8 +190,9 @@ class StormTest(StormCase):
         self.assertEqual(14, self.served())
 
     def test_several_workers(self):
-        self.host('one', gpus=(FIRST, SECOND))
-        self.assertEqual(14, self.served(workers=5))
+        # All prefer the GPU in use, and know nothing of each other.
+        self.host('one', f'{SMALL}@{FIRST}', gpus=(FIRST, SECOND))
+        self.assertEqual(13, self.served(workers=5))
 
     def test_nobody_loses_a_race_in_one_worker(self):
         self.host('one', gpus=(FIRST, SECOND))
