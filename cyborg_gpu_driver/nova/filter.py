@@ -62,16 +62,18 @@ class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
             # Of isolated GPUs the bind refuses what must not be.
             return [host for host, is_strict
                     in zip(hosts, strict, strict=True) if not is_strict]
-        with self._chooser.choosing(request) as now:
-            return self._chosen(now, [
-                host for host in hosts if self.filter_candidates(
-                    host, lambda candidate, host=host:
-                    self._chooser.admits(now, host, candidate))])
-
-    def _chosen(self, request, hosts):
-        hosts = self._chooser.attempts(request, hosts)
+        now = self._chooser.current(request)
+        hosts = self._chooser.attempts(now, [
+            host for host in hosts if self.filter_candidates(
+                host, lambda candidate, host=host:
+                self._chooser.admits(now, host, candidate))])
         if len(hosts) == 1 and chooser.multiplier(hosts[0]):
-            figures, = self._chooser.figures(request, hosts)
-            chooser.put_best_first(hosts[0].allocation_candidates, figures)
-            self._chooser.promise(request, hosts[0])
+            self._choose(request, hosts[0])
         return hosts
+
+    def _choose(self, request, host):
+        with self._chooser.choosing(request) as now:
+            self._chooser.keep_admitted(now, host)
+            figures, = self._chooser.figures(now, [host])
+            chooser.put_best_first(host.allocation_candidates, figures)
+            self._chooser.promise(now, host)

@@ -118,6 +118,14 @@ class Chooser:
         """
         return self._choices.alone(request)
 
+    def current(self, request) -> Request:
+        """The request with what others have chosen so far.
+
+        They may choose more while somebody looks at many hosts.
+        """
+        with self.choosing(request) as now:
+            return now
+
     def figures(self, request, hosts) -> list[list[float | None]]:
         """How bad each allocation candidate of each host is.
 
@@ -142,7 +150,7 @@ class Chooser:
     def attempts(self, request, hosts) -> list:
         """The hosts, several times if there are few with several candidates.
 
-        :param request: as :meth:`choosing` gives it.
+        :param request: as :meth:`current` gives it.
         """
         if not CONF.gpu_weigher.order_candidates:
             return hosts
