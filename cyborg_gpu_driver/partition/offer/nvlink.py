@@ -65,6 +65,13 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
             gpu, policy, policy.mode.value, 'it is not known which GPUs '
             'NVLink connects to it: see the row NVSwitches of "cyborg-gpu '
             'check"')
+    there = {len(state.group.members) for state in states}
+    for size in sizes if states else ():
+        if size not in there:
+            yield offer.nothing(
+                gpu, policy, f'nvlink-{size}', f'NVLink connects the GPU to '
+                f'no group of {size}; nvlink_sizes can be '
+                + ', '.join(map(str, sorted(there))))
     for state in states:
         group = state.group
         if group.leader != gpu.address or (

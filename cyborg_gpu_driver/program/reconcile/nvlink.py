@@ -77,7 +77,7 @@ class NvlinkKeeper:
         try:
             self._complete(claims)
             self._learn_modules(gpus)
-            self._learn(gpus, self._bridged(gpus))
+            self._learn_bridges(gpus, claims)
             modules = self._modules(gpus)
             if modules or any(claim.fabric_partition is not None
                               for claim in claims):
@@ -140,12 +140,22 @@ class NvlinkKeeper:
         return {address: known.module for address, known
                 in self._known(gpus).items() if known.module is not None}
 
-    def _bridged(self, gpus: Mapping[model.PciAddress, model.Gpu]
-                 ) -> tuple[nvlink.Group, ...]:
-        """Groups of the GPUs that are known to be on no NVSwitches."""
-        return nvlink.of_bridges({
-            address: gpus[address].nvlink_peers for address, known
-            in self._known(gpus).items() if known.module is None})
+    def _learn_bridges(self, gpus: Mapping[model.PciAddress, model.Gpu],
+                       claims: Collection[journal.Entry]) -> None:
+        """Keep the groups of the GPUs that are known to be on no NVSwitches.
+
+        A pair whose bridge is gone is offered no more, unless a server has
+        it: nobody activates anything that would tell.
+        """
+        known = {address: item for address, item in self._known(gpus).items()
+                 if item.module is None}
+        groups = nvlink.of_bridges({
+            address: gpus[address].nvlink_peers for address in known})
+        used = {nvlink.Group(claim.members) for claim in claims}
+        for address, item in known.items():
+            self._keep(address, dataclasses.replace(item, groups=tuple(sorted(
+                group for group in {*groups, *(used & set(item.groups))}
+                if address in group.members))))
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:

@@ -55,6 +55,25 @@ class PoliciesTest(base.BaseTestCase):
             gpu = _gpu(mig=model.Mig(enabled, enabled), vfs=vfs)
             self.assertIs(mode, settings.policy_for(gpu).mode)
 
+    def test_sizes_of_groups(self):
+        for text, sizes in (('', ()), ('nvlink_sizes = 8, 2,2', (2, 8))):
+            (found,) = self.read(f'''
+                [gpu]
+                policies = one
+                [gpu_policy:one]
+                mode = nvlink
+                {text}
+                ''').policies
+            self.assertIs(policy.Mode.NVLINK, found.mode)
+            self.assertEqual(sizes, found.nvlink_sizes)
+        for text, words in (('mode = mig\nnvlink_sizes = 2', 'mode nvlink'),
+                            ('mode = nvlink\nnvlink_sizes = 0', '0'),
+                            ('mode = nvlink\nprofiles = 1g.10gb', 'mode mig')):
+            error = self.assertRaises(
+                exception.InvalidConfiguration, self.read,
+                f'[gpu]\npolicies = x\n[gpu_policy:x]\n{text}\n')
+            self.assertIn(words, str(error))
+
     def test_the_first_that_matches_governs(self):
         settings = self.read('''
             [gpu]

@@ -116,3 +116,48 @@ class FunctionTest(base.BaseTestCase):
         self.machine.faults.fail_read('*/current_vgpu_type', errno.EACCES)
         self.assertRaises(exception.HandleRefused, self.reader.function,
                           request(asked_type=f'nvidia-{self.type_id}'))
+
+
+class GroupTest(base.BaseTestCase):
+    """Handles of groups of GPUs."""
+
+    GPUS = ('0000:16:00.0', '0000:38:00.0')
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load('l40sx4')
+        self.assertLessEqual(set(self.GPUS),
+                             {gpu.address for gpu in machine.gpus})
+        self.reader = handles.HandleReader(
+            sysfs.Sysfs('/sys', os_module=machine.os))
+
+    def group(self, addresses, asked_type='nvlink-2', **more):
+        return self.reader.group(request(
+            self.GPUS[0], asked_type, addresses=addresses, **more))
+
+    def test_all_gpus_in_their_order(self):
+        for text in (' '.join(self.GPUS), '0000:16:00.0 38:00.0'):
+            self.assertEqual(self.GPUS, tuple(map(str, self.group(text))))
+        self.assertEqual(self.GPUS[:1], tuple(map(str, self.group(
+            self.GPUS[0], 'nvlink-1'))))
+
+    def test_a_group_is_no_function(self):
+        self.assertIsNone(self.reader.function(request(
+            self.GPUS[0], 'nvlink-2', addresses=' '.join(self.GPUS))))
+
+    def test_other_handles_are_not_groups(self):
+        for other in (request(), request(attach_type='PCI'),
+                      request(asked_type=None), request(asked_type='nvlink-'),
+                      {'uuid': 'x', 'attach_handle_type': 'MDEV'}):
+            self.assertIsNone(self.reader.group(other))
+
+    def test_what_is_no_gpu_of_the_host_is_refused(self):
+        for addresses in (
+                '0000:16:00.0 0000:99:00.0', '0000:16:00.0 0000:16:00.4',
+                '0000:16:00.0', '0000:16:00.0 0000:16:00.0',
+                '0000:38:00.0 0000:16:00.0', '', None, ['0000:16:00.0'],
+                '0000:16:00.0  0000:38:00.0', '0000:16:00.0 ../../x',
+                '0000:16:00.0 0000:38:00.0 0000:5a:00.0'):
+            self.assertRaises(exception.HandleRefused, self.group, addresses)
+        self.assertRaises(exception.HandleRefused, self.group,
+                          ' '.join(self.GPUS), bus='zz')

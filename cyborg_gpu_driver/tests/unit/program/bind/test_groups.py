@@ -51,9 +51,11 @@ class OfferTest(group_case.GroupCase):
                 self.free(), group)
             for other in GROUPS:
                 if set(other) & set(group) and other != group:
-                    self.assertRaises(
+                    error = self.assertRaises(
                         exception.BindRefused, self.running.binder.bind,
                         *self.handle(*other))
+                    self.assertIn(f'is taken: {handle[1]} of handle '
+                                  f'{handle[2]}', str(error))
             self.assert_sound()
             self.running.binder.unbind(*handle)
             self.report()
@@ -290,6 +292,71 @@ class BridgeTest(group_case.GroupCase):
         self.report()
         self.bind(pair[0])
         self.assertEqual({(pair[1],)}, self.free())
+
+
+    def test_a_pair_without_its_bridge_is_not_offered(self):
+        pair = ('0000:17:00.0', '0000:65:00.0')
+        handle = self.bind(*pair)
+        for address in pair:
+            with self.world.operation(write=True):
+                self.world.gpu(address).state.meters.links_down = list(
+                    range(12))
+        self.running.binder.unbind(*handle)
+        for _ in range(2):
+            self.report()
+            self.assertEqual({(address,) for address in pair}, self.free())
+
+
+class AmpereTest(group_case.GroupCase):
+
+    host = 'dgx-a100-80'
+
+    def test_neighbours_are_pairs(self):
+        self.assertEqual({(1, 2), (3, 4), (5, 6), (7, 8)}, {
+            group for group in self.free() if len(group) == 2})
+        self.assertEqual(15, len(self.free()))
+        handle = self.bind(3, 4)
+        self.assert_sound()
+        self.running.binder.unbind(*handle)
+        self.report()
+        self.report()
+        self.assert_sound()
+        self.assertEqual(15, len(self.free()))
+
+
+class ReleasedTest(group_case.GroupCase):
+    """GPUs that stay bound to nvidia until libvirt takes them."""
+
+    gpu_options = {'passthrough_driver': 'nvidia'}
+
+    def test_bind_and_unbind(self):
+        self.assertEqual(set(GROUPS), self.free())
+        handle = self.bind(5, 7)
+        members = self.offer(5, 7).members
+        for address in members:
+            self.world.attach_whole(str(address))
+        self.report()
+        self.assert_sound()
+        for address in members:
+            self.world.detach_whole(str(address))
+        self.running.binder.unbind(*handle)
+        self.report()
+        self.report()
+        self.assert_sound()
+        self.assertEqual(set(GROUPS), self.free())
+        self.assertEqual((), self.world.blocked_unbinds)
+
+
+class UnknownSizeTest(group_case.GroupCase):
+
+    host = 'h100nvlx2'
+    options = {'mode': 'nvlink', 'nvlink_sizes': [2, 4]}
+
+    def test_why_it_is_not_offered(self):
+        self.assertEqual(
+            {'nvlink-4': 'NVLink connects the GPU to no group of 4; '
+                         'nvlink_sizes can be 1, 2', 'nvlink-2': ''},
+            {offer.profile: offer.problem for offer in self.offers()})
 
 
 class SizesTest(group_case.GroupCase):
