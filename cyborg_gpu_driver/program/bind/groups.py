@@ -81,7 +81,9 @@ class Groups:
             fabric_partition=group.partition, members=group.members)
         try:
             self._journal.put(*journal.on_each(entry))
-            self.connect(entry)
+            # One that is active was left by a server that is gone.
+            self._take(entry, Action.DEACTIVATE_PARTITION)
+            self._take(entry, Action.ACTIVATE_PARTITION)
             turn.check()
             bound = journal.on_each(entry, phase=journal.Phase.BOUND,
                                     since=self._journal.clock())
@@ -93,14 +95,6 @@ class Groups:
             raise
         self._look(entry)
         return bound[0]
-
-    def connect(self, entry: journal.Entry) -> None:
-        """Activate the partition of a group, if it has one.
-
-        :raises FabricError: as the fabric manager refused it.
-        :raises StepFailed: if it is not active then.
-        """
-        self._take(entry, Action.ACTIVATE_PARTITION)
 
     def remove(self, entry: journal.Entry) -> None:
         """Return a group: deactivate its partition, and reset its GPUs.
@@ -182,6 +176,7 @@ class Groups:
         self._audit.record(address, 'cleaned', entry.handle, evidence)
 
     def _take(self, entry: journal.Entry, what: action.Action) -> None:
+        """Change the partition of a group, if it has one."""
         if entry.fabric_partition is not None:
             executor.Executor(self._machine, entry.gpu).take(action.Step(
                 what, fabric_partition=entry.fabric_partition))

@@ -80,7 +80,7 @@ def activate(partition_id: int, function: str) -> None:
 def activate_whole(partition_id: int) -> None:
     """Activate a partition whose GPUs a server gets whole.
 
-    One that is active was left by a server that is gone.
+    One that is active stays so: its server may run.
 
     :raises FabricError: as the fabric manager refused it.
     :raises StepFailed: if it is not active then.
@@ -88,7 +88,7 @@ def activate_whole(partition_id: int) -> None:
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
     if partition_id in _active(session.partitions()):
-        session.deactivate(partition_id)
+        return
     session.activate(partition_id)
     if partition_id not in _active(session.partitions()):
         raise exception.StepFailed(

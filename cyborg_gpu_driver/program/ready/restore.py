@@ -191,6 +191,7 @@ class Restorer:
                 or claim.phase is not journal.Phase.BOUND
                 or claim.fabric_partition is None):
             return
+        # To tell whether something was done; an active one stays as it is.
         if any(item.partition_id == claim.fabric_partition and item.active
                for item in privileged_fabric.read_partitions()):
             return

@@ -141,6 +141,26 @@ class BindTest(group_case.GroupCase):
             self.assertEqual((), self.journal.entries())
             self.assertEqual(set(GROUPS), self.free())
 
+    def test_a_partition_that_was_left_is_activated_anew(self):
+        self.machine.fabric.activate(3)
+        calls = self.world.calls
+        before = dict(calls)
+        self.bind(1, 3)
+        self.assert_sound()
+        for name in ('fmActivateFabricPartition',
+                     'fmDeactivateFabricPartition'):
+            self.assertEqual(before.get(name, 0) + 1, calls[name], name)
+
+    def test_a_partition_of_a_server_is_never_interrupted(self):
+        """Although the list of active ones was read before its bind."""
+        handle = self.bind(1, 3)
+        for address in self.offer(1, 3).members:
+            self.world.attach_whole(str(address))
+        keeper = self.running.reconciler._nvlink
+        keeper._connect(frozenset())
+        self.assert_sound()
+        self.assertEqual(handle[2], self.journal.entries()[0].handle)
+
     def test_a_gpu_that_somebody_uses_is_not_given_away(self):
         handle = self.handle(6, 8)
         self.world.attach_whole(str(self.offer(8).gpu))
