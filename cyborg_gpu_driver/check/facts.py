@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
@@ -29,6 +30,7 @@ from cyborg_gpu_driver.host.snapshot import migration
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.elastic import portrait
 
 _VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
 
@@ -62,6 +64,9 @@ class Facts:
     """None where ``placement.conf`` was not read."""
     placement_conf_problem: str = ''
     """Why that is None."""
+    portraits: Mapping[model.PciAddress, portrait.Portraits] = (
+        dataclasses.field(default_factory=dict))
+    """How GPUs in mode auto were read in each of their roles."""
     fabric: fabric_module.Fabric | None = None
     """None without NVSwitches."""
     migrations: Mapping[model.PciAddress, migration.Migration] = (
@@ -84,9 +89,22 @@ class Facts:
                 yield gpu, governing
 
     def with_vgpus(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
-        """Those that are to carry vGPUs of either kind."""
-        return ((gpu, governing) for gpu, governing in self.governed()
-                if {*governing.modes} & {*_VGPU_MODES})
+        """Those that are to carry vGPUs of either kind.
+
+        One in mode auto that is in no such role now is as it would be.
+        """
+        for gpu, governing in self.governed():
+            roles = [role for role in governing.modes if role in _VGPU_MODES]
+            if roles:
+                yield self._in_role(gpu, roles), governing
+
+    def _in_role(self, gpu: model.Gpu, roles: Iterable[policy.Mode]
+                 ) -> model.Gpu:
+        for role in () if gpu.visible_to_nvml else roles:
+            known = self.portraits.get(gpu.address, {}).get(role.value)
+            if known is not None and not known.problem:
+                return portrait.imagine(gpu, role, known)
+        return gpu
 
     def on(self, seen: machine.Machine) -> Facts:
         """These, on a machine that was looked at."""

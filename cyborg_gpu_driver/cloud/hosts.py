@@ -51,7 +51,8 @@ class Gpu:
     """A GPU and what it offers.
 
     :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if its traits do
-        not say.
+        not say. Of a GPU with several roles the one that servers have, or
+        ``AUTO`` if none has any.
     :ivar numa: node, as text.
     :ivar sick: its health conditions, as its traits have them:
         ``XID_79``.
@@ -65,6 +66,8 @@ class Gpu:
     sick: tuple[str, ...]
     offers: tuple[providers.Provider, ...]
     device: facts.Device | None = None
+    roles: tuple[str, ...] = ()
+    """What it can be, if that is not always the same."""
 
     @property
     def cordons(self) -> cordon.Cordons:
@@ -196,12 +199,23 @@ def _gpus(offers, devices):
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(
-        Gpu(address, _fact(of_gpu, 'KIND'), _fact(of_gpu, 'MODEL'),
+        Gpu(address, _mode(of_gpu), _fact(of_gpu, 'MODEL'),
             _fact(of_gpu, 'NUMA'),
             tuple(sorted({reason for offer in of_gpu
                           for reason in offer.sick})), tuple(of_gpu),
-            by_address.get(address))
+            by_address.get(address), _roles(of_gpu))
         for address, of_gpu in sorted(gpus.items()))
+
+
+def _roles(offers):
+    kinds = {offer.fact('KIND') for offer in offers} - {None}
+    return tuple(sorted(kinds)) if len(kinds) > 1 else ()
+
+
+def _mode(offers):
+    if not _roles(offers):
+        return _fact(offers, 'KIND')
+    return _fact([offer for offer in offers if offer.used], 'KIND') or 'AUTO'
 
 
 def _fact(offers, kind):

@@ -29,7 +29,9 @@ class Gpus(cliff_columns.FormattableColumn):
 
     def human_readable(self) -> str:
         return '\n'.join(
-            f'{gpu.address} {gpu.mode or "?"} {gpu.model or "?"}'
+            f'{gpu.address} {gpu.mode or "?"}'
+            + (f' ({"/".join(gpu.roles)})' if gpu.roles else '')
+            + f' {gpu.model or "?"}'
             + ('' if gpu.numa is None else f' NUMA {gpu.numa}') + ': '
             + ', '.join(f'{offer.label} {offer.free} of {offer.total} free'
                         for offer in gpu.offers)
@@ -39,7 +41,8 @@ class Gpus(cliff_columns.FormattableColumn):
 
     def machine_readable(self) -> list[dict]:
         return [{
-            'address': gpu.address, 'mode': gpu.mode, 'model': gpu.model,
+            'address': gpu.address, 'mode': gpu.mode,
+            'roles': list(gpu.roles), 'model': gpu.model,
             'numa_node': None if gpu.numa is None else int(gpu.numa),
             'unhealthy': list(gpu.sick),
             'cordons': list(map(cordon.plain, gpu.cordons)),

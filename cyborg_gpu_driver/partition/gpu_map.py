@@ -97,19 +97,25 @@ class Tile:
     """One GPU of the map.
 
     :param index: its number on this host; None if it has none.
-    :param mode: its mode under the policies; None if it has none now.
+    :param mode: its mode under the policies, or the role that it has in mode
+        auto; None if it has none now.
+    :param roles: in mode auto: what it can be.
     """
 
     gpu: model.Gpu
     index: int | None
     mode: policy.Mode | None
     boxes: tuple[Box, ...]
+    roles: tuple[policy.Mode, ...] = ()
 
 
 def tile(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
-         claimed: Claimed) -> Tile:
-    """What the map has of a GPU."""
-    return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claimed)))
+         claimed: Claimed, roles: tuple[policy.Mode, ...] = ()) -> Tile:
+    """What the map has of a GPU.
+
+    :param roles: of a GPU in mode auto: what it can be.
+    """
+    return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claimed)), roles)
 
 
 def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
@@ -135,7 +141,8 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
         yield Box(State.PASSTHROUGH)
     else:
         # In MIG mode it would have a grid.
-        yield Box(State.FREE if mode is policy.Mode.VGPU else State.BLOCKED)
+        yield Box(State.FREE if mode in (policy.Mode.VGPU, policy.Mode.AUTO)
+                  else State.BLOCKED)
 
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
@@ -210,6 +217,8 @@ def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
     gpu = item.gpu
     number = '-' if item.index is None else item.index
     about = [item.mode.value if item.mode else '-']
+    if item.roles:
+        about[0] += f' ({"/".join(role.value for role in item.roles)})'
     if condition.state(gpu) != condition.OK:
         about.append(condition.state(gpu))
     cells, units = _cells(item, pens)

@@ -27,6 +27,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.offer import offers
 
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
@@ -72,7 +73,9 @@ def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def driver(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether each GPU has the kernel driver that its mode needs."""
-    carrying = {gpu.address for gpu, _ in facts.with_vgpus()}
+    # One that may also be had as a whole is on vfio-pci while it is idle.
+    carrying = {gpu.address for gpu, governing in facts.with_vgpus()
+                if policy.Mode.PASSTHROUGH not in governing.modes}
     for gpu, _ in facts.governed():
         if gpu.driver in _OTHERS:
             yield result.failure(
@@ -218,6 +221,13 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 'idle, or reboot')
         elif steps:
             yield _to_do(facts, gpu, steps)
+        if governing.mode is policy.Mode.AUTO:
+            for complaint in offers.check_policy(
+                    gpu, governing, facts.portraits.get(gpu.address, {})):
+                yield result.warning(
+                    gpu.address, complaint, 'Choose other values for '
+                    f'[gpu_policy:{governing.name}], or remove the cause and '
+                    'restart cyborg-agent, which then tries again')
 
 
 def _to_do(facts, gpu, steps):

@@ -119,6 +119,8 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
         placement_files = [_PLACEMENT_CONF]
     found = facts.Facts(
         host.host, host.settings, remembered=nova.remembered(host),
+        portraits={gpu.address: host.situation(gpu).portraits
+                   for gpu in host.host.gpus},
         fabric=fabric_reader.look(host.platform, host.host),
         migrations=migration_reader.look(host.platform, host.host),
         state_path=gpu_conf.state_path(conf),

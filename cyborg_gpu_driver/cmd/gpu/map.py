@@ -59,15 +59,16 @@ class MapGpu(table.Lister):
         return 0
 
 
-_NAMES = ('index', 'address', 'model', 'mode', 'start', 'size', 'state',
-          'profile', 'id', 'handles', 'health')
+_NAMES = ('index', 'address', 'model', 'mode', 'roles', 'start', 'size',
+          'state', 'profile', 'id', 'handles', 'health')
 
 
 def _tile(view, gpu):
     return gpu_map.tile(
         gpu, choice.index(view.host, gpu), view.mode(gpu),
         gpu_map.claimed((entry.handle, entry.function, entry.placement)
-                        for entry in view.entries(gpu)))
+                        for entry in view.entries(gpu)),
+        view.roles(gpu))
 
 
 def _rows(tile):
@@ -76,6 +77,7 @@ def _rows(tile):
         yield (columns.Optional(tile.index), str(tile.gpu.address),
                columns.Optional(tile.gpu.model),
                columns.Optional(tile.mode and tile.mode.value),
+               columns.Names(role.value for role in tile.roles),
                columns.Optional(place and place.start),
                columns.Optional(place and place.size), box.state.value,
                columns.Optional(box.name), columns.Optional(box.instance_id),

@@ -49,7 +49,7 @@ class ListGpu(table.Lister):
         return _NAMES, [_row(view, gpu) for gpu in view.host.gpus]
 
 
-_NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'numa_node',
+_NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'roles', 'numa_node',
           'memory_mib', 'driver', 'vgpu_framework', 'partitions', 'health',
           'cordons')
 
@@ -58,7 +58,7 @@ def _row(view, gpu):
     return (
         columns.Optional(choice.index(view.host, gpu)), str(gpu.address),
         columns.Optional(gpu.uuid), columns.Optional(gpu.model),
-        _mode(view, gpu), columns.Optional(gpu.numa_node),
+        _mode(view, gpu), _roles(view, gpu), columns.Optional(gpu.numa_node),
         columns.Optional(gpu.memory_mib), columns.Optional(gpu.driver),
         gpu.framework.value, columns.Counts(partitions(gpu)),
         condition.state(gpu), _cordons(view, gpu))
@@ -74,6 +74,11 @@ def _mode(view, gpu):
     return columns.Optional(mode and mode.value)
 
 
+def _roles(view, gpu):
+    """What a GPU in mode auto can be; its mode is what it is now."""
+    return columns.Names(role.value for role in view.roles(gpu))
+
+
 class ShowGpu(table.ShowOne):
     """Show one GPU, with a picture of the slices in use."""
 
@@ -87,6 +92,7 @@ class ShowGpu(table.ShowOne):
         view = self.app.view
         gpu = view.gpu(parsed_args.gpu)
         names, values = zip(*_facts(gpu, _mode(view, gpu)),
+                            ('roles', _roles(view, gpu)),
                             ('cordons', _cordons(view, gpu)))
         return names, values
 

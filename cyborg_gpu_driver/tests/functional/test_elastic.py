@@ -12,6 +12,8 @@
 
 """GPUs of mode auto: offered in every role until a server decides."""
 
+import json
+
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -101,3 +103,85 @@ class ElasticTest(ElasticCase):
         self.report()
         self.assertEqual(IDLE, self.reserved())
         self.cloud.unbind(self.cloud.bind(self.small))
+
+
+class CommandsTest(ElasticCase):
+
+    def rows(self, *arguments, code=0):
+        found, output, errors = self.command(*arguments, '-f', 'json')
+        self.assertEqual(code, found, output + errors)
+        return json.loads(output)
+
+    def is_shown(self):
+        """Mode and roles, by each command that has them."""
+        gpu = next(row for row in self.rows('gpu', 'list')
+                   if row['address'] == self.gpu)
+        shown = self.rows('gpu', 'show', self.gpu)
+        drawn = next(row for row in self.rows('gpu', 'map')
+                     if row['address'] == self.gpu)
+        self.assertEqual({3}, {len(row['roles'])
+                               for row in (gpu, shown, drawn)})
+        (mode,) = {row['mode'] for row in (gpu, shown, drawn)}
+        return mode
+
+    def check_role(self, profile, role):
+        """One role a test: these commands run in the agent's process."""
+        self.cloud.bind(profile)
+        self.report()
+        self.assertEqual(role, self.is_shown())
+        found = self.rows('doctor', code=2)
+        # This test has no nova.conf, and nothing else is wrong.
+        self.assertEqual(['unknown'], [row['severity'] for row in found])
+
+    def test_idle(self):
+        self.assertEqual('auto', self.is_shown())
+        self.assertIn('(passthrough/mig/vgpu)', self.command('gpu', 'map')[1])
+
+    def test_role_mig(self):
+        self.check_role(self.slice, 'mig')
+
+    def test_role_vgpu(self):
+        self.check_role(self.vgpu, 'vgpu')
+
+    def test_role_passthrough(self):
+        self.check_role(self.whole, 'passthrough')
+
+    def test_offers(self):
+        def creatable():
+            return {row['profile']: row['creatable'] for row
+                    in self.rows('offer', 'list')
+                    if row['address'] == self.gpu}
+
+        self.assertEqual({name: total for name, (total, _) in IDLE.items()},
+                         creatable())
+        self.cloud.bind(self.slice)
+        found = creatable()
+        self.assertEqual((0, 0, 0, 1), tuple(found[name] for name in (
+            'passthrough', 'A100DX-20C', 'A100DX-40C', '3g.40gb')))
+
+
+class BoardTest(gpu_cloud.GpuTestCase):
+    """A board without MIG, and one that is without vGPU types."""
+
+    machine = 'mixed'
+    gpu = '0000:3b:00.0'
+    overrides = {
+        'gpu': {'policies': 'elastic'},
+        'gpu_policy:elastic': {
+            'mode': 'auto', 'roles': 'passthrough,mig,vgpu',
+            'match_model': '*T4*', 'vgpu_types': 'T4-4C'}}
+
+    def test_a_role_that_it_does_not_have(self):
+        self.assertEqual({'passthrough': (1, 0), 'T4-4C': (4, 0)},
+                         self.reserved())
+        code, output, errors = self.command('offer', 'list', '-f', 'json')
+        self.assertEqual(0, code, errors)
+        self.assertIn('does not support MIG', output)
+        _code, output, errors = self.command('check', '-f', 'json')
+        self.assertIn('roles: mig is not offered', output + errors)
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4C'))
+        self.assertEqual((1, 1), self.reserved()['passthrough'])
+        self.cloud.unbind(server)
+        self.report()
+        self.assertEqual({'passthrough': (1, 0), 'T4-4C': (4, 0)},
+                         self.reserved())

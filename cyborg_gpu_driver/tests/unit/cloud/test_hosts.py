@@ -51,6 +51,21 @@ class HostsTest(base.BaseTestCase):
             [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.sick,
               len(gpu.offers)) for gpu in gpus])
 
+    def test_several_roles(self):
+        """The role that servers have, and none for an idle one."""
+        def gpu(used):
+            whole = samples.provider('passthrough', total=1, traits=(
+                'CUSTOM_GPU_KIND_PASSTHROUGH',))
+            slice_ = samples.provider('1g.10gb', used=used, traits=(
+                'CUSTOM_GPU_KIND_MIG',))
+            (host,) = hosts.build([whole, slice_], _ABLE, (), None, None)
+            return host.gpus[0]
+
+        self.assertEqual(('AUTO', ('MIG', 'PASSTHROUGH')),
+                         (gpu(0).mode, gpu(0).roles))
+        self.assertEqual('MIG', gpu(1).mode)
+        self.assertEqual((), self.build()['compute1'].gpus[0].roles)
+
     def test_which_are_usable(self):
         def usable(**kwargs):
             return [name for name, host in self.build(**kwargs).items()

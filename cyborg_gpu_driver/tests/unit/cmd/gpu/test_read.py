@@ -55,15 +55,16 @@ class GpuListTest(base.CommandCase):
         rows = self.rows('--simulate', 'dgx-a100-80', 'gpu', 'list')
         self.assertEqual(8, len(rows))
         self.assertEqual(
-            ['index', 'address', 'uuid', 'model', 'mode', 'numa_node',
-             'memory_mib', 'driver', 'vgpu_framework', 'partitions',
-             'health', 'cordons'],
+            ['index', 'address', 'uuid', 'model', 'mode', 'roles',
+             'numa_node', 'memory_mib', 'driver', 'vgpu_framework',
+             'partitions', 'health', 'cordons'],
             list(rows[0]))
         self.assertEqual([*range(8)], [row['index'] for row in rows])
         first = dict(rows[0], uuid=None)
         self.assertEqual(
             {'index': 0, 'address': '0000:07:00.0', 'uuid': None,
-             'model': 'NVIDIA A100-SXM4-80GB', 'mode': 'mig', 'numa_node': 3,
+             'model': 'NVIDIA A100-SXM4-80GB', 'mode': 'mig',
+             'roles': [], 'numa_node': 3,
              'memory_mib': 81920, 'driver': 'nvidia',
              'vgpu_framework': 'mdev-vf', 'partitions': {}, 'health': 'ok',
              'cordons': []},
