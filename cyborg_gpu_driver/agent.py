@@ -101,6 +101,9 @@ class _Node(node.Node):
     def publish(self, address: model.PciAddress) -> None:
         self.publisher.publish(*self.live.board(address))
 
+    def settle(self, address: model.PciAddress) -> bool:
+        return self.publisher.settle(address)
+
     def publish_soon(self, address: model.PciAddress) -> None:
         self.publisher.ask(*self.live.board(address))
 

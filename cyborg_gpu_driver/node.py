@@ -261,12 +261,12 @@ class Node(host_parts.HostParts, services.Services):
 
     @contextlib.contextmanager
     def parting(self, address: model.PciAddress) -> Iterator[str]:
-        # One thread writes a GPU's providers: what was promised before is
-        # written before this returns, and all later leaves the whole closed.
         with self.turns.parting(address):
-            self.publish(address)
+            # No write that promises it can follow, and all later reserve it.
+            settled = self.settle(address)
             try:
-                reason = self._take_whole(address)
+                reason = self._take_whole(address) if settled else (
+                    'Placement has not been told that it is to be reserved')
             except Exception as error:
                 reason = ('Placement does not tell whether a server has it '
                           f'as a whole: {exception.steady(error)}')

@@ -87,6 +87,10 @@ class Services:
         The caller does not hold the GPU's lock. Never raises.
         """
 
+    def settle(self, address: model.PciAddress) -> bool:
+        """The same; whether it is written, and nothing older can be."""
+        return True
+
     def publish_soon(self, address: model.PciAddress) -> None:
         """The same, without waiting: for the thread of events."""
 

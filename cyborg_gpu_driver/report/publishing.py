@@ -80,6 +80,16 @@ class Publisher:
                 self.say(TimeoutError(f'it has not answered within '
                                       f'{self._seconds:g} s'))
 
+    def settle(self, address: model.PciAddress) -> bool:
+        """Write a GPU's state, and wait for all that was begun before.
+
+        It waits also while Placement is known not to answer.
+
+        :returns: whether it is written, and nothing older can be any more.
+        """
+        writing = self._ask(address)
+        return writing.ended.wait(self._seconds) and writing.error is None
+
     def enforce(self, addresses: Iterable[model.PciAddress],
                 generations: Mapping[str, int]) -> bool:
         """Put all GPUs right, one after the other; never raises.

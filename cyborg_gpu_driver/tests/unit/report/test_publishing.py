@@ -88,6 +88,23 @@ class PublisherTest(base.BaseTestCase):
         self.assertFalse(bind.is_alive())
         self.wait(self.done, _A)
 
+    def test_what_was_begun_before_is_over_when_it_is_settled(self):
+        found = []
+        for fails in (False, True):
+            self.publisher.ask(_A)
+            self.wait(self.begun, _A)
+            thread = threading.Thread(target=lambda: found.append(
+                self.publisher.settle(_A)))
+            thread.start()
+            self.gates[_A].release()
+            self.wait(self.done, _A)
+            self.wait(self.begun, _A)
+            self.assertTrue(thread.is_alive())
+            self.failing = {_A} if fails else set()
+            self.gates[_A].release()
+            thread.join(_SECONDS)
+        self.assertEqual([True, False], found)
+
     def test_binds_do_not_wait_again_until_a_report_has_written(self):
         self.publisher = publishing.Publisher(self.write, 0.1)
         self.publisher.publish(_A)
