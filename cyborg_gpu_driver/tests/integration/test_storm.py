@@ -18,12 +18,15 @@ import collections
 from concurrent import futures
 
 from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.integration import storm_case
 
 _SLOTS = {'CUSTOM_NVIDIA_1G_10GB': 28, 'CUSTOM_NVIDIA_A100_8C': 10,
           'PGPU': 2}
 """What the two hosts have of each class while nobody asks for others."""
 _ASKED = {'CUSTOM_NVIDIA_1G_10GB': 42, 'CUSTOM_NVIDIA_A100_8C': 15,
           'PGPU': 3}
+_ROOM = 14
+"""Slots of two GPUs."""
 _AT_ONCE = 20
 _ROUNDS = 3
 _DEADLINE = 600
@@ -151,3 +154,55 @@ class StormTest(base.TestCase):
         self.until(lambda: not any(server.id in ids
                                    for server in self.servers()),
                    'all are gone', _DEADLINE)
+
+
+class RoomTest(storm_case.StormCase):
+    """Twenty for fourteen, with the settings that scheduling.rst recommends.
+
+    Whoever fits is served in the first attempt: nobody is refused while there
+    is a slot, and nobody loses it to another.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        self.use_gpu_scheduler()
+
+    def test_two_gpus_of_one_host(self):
+        _, other = self.cloud.hosts
+        for gpu in self.sliced(other):
+            self.close(other, gpu)
+        self.assert_all_are_served()
+
+    def test_one_gpu_of_each_of_two_hosts(self):
+        for host in self.cloud.hosts:
+            _, gpu = self.sliced(host)
+            self.close(host, gpu)
+        self.assert_all_are_served()
+
+    def sliced(self, host):
+        """Addresses of the GPUs with slices of a host."""
+        start, end = f'{host}_gpu_', '_7g.80gb'
+        return sorted(
+            provider.name[len(start):-len(end)] for provider
+            in self.admin.placement.resource_providers()
+            if provider.name.startswith(start) and provider.name.endswith(end))
+
+    def close(self, host, gpu):
+        """Take the slots of a GPU away during a test."""
+        self.cloud.cyborg_gpu(host, 'gpu', 'cordon', gpu, '--reason', 'room')
+        self.addCleanup(self.cloud.cyborg_gpu, host, 'gpu', 'uncordon', gpu)
+
+    def assert_all_are_served(self):
+        counts = []
+        for _ in range(storm_case.STORMS):
+            served, refused = self.storm(
+                [(self.flavor, (self.user1, self.user2)[turn % 2])
+                 for turn in range(storm_case.AT_ONCE)])
+            counts.append((len(served), len(refused)))
+            self.assert_no_host(refused)
+            self.end()
+            self.until(lambda: not self.left(), 'nothing is left',
+                       base.SETTLE)
+        self.assertEqual(
+            [(_ROOM, storm_case.AT_ONCE - _ROOM)] * storm_case.STORMS, counts)
