@@ -129,9 +129,9 @@ def _in_tree(bench, directory, repeat, vfs):
     """Median seconds of the in-tree driver's discover(), and its devices."""
     # Imported before our demo, Cyborg would choose eventlet.
     from cyborg.accelerator.drivers.gpu.nvidia import driver as in_tree
-    programs = _lspci(bench, directory, vfs)
+    programs = lspci(bench.machine, directory, vfs)
     driver = in_tree.NVIDIAGPUDriver()
-    with _path(programs), _in_process():
+    with _path(programs), in_process():
         devices = len(driver.discover())
         seconds = []
         for _ in range(repeat):
@@ -141,12 +141,15 @@ def _in_tree(bench, directory, repeat, vfs):
     return statistics.median(seconds), devices
 
 
-def _lspci(bench, directory, vfs):
-    """A directory with the cheapest lspci that there can be."""
+def lspci(machine, directory, vfs):
+    """A directory with the cheapest lspci that there can be.
+
+    :param vfs: whether it lists virtual functions, too.
+    """
     folder = full_host.subdirectory(directory, f'lspci-{vfs}')
     listing = os.path.join(folder, 'listing')
     with open(listing, 'w', encoding='utf-8') as stream:
-        stream.writelines(_lines(bench.machine, vfs))
+        stream.writelines(_lines(machine, vfs))
     program = os.path.join(folder, 'lspci')
     with open(program, 'w', encoding='utf-8') as stream:
         stream.write(f'#!/bin/sh\nexec cat {listing}\n')
@@ -187,7 +190,7 @@ def _path(folder):
 
 
 @contextlib.contextmanager
-def _in_process():
+def in_process():
     """No privsep daemon for Cyborg: one more favour to the in-tree driver."""
     from cyborg import privsep
     context = privsep.sys_admin_pctxt

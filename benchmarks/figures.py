@@ -38,11 +38,29 @@ class Figure:
     """Makes the program fail. Times have none."""
     target: float | None = None
     """What we aim at. A busy machine must not make the program fail."""
+    more: bool = False
+    """Whether more is better."""
 
     @property
     def ratio(self) -> float | None:
         """The value by its baseline."""
         return self.value / self.baseline if self.baseline else None
+
+    @property
+    def miss(self) -> str:
+        """Which companion the value is worse than, ``''`` if none.
+
+        Within a twentieth of its baseline a value counts as equal.
+        """
+        if self.is_exceeded:
+            return 'limit'
+        if self.target is not None and self.value > self.target:
+            return 'target'
+        if self.baseline is None:
+            return ''
+        worse = (self.value < self.baseline * 0.95 if self.more
+                 else self.value > self.baseline * 1.05)
+        return 'baseline' if worse else ''
 
     @property
     def is_exceeded(self) -> bool:

@@ -18,11 +18,11 @@ import dataclasses
 import os
 import pathlib
 import sys
-import threading
 import time
 import warnings
 
 import pynvml
+import stopwatch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 # What the released services deprecate is not this program's business.
@@ -34,62 +34,10 @@ from cyborg_gpu_driver.demo import database  # noqa: E402
 HOST = 'dgx-a100-80'
 INSTANCES_PER_GPU = 7
 RESOURCE_CLASS = 'CUSTOM_NVIDIA_1G_10GB'
+TIMEOUT = 600
+"""Seconds for the first report, however busy this machine is."""
 PROFILE = 'slice'
 """Device profile for one of :data:`RESOURCE_CLASS`."""
-
-_WAITING = 'nvmlEventSetWait'
-_SYSTEM_CALLS = ('open', 'read', 'write', 'close', 'listdir', 'readlink',
-                 'stat')
-
-
-class Stopwatch:
-    """Adds up the time spent in some functions, one within another once.
-
-    A wait for events is left out: a thread of its own spends its life there.
-    """
-
-    def __init__(self):
-        self.seconds = 0.0
-        self._thread = threading.local()
-        self._wrapped = []
-
-    @property
-    def cpu(self):
-        """Seconds of CPU that they took of this thread."""
-        return getattr(self._thread, 'cpu', 0.0)
-
-    def reset(self):
-        """Begin anew, for all threads the time and for this one the CPU."""
-        self.seconds = self._thread.cpu = 0.0
-
-    def wrap(self, owner, *names):
-        """Put a timed function in the place of each of an object's."""
-        for name in names:
-            function = getattr(owner, name)
-            self._wrapped.append((owner, name, function))
-            setattr(owner, name, self._timed(function))
-
-    def unwrap(self):
-        """Put the functions back."""
-        while self._wrapped:
-            setattr(*self._wrapped.pop())
-
-    def _timed(self, function):
-        def timed(*arguments, **keywords):
-            start, cpu = time.perf_counter(), time.thread_time()
-            outermost = not getattr(self._thread, 'inside', False)
-            self._thread.inside = True
-            try:
-                return function(*arguments, **keywords)
-            finally:
-                if outermost:
-                    self._thread.inside = False
-                    if not (arguments and str(arguments[0]).startswith(
-                            _WAITING)):
-                        self.seconds += time.perf_counter() - start
-                        self._thread.cpu = (self.cpu + time.thread_time()
-                                            - cpu)
-        return timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +73,15 @@ class FullHost:
         self.cloud = demo_cloud.Cloud(
             subdirectory(directory, 'cloud'), templates, 'compute1',
             ['cyborg_gpu_driver'],
-            {'gpu': {'simulate': host, 'full_report_interval': 0,
+            {'DEFAULT': {'rpc_response_timeout': TIMEOUT},
+             'gpu': {'simulate': host, 'full_report_interval': 0,
                      'state_path': subdirectory(directory, 'state'),
                      **({'simulate_state': os.path.join(
                          directory, 'hardware.json')} if shared else {})}})
         self.driver = self.cloud.agent._rt.acc_drivers[0]
         self.placement, self.simulator, self.disk = (
-            Stopwatch(), Stopwatch(), Stopwatch())
+            stopwatch.Stopwatch(), stopwatch.Stopwatch(),
+            stopwatch.Stopwatch())
         self.machine = None
         try:
             # Cyborg makes the providers in the first report.
@@ -142,7 +92,7 @@ class FullHost:
             self.placement.wrap(self.driver._running()._keeper._tree.client,
                                 'get', 'put')
             self.simulator.wrap(self.machine.library, 'call')
-            self.simulator.wrap(self.machine.os, *_SYSTEM_CALLS)
+            self.simulator.wrap(self.machine.os, *stopwatch.SYSTEM_CALLS)
             self.disk.wrap(os, 'fsync', 'replace')
         except BaseException:
             self.close()

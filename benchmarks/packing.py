@@ -200,8 +200,12 @@ def requests(chance: random.Random, gpus: int, load: float,
         yield Request(now, profile, now + lifetime(chance))
 
 
-def play(cluster, traffic: list[Request]) -> Score:
-    """Put the requests to a cluster, one after another."""
+def play(cluster, traffic: list[Request],
+         warm_up: float = WARM_UP) -> Score:
+    """Put the requests to a cluster, one after another.
+
+    :param warm_up: mean lifetimes before anything is counted.
+    """
     score, running, clock = Score(), [], time.perf_counter
     for number, request in enumerate(traffic):
         while running and running[0][0] <= request.arrival:
@@ -213,7 +217,7 @@ def play(cluster, traffic: list[Request]) -> Score:
         score.decisions += 1
         if place is not None:
             heapq.heappush(running, (request.end, number, place))
-        if request.arrival >= WARM_UP:
+        if request.arrival >= warm_up:
             score.offered[request.profile] += 1
             score.accepted[request.profile] += place is not None
             score.moves += getattr(cluster, 'moves', 0) - moved

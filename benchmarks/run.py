@@ -16,9 +16,15 @@ Each runs in a process of its own, one after another; a figure stands beside
 its baseline and its floor, which were measured in the same run. What a
 benchmark says of its progress is shown on standard error.
 
-usage: python benchmarks/run.py [-f table|json|rst] [BENCHMARK...]
+usage: python benchmarks/run.py [-f table|json|rst] [--write DIRECTORY]
+           [BENCHMARK...]
 
-Exits 1 if a limit is exceeded or a benchmark fails, and names them.
+With --write, the figures also become CSV files, as the documentation has
+them: one for each benchmark that has run, and two of all, which name the
+figures that miss something, and when and where each benchmark has run.
+
+Exits 1 if a limit is exceeded or a benchmark fails, and names them. The
+others run all the same.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
 import figures  # noqa: E402
+import tables  # noqa: E402
 
 TIMEOUT = 900.0
 """Seconds for one benchmark."""
@@ -48,6 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         description='Run all benchmarks and show their figures.')
     parser.add_argument('-f', '--format', choices=('table', 'json', 'rst'),
                         default='table')
+    parser.add_argument('--write', type=_directory, metavar='DIRECTORY',
+                        help='also write CSV files')
     parser.add_argument('names', nargs='*', metavar='BENCHMARK',
                         help=f'one of {", ".join(BENCHMARKS)}; '
                         'all unless given')
@@ -56,10 +65,25 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f'no benchmark {", ".join(sorted(unknown))}; there are '
                      f'{", ".join(BENCHMARKS)}')
-    results = {name: run(name, BENCHMARKS[name])
-               for name in options.names or BENCHMARKS}
+    results = {}
+    for name in options.names or BENCHMARKS:
+        try:
+            results[name] = run(name, BENCHMARKS[name])
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            results[name] = Result((), 1, 0.0)
+        if options.write is not None and results[name].figures:
+            tables.write(options.write, name, results[name].figures,
+                         results[name].seconds)
     show(results, options.format)
     return report(results)
+
+
+def _directory(text):
+    path = pathlib.Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f'{text}: expected a directory')
+    return path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +99,18 @@ class Result:
 def run(name: str, benchmark: Benchmark) -> Result:
     """Run one benchmark.
 
-    :raises RuntimeError: if it prints no figures.
+    :raises RuntimeError: if it prints no figures, or does not end.
     """
     print(f'{name} ...', file=sys.stderr)
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', FOLDER / f'{name}.py',
-         '-f', 'json', *benchmark.arguments], stdout=subprocess.PIPE,
-        text=True, check=False, timeout=TIMEOUT)
+    try:
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', FOLDER / f'{name}.py',
+             '-f', 'json', *benchmark.arguments], stdout=subprocess.PIPE,
+            text=True, check=False, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f'{name}.py has not ended within {TIMEOUT:.0f} s'
+                           ) from None
     try:
         answer = json.loads(done.stdout)
     except ValueError:
@@ -153,7 +181,7 @@ def _packing(answer: Any) -> Iterator[figures.Figure]:
                     f'{gpus} GPUs, load {load}, {mix}, {policy}',
                     100 * case[figure], unit,
                     baseline=100 * ways['first-fit'][figure],
-                    floor=100 * ways['repacking'][figure])
+                    floor=100 * ways['repacking'][figure], more=True)
     for item in answer['points']:
         name = f'{item["gpus"]} GPUs, {item["policy"]}'
         yield figures.Figure(
@@ -171,12 +199,14 @@ def _scheduling(answer: Any) -> Iterator[figures.Figure]:
                 f'{case["hosts"]} hosts, load {case["load"]}, {mix}',
                 100 * case['acceptance'], '% accepted',
                 baseline=100 * ways[mix, 'Nova alone']['acceptance'],
-                floor=100 * ways[mix, 'repacking']['acceptance'])
+                floor=100 * ways[mix, 'repacking']['acceptance'],
+                more=True)
         if way == 'weigher, isolation':
             yield figures.Figure(
                 f'{case["hosts"]} hosts, {mix}, isolation of 3 projects',
                 100 * case['acceptance'], '% accepted',
-                baseline=100 * ways[mix, 'weigher']['acceptance'])
+                baseline=100 * ways[mix, 'weigher']['acceptance'],
+                more=True)
     yield from _elastic(answer['elastic'])
 
 
@@ -188,7 +218,8 @@ def _elastic(answer: Any) -> Iterator[figures.Figure]:
                 f'{case["gpus"]} elastic GPUs, load {case["load"]}, {mix}',
                 100 * case['acceptance'], '% accepted',
                 baseline=100 * ways[mix, 'static split']['acceptance'],
-                floor=100 * ways[mix, 'clairvoyant split']['acceptance'])
+                floor=100 * ways[mix, 'clairvoyant split']['acceptance'],
+                more=True)
     closed = answer['gap_closed']
     if closed is not None:
         yield figures.Figure(
@@ -217,12 +248,15 @@ class Benchmark:
 BENCHMARKS = {
     'discover': Benchmark(),
     'operations': Benchmark(),
+    'boots': Benchmark(),
+    'footprint': Benchmark(),
     'reports': Benchmark(),
     'cloud': Benchmark(),
     'weigher': Benchmark(),
     'layout_calls': Benchmark(),
     'packing': Benchmark(_packing, ('--seeds', '1', '--requests', '20000')),
     'scheduling': Benchmark(_scheduling, ('--seeds', '2')),
+    'refusals': Benchmark(),
     'scrape': Benchmark(),
     'startup': Benchmark(_startup),
 }

@@ -98,6 +98,18 @@ class NovaPart:
         return self.placement.get(
             '/allocation_candidates', **query)['allocation_requests']
 
+    def place(self, server: str, device_profile: str) -> dict:
+        """Claim the best candidate for a server, as nova-scheduler does.
+
+        :returns: the candidate.
+        :raises NoCandidates: if Placement has no host.
+        """
+        candidates = self.candidates(device_profile)
+        if not candidates:
+            raise NoCandidates(device_profile)
+        self.claim(server, candidates[0])
+        return candidates[0]
+
     def claim(self, server: str, candidate: dict) -> None:
         """Claim a candidate's resources for a server."""
         self.placement.put(f'/allocations/{server}', {
@@ -129,12 +141,9 @@ class NovaPart:
         :raises NoCandidates: if Placement has no host.
         :raises BindFailed: if Cyborg cannot bind; nothing is left behind.
         """
-        candidates = self.candidates(device_profile)
-        if not candidates:
-            raise NoCandidates(device_profile)
         server = server or str(uuid.uuid4())
-        self.claim(server, candidates[0])
-        bindings = self.request_arqs(server, device_profile, candidates[0])
+        candidate = self.place(server, device_profile)
+        bindings = self.request_arqs(server, device_profile, candidate)
         try:
             self._bind(server, bindings, timeout)
         except (BindFailed, client.ApiError) as error:

@@ -13,6 +13,7 @@
 """The benchmarks that need the released services run, small."""
 
 import contextlib
+import dataclasses
 import io
 
 import fixtures
@@ -23,8 +24,10 @@ from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
+boots = test_packing.program('boots')
 cloud = test_packing.program('cloud')
 discover = test_packing.program('discover')
+footprint = test_packing.program('footprint')
 operations = test_packing.program('operations')
 reports = test_packing.program('reports')
 
@@ -50,7 +53,8 @@ class BenchmarkTest(base.BaseTestCase):
         bench = discover.full_host.FullHost(self.directory,
                                             gpu_cloud.TWO_GPUS)
         self.addCleanup(bench.close)
-        found = self.by_name(discover.measure(bench, self.directory, 1))
+        found = self.by_name(discover.measure(
+            bench, self.directory, 1))
         self.assertEqual((2, 14, 2), tuple(found[name].value for name in (
             'GPUs', 'instances',
             'in-tree discover(), GPUs only: devices reported')))
@@ -65,6 +69,65 @@ class BenchmarkTest(base.BaseTestCase):
         self.assertGreater(restored.floor, 3 * 14)
         self.assertGreater(restored.value, restored.floor)
         self.assertLess(0, found['XID to reserved'].value)
+
+    def test_boots(self):
+        found = self.by_name(boots.measure(1, 2))
+        self.assertEqual((14, 14), (found['servers'].value,
+                                    found['servers'].baseline))
+        for name in ('SQL statements of Cyborg', 'requests to Placement'):
+            figure = found[f'a boot alone: {name}']
+            self.assertGreater(figure.baseline, 1, name)
+            self.assertGreater(figure.value, 1, name)
+
+    def test_boots_that_leave_something(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.demo.nova_part.NovaPart.delete_server',
+            lambda nova, server: None))
+        with contextlib.redirect_stderr(io.StringIO()):
+            error = self.assertRaises(RuntimeError, boots.measure, 1, 2)
+        self.assertEqual('fake_driver: 2 units in use in Placement, not 0',
+                         str(error))
+
+    def test_boots_of_two_sides(self):
+        whole = boots.Costs(servers=3, statements=1, requests=1)
+        error = self.assertRaises(RuntimeError, list, boots.show(
+            whole, boots.Costs(servers=2)))
+        self.assertEqual('3 servers beside 2', str(error))
+        for count in ('statements', 'requests'):
+            (exceeded,) = (figure for figure in boots.show(
+                dataclasses.replace(whole, **{count: 1000}), whole)
+                if figure.is_exceeded)
+            self.assertIn(count[1:], exceeded.name)
+
+    def test_footprint(self):
+        found = self.by_name(footprint.measure(
+            self.directory, 10, gpu_cloud.TWO_GPUS))
+        self.assertEqual((2, 2), (found['devices reported'].value,
+                                  found['devices reported'].baseline))
+        memory = found['resident memory of the agent']
+        self.assertLess(20, memory.floor)
+        self.assertLess(memory.floor / 2, memory.value)
+        # The in-tree driver asks Placement nothing, and ours does.
+        asked = found['an unchanged report: HTTP requests']
+        self.assertEqual((True, 0), (asked.value >= 1, asked.baseline))
+
+    def test_footprint_of_two_sides(self):
+        agent = {'devices': 2, 'memory': 1, 'cpu': 1, 'requests': 1,
+                 'reports': 10, 'kept': 10, 'threads': 1,
+                 'simulator_cpu': 0, 'simulator_memory': 0}
+        for devices, beside in ((2, 1), (0, 0)):
+            error = self.assertRaises(RuntimeError, list, footprint.show(
+                {**agent, 'devices': devices}, {**agent, 'devices': beside},
+                agent))
+            self.assertEqual(f'{devices} devices beside {beside}',
+                             str(error))
+        for fault, exceeded in (({}, []), (
+                {'kept': 100}, ['a report: Python objects left behind']), (
+                {'requests': 9}, ['an unchanged report: HTTP requests'])):
+            self.assertEqual(exceeded, [
+                figure.name for figure in footprint.show(
+                    {**agent, **fault}, agent, agent)
+                if figure.is_exceeded])
 
     def test_reports(self):
         found = self.by_name(reports.measure((1, 2), 1))

@@ -47,6 +47,20 @@ class FigureTest(base.BaseTestCase):
         self.assertFalse(figures.Figure('a', 9, target=3).is_exceeded)
 
 
+    def test_misses(self):
+        for fields, miss in (
+                ({'value': 3}, ''),
+                ({'value': 3, 'baseline': 3}, ''),
+                ({'value': 3.1, 'baseline': 3}, ''),
+                ({'value': 4, 'baseline': 3}, 'baseline'),
+                ({'value': 4, 'baseline': 3, 'more': True}, ''),
+                ({'value': 2, 'baseline': 3, 'more': True}, 'baseline'),
+                ({'value': 4, 'baseline': 5, 'target': 3}, 'target'),
+                ({'value': 4, 'baseline': 5, 'limit': 3}, 'limit')):
+            self.assertEqual(miss, figures.Figure('a', **fields).miss,
+                             fields)
+
+
 class RunTest(base.BaseTestCase):
     """The runner, with programs of a few lines."""
 
@@ -107,6 +121,70 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(['one.py failed: calls',
                           'two.py failed: see above'],
                          errors.splitlines()[-2:])
+
+    def test_the_others_run_after_one_that_prints_nothing(self):
+        (self.folder / 'bad.py').write_text('raise SystemExit(1)\n',
+                                            encoding='utf-8')
+        self.programs['bad'] = run.Benchmark()
+        self.add('one', {'name': 'calls', 'value': 3})
+        code, output, errors = self.run_program()
+        self.assertEqual(1, code)
+        self.assertIn('one (', output)
+        self.assertIn('bad.py ended with 1 and printed no JSON', errors)
+        self.assertEqual('bad.py failed: see above', errors.splitlines()[-1])
+
+    def test_the_others_run_after_one_that_does_not_end(self):
+        self.useFixture(fixtures.MonkeyPatch('run.TIMEOUT', 0.01))
+        self.add('one', {'name': 'calls', 'value': 3})
+        self.add('two', {'name': 'calls', 'value': 3})
+        code, _output, errors = self.run_program()
+        self.assertEqual(1, code)
+        for name in ('one', 'two'):
+            self.assertIn(f'{name}.py has not ended within', errors)
+
+    def written(self, name):
+        return (self.tables / name).read_text(encoding='utf-8')
+
+    def test_csv_files(self):
+        self.tables = self.folder / 'tables'
+        self.tables.mkdir()
+        self.add('one', {'name': 'calls', 'value': 3, 'baseline': 2})
+        self.add('two', {'name': 'time', 'value': 4, 'unit': 'ms',
+                         'target': 5})
+        self.run_program('--write', str(self.tables))
+        columns = 'figure,value,unit,baseline,floor,ratio,bound\n'
+        self.assertEqual(columns + 'calls,3,,2,,1.5,\n',
+                         self.written('one.csv'))
+        self.assertEqual(columns + 'time,4,ms,,,,target 5\n',
+                         self.written('two.csv'))
+        self.assertEqual([['one', 'calls', '3', '', '2', '', '1.5', '',
+                           'baseline']],
+                         run.tables.read(self.tables / 'misses.csv'))
+        # One alone leaves what the files say of the other.
+        self.add('two', {'name': 'time', 'value': 6, 'target': 5})
+        self.run_program('two', '--write', str(self.tables))
+        self.assertEqual(
+            [('one', 'calls', 'baseline'), ('two', 'time', 'target')],
+            [(row[0], row[1], row[-1]) for row in run.tables.read(
+                self.tables / 'misses.csv')])
+        self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
+            self.tables / 'runs.csv')])
+
+    def test_csv_files_of_what_failed_stay(self):
+        self.tables = self.folder
+        (self.folder / 'bad.csv').write_text('before', encoding='utf-8')
+        (self.folder / 'bad.py').write_text('', encoding='utf-8')
+        self.programs['bad'] = run.Benchmark()
+        code, _output, _errors = self.run_program('--write', str(self.folder))
+        self.assertEqual(1, code)
+        self.assertEqual('before', self.written('bad.csv'))
+
+    def test_no_directory_to_write_to(self):
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            self.assertRaises(SystemExit, run.main, [
+                '--write', str(self.folder / 'none')])
+        self.assertIn('none: expected a directory', errors.getvalue())
 
     def test_an_unknown_name(self):
         self.add('one', {'name': 'calls', 'value': 3})

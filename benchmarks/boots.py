@@ -1,0 +1,283 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What boots cost beside those with the accelerators of Cyborg's fake_driver.
+
+Released Placement and Cyborg run in this process; Nova's part is played
+through their public APIs. A server gets one accelerator, first while nobody
+else asks, then many ask at once until the host is full, and all are deleted
+at once. The host has as many GPU instances to offer as the fake_driver's has
+accelerators; the fake_driver does nothing for a bind. One server is placed
+at a time, as by one worker of nova-scheduler.
+
+usage: python benchmarks/boots.py [-f table|json] [--repeat N]
+
+Exits 1 if a boot of ours needs more SQL statements of Cyborg or requests to
+Placement than its limit. It fails if one of the two sides serves fewer
+servers, or if something is left when all are gone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import pathlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import figures
+import full_host
+import machines
+import pynvml
+import requests
+import sqlalchemy
+
+from cyborg_gpu_driver.demo import cloud as demo_cloud
+from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.simulator.machine import patch
+
+OURS, THEIRS = 'cyborg_gpu_driver', 'fake_driver'
+CLASSES = {OURS: full_host.RESOURCE_CLASS, THEIRS: 'FPGA'}
+PROFILE = 'one'
+AT_ONCE = 14
+"""Users that wait for a server, each for one at a time."""
+TIMEOUT = 600
+"""Seconds for a boot, however busy this machine is."""
+STATEMENTS = 40
+"""Of Cyborg's database: limit of a boot."""
+REQUESTS = 10
+"""To Placement: limit of a boot."""
+
+
+class Nova(nova_part.NovaPart):
+    """One worker of nova-scheduler places one server at a time."""
+
+    def __init__(self, cloud):
+        super().__init__(cloud.placement, cloud.cyborg, cloud.events,
+                         cloud.host)
+        self._worker = threading.Lock()
+
+    def place(self, server, device_profile):
+        with self._worker:
+            return super().place(server, device_profile)
+
+
+@dataclasses.dataclass
+class Costs:
+    """What the boots and deletions of one side took."""
+
+    servers: int = 0
+    """How many had an accelerator at a time."""
+    alone: float = 0.0
+    """Seconds of a boot while nobody else asks."""
+    statements: int = 0
+    requests: int = 0
+    """The most of such a boot."""
+    storm: float = 0.0
+    """Seconds until all have theirs."""
+    slowest: float = 0.0
+    """99th percentile of a boot in the storm, in seconds."""
+    end: float = 0.0
+    """Seconds until all are gone."""
+
+
+def play(driver, directory, count, repeat):
+    """All that one side is asked for.
+
+    :param count: how many accelerators the host has.
+    :raises RuntimeError: if there are fewer, or if something is left.
+    """
+    templates = database.Templates(
+        full_host.subdirectory(directory, 'templates'))
+    templates.make()
+    simulated = {
+        'simulate': machines.describe(
+            directory, count // full_host.INSTANCES_PER_GPU),
+        'state_path': full_host.subdirectory(directory, 'state')}
+    cloud = demo_cloud.Cloud(
+        full_host.subdirectory(directory, 'cloud'), templates, 'compute1',
+        [driver], {'DEFAULT': {'rpc_response_timeout': TIMEOUT},
+                   'gpu': simulated})
+    try:
+        # Cyborg makes the providers in the first report.
+        cloud.report()
+        cloud.report()
+        cloud.cyborg.create_device_profile(
+            PROFILE, {f'resources:{CLASSES[driver]}': '1'})
+        nova = Nova(cloud)
+        costs = Costs()
+        _alone(cloud, nova, repeat, costs)
+        _check(cloud, driver, 0)
+        servers = _storm(nova, count, costs)
+        costs.servers = len(servers)
+        _check(cloud, driver, count)
+        start = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(nova.delete_server, servers))
+        costs.end = time.perf_counter() - start
+        _check(cloud, driver, 0)
+        return costs
+    finally:
+        cloud.stop()
+
+
+def _alone(cloud, nova, repeat, costs):
+    """Boots one after another, each deleted before the next."""
+    taken = []
+    # The first one makes sessions and prepares statements.
+    for number in range(repeat + 1):
+        with _statements() as statements, _requests(cloud) as sent:
+            start = time.perf_counter()
+            server = nova.create_server(PROFILE, TIMEOUT)
+            seconds = time.perf_counter() - start
+        if number:
+            taken.append(seconds)
+            costs.statements = max(costs.statements, len(statements))
+            costs.requests = max(costs.requests, len(sent))
+        nova.delete_server(server.uuid)
+    costs.alone = statistics.median(taken)
+
+
+def _storm(nova, count, costs):
+    """Boot until the host is full; UUIDs of the servers."""
+    def boot(_number):
+        start = time.perf_counter()
+        server = nova.create_server(PROFILE, TIMEOUT)
+        return server.uuid, time.perf_counter() - start
+
+    start = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        made = list(pool.map(boot, range(count)))
+    costs.storm = time.perf_counter() - start
+    costs.slowest = statistics.quantiles(
+        [seconds for _server, seconds in made], n=100)[98]
+    return [server for server, _seconds in made]
+
+
+def _check(cloud, driver, count):
+    """:raises RuntimeError: if other than so many accelerators are in use."""
+    found = {
+        'units in use in Placement': sum(
+            provider['usages'].get(CLASSES[driver], 0)
+            for provider in cloud.placement.snapshot().values()),
+        'attach handles in use in Cyborg': len(cloud.handles_in_use())}
+    if driver == OURS:
+        with pynvml.nvmlLib.machine.operation() as state:
+            found['GPU instances'] = sum(
+                len(gpu.instances) for gpu in state.gpus.values())
+    for what, number in found.items():
+        if number != count:
+            raise RuntimeError(f'{driver}: {number} {what}, not {count}')
+
+
+@contextlib.contextmanager
+def _statements():
+    """What Cyborg's database is asked meanwhile."""
+    asked = []
+
+    def note(connection, cursor, statement, *_):
+        if ('placement' not in str(connection.engine.url)
+                and not statement.startswith('BEGIN')):
+            asked.append(statement)
+
+    engine = sqlalchemy.engine.Engine
+    sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
+    try:
+        yield asked
+    finally:
+        sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
+
+
+@contextlib.contextmanager
+def _requests(cloud):
+    """Whatever anybody asks Placement meanwhile."""
+    sent = []
+    send = requests.Session.send
+
+    def noted(session, request, **named):
+        if request.url.startswith(cloud.placement_service.url):
+            sent.append(request.path_url)
+        return send(session, request, **named)
+
+    requests.Session.send = noted
+    try:
+        yield sent
+    finally:
+        requests.Session.send = send
+
+
+def measure(repeat, gpus=4):
+    """Every figure, in the order in which it is shown.
+
+    :param gpus: how many the host has.
+    """
+    # Imported before our demo, Cyborg would choose eventlet.
+    from cyborg.accelerator.drivers import fake
+    count = gpus * full_host.INSTANCES_PER_GPU
+    before = fake.FakeDriver.NUM_ACCELERATORS
+    fake.FakeDriver.NUM_ACCELERATORS = count
+    costs = {}
+    try:
+        for driver in (THEIRS, OURS):
+            print(f'{driver}: {count} servers', file=sys.stderr)
+            with tempfile.TemporaryDirectory() as directory, patch.kept():
+                costs[driver] = play(driver, directory, count, repeat)
+    finally:
+        fake.FakeDriver.NUM_ACCELERATORS = before
+    return show(costs[OURS], costs[THEIRS])
+
+
+def show(ours, theirs):
+    """The figures of both sides.
+
+    :raises RuntimeError: if they have not done the same work.
+    """
+    if ours.servers != theirs.servers:
+        raise RuntimeError(f'{ours.servers} servers beside '
+                           f'{theirs.servers}')
+    yield figures.Figure('servers', ours.servers, 'at a time',
+                         baseline=theirs.servers)
+    yield figures.Figure('a boot alone: SQL statements of Cyborg',
+                         ours.statements, baseline=theirs.statements,
+                         limit=STATEMENTS)
+    yield figures.Figure('a boot alone: requests to Placement',
+                         ours.requests, baseline=theirs.requests,
+                         limit=REQUESTS)
+    storm = f'{ours.servers} boots, {AT_ONCE} at once'
+    for name, field in (
+            ('a boot alone: time', 'alone'), (f'{storm}: time', 'storm'),
+            (f'{storm}: 99th percentile of one', 'slowest'),
+            (f'{ours.servers} deletions, {AT_ONCE} at once: time', 'end')):
+        yield figures.Figure(name, 1e3 * getattr(ours, field), 'ms',
+                             baseline=1e3 * getattr(theirs, field))
+
+
+def main(argv=None):
+    options = figures.parser(
+        'What boots cost beside those of fake_driver.', 10).parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    try:
+        return figures.show(measure(options.repeat), options.format)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

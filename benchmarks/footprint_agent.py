@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The agent that footprint.py measures; prints JSON.
+
+usage: python benchmarks/footprint_agent.py HOST REPEAT CONFIG_FILE...
+
+It imports what cyborg-agent imports, and no other service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import pathlib
+import statistics
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+# Before all that would choose eventlet.
+import cyborg_gpu_driver.demo  # isort: skip # noqa: F401
+
+import oslo_messaging
+import pynvml
+import requests
+import stopwatch
+from cyborg import context
+from cyborg import objects
+from cyborg import privsep
+from cyborg.agent import manager
+from cyborg.cmd import agent as _command  # noqa: F401 what it imports
+from cyborg.common import config as cyborg_config
+from cyborg.common import constants
+from cyborg.common import rpc
+from cyborg.objects import base as objects_base
+from oslo_config import cfg
+from oslo_messaging.rpc import dispatcher
+
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+
+_SETTLED = 5
+"""Reports until nothing is new."""
+
+
+class Conductor:
+    """Takes what cyborg-conductor takes, and forgets it."""
+
+    target = oslo_messaging.Target(version='1.0')
+
+    def __init__(self):
+        self.devices = 0
+
+    def report_data(self, context, hostname, driver_device_list):
+        """Called through the released agent's RPC."""
+        self.devices = len(driver_device_list)
+
+
+def serve(host: str, repeat: str, *paths: str) -> None:
+    """Be an agent, and print as JSON what that takes.
+
+    :param host: the simulated machine; its memory is measured afterwards
+        where no driver has loaded it.
+    :param repeat: how many reports.
+    :param paths: of configuration files for Cyborg.
+    """
+    cyborg_config.parse_args(['cyborg', *(
+        word for path in paths for word in ('--config-file', path))])
+    objects.register_all()
+    # No privsep daemon: a favour to the in-tree driver.
+    privsep.sys_admin_pctxt.set_client_mode(False)
+    logging.disable(logging.CRITICAL)
+    conductor = Conductor()
+    with _served(conductor), _counted() as sent:
+        answer = _agent(conductor, sent, int(repeat))
+    if not answer['devices']:
+        before = memory()
+        machine = machine_module.Machine.load(host)
+        answer['simulator_memory'] = memory() - before
+        machine.opens.close()
+    json.dump(answer, sys.stdout)
+
+
+@contextlib.contextmanager
+def _served(conductor):
+    """The conductor's side of the RPC, as demo.cyborg_service serves it."""
+    server = oslo_messaging.get_rpc_server(
+        rpc.TRANSPORT, oslo_messaging.Target(
+            topic=constants.CONDUCTOR_TOPIC, server=cfg.CONF.host),
+        [conductor], executor='threading',
+        serializer=rpc.RequestContextSerializer(
+            objects_base.CyborgObjectSerializer()),
+        access_policy=dispatcher.DefaultRPCAccessPolicy)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        server.wait()
+
+
+@contextlib.contextmanager
+def _counted():
+    """The HTTP requests of this process."""
+    sent = []
+    send = requests.Session.send
+
+    def noted(session, request, **named):
+        sent.append(request.path_url)
+        return send(session, request, **named)
+
+    requests.Session.send = noted
+    try:
+        yield sent
+    finally:
+        requests.Session.send = send
+
+
+def _agent(conductor, sent, repeat):
+    agent = manager.AgentManager(constants.AGENT_TOPIC, cfg.CONF.host)
+    for _ in range(_SETTLED):
+        agent.update_available_resource(context.get_admin_context())
+    watch, machine = stopwatch.Stopwatch(), getattr(
+        pynvml.nvmlLib, 'machine', None)
+    if machine is not None:
+        watch.wrap(machine.library, 'call')
+        watch.wrap(machine.os, *stopwatch.SYSTEM_CALLS)
+    taken, simulated = [], []
+    before, asked = _objects(), len(sent)
+    for _ in range(repeat):
+        watch.reset()
+        start = time.process_time()
+        agent.update_available_resource(context.get_admin_context())
+        taken.append(time.process_time() - start)
+        simulated.append(watch.cpu)
+    kept, asked = _objects() - before, len(sent) - asked
+    answer = {
+        'devices': conductor.devices, 'memory': memory(),
+        'cpu': 1e3 * statistics.median(taken), 'reports': repeat,
+        'simulator_cpu': 1e3 * statistics.median(simulated),
+        'requests': asked / repeat, 'kept': max(0, kept),
+        'threads': threading.active_count()}
+    for driver in agent._rt.acc_drivers:
+        if hasattr(driver, 'stop'):
+            driver.stop()
+    return answer
+
+
+def _objects():
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def memory() -> float:
+    """Resident memory of this process, in MiB (proc(5), statm)."""
+    with open('/proc/self/statm', encoding='ascii') as stream:
+        pages = int(stream.read().split()[1])
+    return pages * os.sysconf('SC_PAGE_SIZE') / (1 << 20)
+
+
+if __name__ == '__main__':
+    serve(*sys.argv[1:])

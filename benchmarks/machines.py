@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Simulated hosts with as many GPUs as a benchmark needs."""
+
+from __future__ import annotations
+
+import pathlib
+
+_HEAD = """
+driver_version: '550.144.02'
+cuda_version: 12040
+gpus:
+"""
+_GPU = """
+  - model: a100-80
+    address: '0000:{bus:02x}:00.0'
+    numa_node: 0
+    mig: true
+    vfs: all
+    framework: mdev
+"""
+
+
+def describe(directory: str, gpus: int) -> str:
+    """Write a host into a directory; the path for ``[gpu] simulate``.
+
+    :param gpus: how many A100 with 80 GB it has.
+    """
+    path = pathlib.Path(directory, 'machine.yaml')
+    path.write_text(_HEAD + ''.join(
+        _GPU.format(bus=number) for number in range(1, gpus + 1)),
+        encoding='utf-8')
+    return str(path)

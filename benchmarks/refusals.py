@@ -1,0 +1,377 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How many GPU requests Nova refuses: slices made on demand beside fixed ones.
+
+The released nova-scheduler and Placement get the same requests for instances
+of 1g to 7g on the same GPUs, which arrive and end at random as in packing.py:
+
+* with static slices, as Nova has them without this library: each GPU instance
+  is a provider of its own, made once. The layout of each GPU is the one that
+  refuses fewest of just these requests, of all that there are; nobody could
+  choose a better one.
+* with our agents, which report simulated GPUs, bind and unbind; and Nova's
+  own weighers, or ours with them.
+
+The floor is what would be refused if everything that runs could be moved.
+
+usage: python benchmarks/refusals.py [-f table|json] [--requests N]
+           [--hosts N] [--mix uniform,small] [--load 0.85]
+
+Exits 1 if Nova refuses more than nine tenths of what it refuses with static
+slices, or a request for which a GPU has room. It fails if the ways do not
+have the same requests, if static slices refuse another number than counting
+predicts, or if Placement and the GPUs hold anything else than the servers
+that run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pathlib
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import agent_process
+import figures
+import machines
+import nova_cloud
+import oracle
+import packing
+
+from cyborg_gpu_driver.demo import database
+
+PROFILES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
+"""As the simulated boards call the profiles of packing.py."""
+GPUS_PER_HOST = 2
+WARM_UP = 3.0
+"""Mean lifetimes before anything is counted; each request costs time."""
+MIXES = ('uniform', 'small')
+SHARE = 0.9
+"""Of the refusals with static slices: we must refuse no more."""
+BALANCED = (2, 1, 1, 0, 0)
+"""What mig-parted's all-balanced makes of a GPU with 80 GB, as PROFILES."""
+STATIC, ALL_BALANCED = 'static slices', 'static slices, all-balanced'
+ALONE, WEIGHED = 'ours, Nova alone', 'ours, with the weigher'
+WAYS = (STATIC, ALL_BALANCED, ALONE, WEIGHED, packing.REPACKING)
+
+
+def resource_class(profile: int) -> str:
+    """As our report names the class of a profile, given by its number."""
+    return 'CUSTOM_NVIDIA_' + PROFILES[profile].upper().replace('.', '_')
+
+
+class Static:
+    """Slices that are made once, each a provider as Nova makes them.
+
+    :param layouts: of each GPU, how many of each profile.
+    """
+
+    def __init__(self, cloud: nova_cloud.Cloud, layouts):
+        self._cloud = cloud
+        self._running: set[str] = set()
+        for number, layout in enumerate(layouts):
+            host = f'compute{number // GPUS_PER_HOST}'
+            for profile, count in enumerate(layout):
+                for index in range(count):
+                    cloud.publish(
+                        host, f'{host}_{number}_{profile}_{index}',
+                        resource_class(profile), 1)
+
+    def request(self, profile: int) -> str | None:
+        """Let a server be scheduled.
+
+        :returns: what :meth:`remove` wants; None if there is no valid host.
+        """
+        placed = self._cloud.schedule(resource_class(profile))
+        if placed is None:
+            return None
+        self._running.add(placed[0])
+        return placed[0]
+
+    def remove(self, server: str) -> None:
+        """A server has ended."""
+        self._cloud.delete(server)
+        self._running.remove(server)
+
+    def check(self) -> None:
+        """:raises RuntimeError: if Placement holds something else than what
+            runs.
+        """
+        _same(f'{STATIC}: units in use', len(self._running),
+              self._cloud.allocations())
+
+
+class OnDemand:
+    """Slices that our agents make, each in a process of its own."""
+
+    def __init__(self, cloud: nova_cloud.Cloud, directory: str, hosts: int):
+        self._cloud = cloud
+        self._running: dict[str, tuple] = {}
+        self._handles: dict[str, tuple] = {}
+        self.refused_with_room = 0
+        """Requests that a GPU had room for when Nova refused them."""
+        machine = machines.describe(directory, GPUS_PER_HOST)
+        self._agents = [agent_process.AgentProcess(
+            cloud.url, f'compute{number}', machine, PROFILES)
+            for number in range(hosts)]
+        try:
+            for number, started in enumerate(self._agents):
+                self._publish(f'compute{number}', started)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the agents."""
+        for started in self._agents:
+            started.close()
+
+    def _publish(self, host, started):
+        """What cyborg-conductor does with an agent's first report."""
+        for item in started.report():
+            provider = self._cloud.publish(
+                host, item.name, item.resource_class, len(item.handles),
+                item.traits, item.provider_uuid)
+            self._handles[provider] = (started, list(item.handles))
+        started.report()
+
+    def request(self, profile: int) -> str | None:
+        """Let a server be scheduled, and bind its accelerator.
+
+        :returns: what :meth:`remove` wants; None if there is no valid host.
+        """
+        placed = self._cloud.schedule(resource_class(profile))
+        if placed is None:
+            self.refused_with_room += self._has_room(profile)
+            return None
+        server, provider = placed
+        started, handles = self._handles[provider]
+        handle = handles.pop()
+        started.bind(*handle, server)
+        self._running[server] = provider, handle
+        return server
+
+    def remove(self, server: str) -> None:
+        """A server has ended."""
+        provider, handle = self._running.pop(server)
+        started, handles = self._handles[provider]
+        started.unbind(*handle, server)
+        handles.append(handle)
+        self._cloud.delete(server)
+
+    def check(self) -> None:
+        """:raises RuntimeError: if Placement or the GPUs hold something else
+            than what runs.
+        """
+        _same('units in use', len(self._running), self._cloud.allocations())
+        _same('GPU instances', len(self._running), sum(
+            map(len, self._taken())))
+
+    def _has_room(self, profile):
+        return any(not any(placement.mask & other for other in taken)
+                   for taken in self._taken()
+                   for placement in packing.PROFILES[profile].placements)
+
+    def _taken(self):
+        """For each GPU, the masks of its GPU instances, of the hardware."""
+        return [taken for started in self._agents
+                for taken in started.masks()]
+
+
+def layouts(gpus: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """What the GPUs together may be cut into, once and for all."""
+    counts = [counts for counts in itertools.product(
+        *(range(len(profile.placements) + 1)
+          for profile in packing.PROFILES)) if oracle.fits(counts, 1)]
+    # Where one more would fit, nobody would leave the room.
+    full = [held for held in counts if not any(
+        other != held and all(map(int.__ge__, other, held))
+        for other in counts)]
+    return itertools.combinations_with_replacement(full, gpus)
+
+
+class Counted:
+    """Slices of each profile, wherever they are: static slices in theory."""
+
+    def __init__(self, counts):
+        self._free = list(counts)
+
+    def request(self, profile: int) -> int | None:
+        if not self._free[profile]:
+            return None
+        self._free[profile] -= 1
+        return profile
+
+    def remove(self, profile: int) -> None:
+        self._free[profile] += 1
+
+
+def best_layouts(gpus: int, traffic) -> tuple[tuple[int, ...], ...]:
+    """The layout of each GPU with which fewest requests are refused.
+
+    The profiles do not compete, so each is played alone for each count.
+    """
+    most = gpus * max(len(profile.placements)
+                      for profile in packing.PROFILES)
+    refused = [[_refused(packing.play(
+        Counted([count if number == profile else 0
+                 for number in range(len(PROFILES))]),
+        [request for request in traffic if request.profile == profile],
+        WARM_UP))
+        for count in range(most + 1)] for profile in range(len(PROFILES))]
+    return min(layouts(gpus), key=lambda layout: sum(
+        refused[profile][sum(held[profile] for held in layout)]
+        for profile in range(len(PROFILES))))
+
+
+def counted(layout, traffic) -> int:
+    """How many requests static slices refuse, by counting alone."""
+    return _refused(packing.play(Counted(
+        [sum(counts) for counts in zip(*layout, strict=True)]), traffic,
+        WARM_UP))
+
+
+def _refused(score):
+    return sum(score.offered) - sum(score.accepted)
+
+
+def measure(hosts: int, load: float, mixes, count: int
+            ) -> Iterator[figures.Figure]:
+    """Every figure, in the order in which it is shown."""
+    gpus = hosts * GPUS_PER_HOST
+    with tempfile.TemporaryDirectory() as directory:
+        templates = database.Templates(
+            _folder(directory, 'templates'))
+        templates.make()
+        for mix in mixes:
+            traffic = list(itertools.islice(packing.requests(
+                random.Random(f'{gpus}/{load}/{mix}'), gpus, load,
+                packing.parts_of(mix), packing.LIFETIMES['exponential']),
+                count))
+            yield from _compare(hosts, load, mix, traffic, templates,
+                                _folder(directory, mix))
+
+
+def _compare(hosts, load, mix, traffic, templates, directory):
+    """The figures of one mix."""
+    gpus = hosts * GPUS_PER_HOST
+    static = best_layouts(gpus, traffic)
+    where = f'{hosts} hosts of {GPUS_PER_HOST} GPUs, load {load:g}, {mix}'
+    offered, refused, room = None, {
+        ALL_BALANCED: counted([BALANCED] * gpus, traffic),
+        packing.REPACKING: _refused(packing.play(
+            oracle.Repacking(gpus), traffic, WARM_UP))}, 0
+    for way in (STATIC, ALONE, WEIGHED):
+        print(f'{where}: {way}', file=sys.stderr)
+        score, found = _play(
+            way, hosts, static, traffic, templates,
+            _folder(directory, way.replace(' ', '-')))
+        offered = offered or score.offered
+        _same(f'{way}: requests by profile', offered, score.offered)
+        refused[way] = _refused(score)
+        room += found
+    _same(f'{STATIC}: refused', counted(static, traffic), refused[STATIC])
+    return show(where, sum(offered), refused, room)
+
+
+def show(where: str, count: int, refused: dict[str, int], room: int
+         ) -> Iterator[figures.Figure]:
+    """The figures of one mix.
+
+    :param count: how many requests each way had.
+    :param refused: of those, by :data:`WAYS`.
+    :param room: how many our two ways have refused though a GPU had room.
+    """
+    yield figures.Figure(f'{where}: requests', count, baseline=count)
+    for way in (ALL_BALANCED, ALONE, WEIGHED):
+        yield figures.Figure(
+            f'{where}: refused, {way}', refused[way],
+            baseline=refused[STATIC], floor=refused[packing.REPACKING],
+            limit=int(SHARE * refused[STATIC]) if way == WEIGHED else None)
+    yield figures.Figure(f'{where}: refused though a GPU had room', room,
+                         limit=0)
+
+
+def _play(way, hosts, static, traffic, templates, directory):
+    """One way: its score, and what it refused though there was room."""
+    cloud = nova_cloud.Cloud(
+        _folder(directory, 'cloud'), templates,
+        [f'compute{number}' for number in range(hosts)],
+        [*nova_cloud.STOCK_WEIGHERS,
+         *([nova_cloud.GPU_WEIGHER] if way == WEIGHED else [])])
+    try:
+        if way == STATIC:
+            side = Static(cloud, static)
+            score = packing.play(side, traffic, WARM_UP)
+            side.check()
+            return score, 0
+        side = OnDemand(cloud, directory, hosts)
+        try:
+            score = packing.play(side, traffic, WARM_UP)
+            side.check()
+            return score, side.refused_with_room
+        finally:
+            side.close()
+    finally:
+        cloud.close()
+
+
+def _folder(parent, name):
+    """Make a directory in another one."""
+    # Not full_host's: Cyborg and Nova do not bear each other's options.
+    path = pathlib.Path(parent, name)
+    path.mkdir()
+    return str(path)
+
+
+def _same(what, expected, found):
+    """:raises RuntimeError: if two sides of a comparison differ."""
+    if expected != found:
+        raise RuntimeError(f'{what}: {found!r} and not {expected!r}')
+
+
+def main(argv=None):
+    parser = figures.parser('How many GPU requests Nova refuses.', 1)
+    parser.add_argument('--hosts', type=figures.at_least(1), default=2,
+                        metavar='N', help='with two GPUs each (default: 2)')
+    parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
+                        metavar='X', help='compute slices asked for of those '
+                        'there are (default: 0.85)')
+    parser.add_argument('--mix', type=_mixes, default=MIXES,
+                        metavar='MIX,...', help='as of packing.py '
+                        f'(default: {",".join(MIXES)})')
+    parser.add_argument('--requests', type=figures.at_least(1), default=150,
+                        metavar='N', help='of each mix (default: 150)')
+    options = parser.parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    try:
+        return figures.show(list(measure(
+            options.hosts, options.load, options.mix, options.requests)),
+            options.format)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _mixes(text):
+    for name in (names := text.split(',')):
+        packing.parts_of(name)
+    return names
+
+
+if __name__ == '__main__':
+    sys.exit(main())

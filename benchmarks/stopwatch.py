@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Clocks around what is not ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+_WAITING = 'nvmlEventSetWait'
+SYSTEM_CALLS = ('open', 'read', 'write', 'close', 'listdir', 'readlink',
+                 'stat')
+
+
+class Stopwatch:
+    """Adds up the time spent in some functions, one within another once.
+
+    A wait for events is left out: a thread of its own spends its life there.
+    """
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._thread = threading.local()
+        self._wrapped = []
+
+    @property
+    def cpu(self):
+        """Seconds of CPU that they took of this thread."""
+        return getattr(self._thread, 'cpu', 0.0)
+
+    def reset(self):
+        """Begin anew, for all threads the time and for this one the CPU."""
+        self.seconds = self._thread.cpu = 0.0
+
+    def wrap(self, owner, *names):
+        """Put a timed function in the place of each of an object's."""
+        for name in names:
+            function = getattr(owner, name)
+            self._wrapped.append((owner, name, function))
+            setattr(owner, name, self._timed(function))
+
+    def unwrap(self):
+        """Put the functions back."""
+        while self._wrapped:
+            setattr(*self._wrapped.pop())
+
+    def _timed(self, function):
+        def timed(*arguments, **keywords):
+            start, cpu = time.perf_counter(), time.thread_time()
+            outermost = not getattr(self._thread, 'inside', False)
+            self._thread.inside = True
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                if outermost:
+                    self._thread.inside = False
+                    if not (arguments and str(arguments[0]).startswith(
+                            _WAITING)):
+                        self.seconds += time.perf_counter() - start
+                        self._thread.cpu = (self.cpu + time.thread_time()
+                                            - cpu)
+        return timed

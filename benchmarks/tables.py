@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Figures as CSV files, for the documentation."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import pathlib
+import platform
+from collections.abc import Sequence
+
+import figures
+
+COLUMNS = ('figure', *figures.COLUMNS[1:])
+MISSES = ('benchmark', *COLUMNS, 'worse than')
+RUNS = ('benchmark', 'date', 'machine', 'load', 'duration')
+
+
+def write(directory: pathlib.Path, name: str,
+          measured: Sequence[figures.Figure], seconds: float) -> None:
+    """Write what a benchmark has measured, and keep what is of others.
+
+    :param name: of the benchmark.
+    :param seconds: that it took.
+    """
+    _write(directory / f'{name}.csv', COLUMNS, map(figures.cells, measured))
+    _update(directory / 'misses.csv', MISSES, name, [
+        (name, *figures.cells(figure), figure.miss)
+        for figure in measured if figure.miss])
+    _update(directory / 'runs.csv', RUNS, name, [
+        (name, today(), machine(),
+         f'{os.getloadavg()[2]:.1f}', f'{seconds:.0f} s')])
+
+
+def today() -> str:
+    """The date, as ISO 8601 has it."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def machine() -> str:
+    """The kind of this machine."""
+    return (f'{os.cpu_count()} CPUs ({platform.machine()}), '
+            f'Python {platform.python_version()}')
+
+
+def read(path: pathlib.Path) -> list[list[str]]:
+    """The rows of a CSV file, without its columns."""
+    with path.open(encoding='utf-8', newline='') as stream:
+        return list(csv.reader(stream))[1:]
+
+
+def _update(path, columns, name, rows):
+    """Replace the rows of a benchmark, whose name is their first cell."""
+    others = read(path) if path.exists() else []
+    _write(path, columns, sorted(
+        [row for row in others if row[0] != name] + list(map(list, rows)),
+        key=lambda row: row[0]))
+
+
+def _write(path, columns, rows):
+    with path.open('w', encoding='utf-8', newline='') as stream:
+        # Of Unix, so that a comparison of versions stays readable.
+        writer = csv.writer(stream, lineterminator='\n')
+        writer.writerow(columns)
+        writer.writerows(rows)

@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The benchmark that needs the released nova-scheduler runs, small."""
+
+import contextlib
+import io
+import itertools
+import random
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
+
+refusals = test_packing.program('refusals')
+packing = refusals.packing
+
+
+class RefusalsTest(base.BaseTestCase):
+
+    def measure(self, count=12):
+        """The figures of one host that is asked for more than it has."""
+        self.useFixture(fixtures.MonkeyPatch('refusals.WARM_UP', 0.0))
+        self.useFixture(fixtures.MonkeyPatch('refusals.SHARE', 1.0))
+        with contextlib.redirect_stderr(io.StringIO()):
+            return {figure.name.rpartition(': ')[2]: figure
+                    for figure in refusals.measure(
+                        1, 3.0, ('uniform',), count)}
+
+    def test_all_ways(self):
+        found = self.measure()
+        self.assertEqual((12, 12), (found['requests'].value,
+                                    found['requests'].baseline))
+        self.assertEqual(0, found['refused though a GPU had room'].value)
+        for way in (refusals.ALONE, refusals.WEIGHED):
+            refused = found[f'refused, {way}']
+            # Some must be refused, whoever decides; and not all.
+            self.assertLess(0, refused.value)
+            self.assertLess(refused.value, 12)
+            self.assertLess(0, refused.floor)
+
+    def test_more_refusals_than_with_static_slices(self):
+        def refuse(side, profile):
+            side.refused_with_room += side._has_room(profile)
+
+        self.useFixture(fixtures.MonkeyPatch('refusals.OnDemand.request',
+                                             refuse))
+        self.assertEqual(
+            [f'refused, {refusals.WEIGHED}', 'refused though a GPU had room'],
+            [name for name, figure in self.measure().items()
+             if figure.is_exceeded])
+
+    def test_an_agent_that_makes_nothing(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'agent_process.AgentProcess.bind', lambda *asked: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'agent_process.AgentProcess.unbind', lambda *asked: None))
+        error = self.assertRaises(RuntimeError, self.measure, 3)
+        self.assertIn('GPU instances: 0 and not', str(error))
+
+    def test_an_agent_that_cannot(self):
+        bind = refusals.agent_process.AgentProcess.bind
+        self.useFixture(fixtures.MonkeyPatch(
+            'agent_process.AgentProcess.bind',
+            lambda agent, address, *asked: bind(agent, '0000:ff:00.0',
+                                                *asked)))
+        error = self.assertRaises(RuntimeError, self.measure, 3)
+        self.assertIn('0000:ff:00.0', str(error))
+
+    def test_a_scheduler_that_refuses_everything(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_cloud.Cloud.schedule', lambda *asked: None))
+        error = self.assertRaises(RuntimeError, self.measure)
+        self.assertIn('static slices: refused: 12 and not', str(error))
+
+
+class LayoutsTest(base.BaseTestCase):
+
+    def test_all_of_one_gpu(self):
+        found = {layout for (layout,) in refusals.layouts(1)}
+        self.assertIn((7, 0, 0, 0, 0), found)
+        self.assertIn((0, 0, 1, 1, 0), found)
+        self.assertIn((0, 0, 0, 0, 1), found)
+        self.assertIn(refusals.BALANCED, found)
+        # Where another 1g fits, nobody leaves the room.
+        self.assertNotIn((6, 0, 0, 0, 0), found)
+
+    def test_none_refuses_less(self):
+        for mix in packing.MIXES:
+            traffic = list(itertools.islice(packing.requests(
+                random.Random(mix), 2, 0.85, packing.parts_of(mix),
+                packing.LIFETIMES['exponential']), 60))
+            refused = {layout: refusals.counted(layout, traffic)
+                       for layout in refusals.layouts(2)}
+            self.assertEqual(min(refused.values()), refused[
+                refusals.best_layouts(2, traffic)], mix)
