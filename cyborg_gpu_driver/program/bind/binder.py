@@ -103,9 +103,7 @@ class Binder:
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str,
              seconds: float = 30.0) -> None:
-        """Make what the handle stands for.
-
-        Repeating a bind that succeeded does nothing.
+        """Make what the handle stands for, unless it is there already.
 
         :param seconds: how long it may take.
         :raises InvalidValue: if an argument is malformed.
@@ -170,6 +168,8 @@ class Binder:
         # It goes all the same where that cannot be written.
         with contextlib.suppress(exception.JournalError):
             self._journal.give_back(asked.handle)
+        if entry.members:  # Their resets take longer than Cyborg waits.
+            self._cloud.publish(entry.gpu)
         self._soon(self._return, entry)
 
     def recover(self) -> None:

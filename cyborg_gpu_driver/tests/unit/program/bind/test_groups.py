@@ -112,6 +112,18 @@ class BindTest(group_case.GroupCase):
                          set(self.resets(members)))
         self.assertEqual(set(GROUPS), self.free())
 
+    def test_placement_hears_of_an_unbind_before_the_resets(self):
+        handle = self.bind(2, 4)
+        members = self.offer(2, 4).members
+        before, seen = self.resets(members), []
+        self.running.publish = lambda address: seen.append((
+            self.resets(members), {entry.phase for entry
+                                   in self.journal.entries()},
+            self.running.inventories(members[0])[-1].reserved))
+        self.running.binder.unbind(*handle)
+        self.assertEqual((before, {journal.Phase.UNBINDING}, 1), seen[0])
+        self.assertNotEqual(before, self.resets(members))
+
     def resets(self, members):
         with self.world.operation():
             return [self.world.gpu(str(address)).state.resets
