@@ -16,9 +16,9 @@ A claim is written on each GPU before the partition is activated, and the
 partition is deactivated before a claim goes. So no partition is active without
 an owner, whenever a process dies.
 
-A GPU is reset after its server, never between the activation of its partition
-and the start of the server: on Ampere a reset ends what the fabric manager has
-set up ("Shared NVSwitch Virtualization Model" in its user guide).
+A GPU is reset after its server, when its partition is inactive, and never
+between the activation of its partition and the start of the server: no source
+says what a reset does to an active partition.
 """
 
 from __future__ import annotations
