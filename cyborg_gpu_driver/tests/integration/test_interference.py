@@ -41,8 +41,10 @@ class Guests(fixtures.Fixture):
         self._test = test
         self._running = {}
         self._over = threading.Event()
-        self.places = []
-        """The GPUs of each pair that ran at the same time."""
+        self.gpus = {}
+        """What the hardware has for each server."""
+        self.together = set()
+        """Servers that ran at the same time."""
 
     def _setUp(self):
         thread = threading.Thread(target=self._run)
@@ -61,9 +63,17 @@ class Guests(fixtures.Fixture):
                 self._stop(uuid)
             for uuid, server in there.items():
                 if server.status == 'ACTIVE' and uuid not in self._running:
+                    self.gpus[uuid] = self._gpus(server)
                     self._running[uuid] = self._boot(server)
-            if len(there) == 2:
-                self.places.append(sorted(there))
+                    self.together.add(frozenset(self._running))
+
+    def _gpus(self, server):
+        handles = {request['attach_handle_uuid']
+                   for request in self._test.arqs(server)}
+        host = server.compute_host
+        return {(host, address) for address, gpu
+                in self._test.cloud.hardware(host).items()
+                for vgpu in gpu.vgpus if vgpu.uuid in handles}
 
     def _boot(self, server):
         console = self._test.cloud.console(server.compute_host, server.id)
@@ -99,7 +109,7 @@ class InterferenceTest(base.TestCase):
             '--repeats', '2', '--warmups', '0', *arguments, code=code)
 
     def test_pairs_of_guests(self):
-        self.useFixture(Guests(self))
+        guests = self.useFixture(Guests(self))
         flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
         # The second of two at the same time runs out of memory.
         lock = self.directory / 'lock'
@@ -116,6 +126,16 @@ class InterferenceTest(base.TestCase):
         self.assertIsNone(document['slowdown']['b']['b'])
         self.assertEqual('out of memory',
                          document['pairs']['b']['b']['outcome'])
+        # Those on a wrong GPU were stopped.
+        together = {frozenset(uuid for uuid in running
+                              if not self.was_stopped(uuid))
+                    for running in guests.together}
+        pairs = [pair for pair in together if len(pair) == 2]
+        self.assertEqual((4, set()), (len(pairs), {
+            pair for pair in together if len(pair) > 2}))
+        for one, other in pairs:
+            self.assertEqual(guests.gpus[one], guests.gpus[other])
+            self.assertEqual(1, len(guests.gpus[one]))
         self.assert_nothing_left()
         before = self.path.read_text()
         self.measure(flavor, '--application', 'a=sleep 0.2',
@@ -123,6 +143,12 @@ class InterferenceTest(base.TestCase):
                      f"b=sh -c 'mkdir {lock} || exit 77; sleep 0.2; "
                      f"rmdir {lock}'", '--oom-exit-code', '77')
         self.assertEqual(before, self.path.read_text())
+
+    def was_stopped(self, uuid):
+        answer = self.admin.compute.get(
+            f'/servers/{uuid}/os-instance-actions', microversion='2.21')
+        return 'stop' in [action['action'] for action
+                          in answer.json()['instanceActions']]
 
     def test_flavor_without_a_shared_gpu(self):
         self.useFixture(Guests(self))
@@ -139,6 +165,19 @@ class InterferenceTest(base.TestCase):
         with self.assertRaisesRegex(Exception, 'cloud-init'):
             self.measure(flavor, '--application', 'a=true',
                          '--boot-timeout', '30')
+        self.assert_nothing_left()
+
+    def test_ctrl_c(self):
+        self.useFixture(Guests(self))
+        flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
+        # The first run of the pair sends it.
+        lock = self.directory / 'lock'
+        self.assertRaises(
+            KeyboardInterrupt, self.measure, flavor, '--repeats', '1',
+            '--application', f"a=sh -c '[ ! -e {lock} ] || "
+            f"kill -INT {os.getpid()}; : > {lock}'")
+        self.assertEqual(['a'], list(
+            json.loads(self.path.read_text())['alone']))
         self.assert_nothing_left()
 
     def test_clean(self):
