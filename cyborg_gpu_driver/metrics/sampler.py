@@ -161,17 +161,19 @@ class Sampler:
 
         Not if its record cannot be read, nor if it was reported as a whole:
         after a reboot Nova may start its server before the agent releases it
-        again.
+        again. One in mode auto may be a whole one while nothing is bound on
+        it.
         """
         try:
-            reported = self._store.read(gpu.address).reported
+            record = self._store.read(gpu.address)
         except exception.JournalError as error:
             self._say(gpu.address, f'GPU {gpu.address} is not asked: {error}')
             return False
-        return ((reported is None
-                 or reported.mode not in {
-                     mode.value for mode in policy.WHOLE})
-                and self._host.is_openable(gpu))
+        mode = record.reported.mode if record.reported else None
+        if mode in {whole.value for whole in policy.WHOLE} or (
+                mode == policy.Mode.AUTO.value and not record.claims):
+            return False
+        return self._host.is_openable(gpu)
 
     def _sample(self, gpu: model.Gpu) -> None:
         address, begun = gpu.address, self._clock()

@@ -110,9 +110,13 @@ class Journal:
 
     def portraits(self) -> list[tuple[model.PciAddress,
                                       portrait.Portraits]]:
-        """The GPUs that have been read in several roles."""
-        return [(address, record.portraits) for address, record
-                in self._store.records().items() if record.portraits]
+        """The GPUs that have been read in several roles, as far as known."""
+        try:
+            records = self._store.records()
+        except exception.JournalUnreadable:
+            return []
+        return [(address, record.portraits)
+                for address, record in records.items() if record.portraits]
 
     def put(self, *entries: Entry) -> None:
         """Write claims over those of the same handles.

@@ -14,9 +14,12 @@
 
 import json
 
+import fixtures
+
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 
 IDLE = {'passthrough': (1, 0), '1g.10gb': (7, 0), '3g.40gb': (2, 0),
         'A100DX-20C': (4, 0), 'A100DX-40C': (2, 0)}
@@ -185,3 +188,38 @@ class BoardTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual({'passthrough': (1, 0), 'T4-4C': (4, 0)},
                          self.reserved())
+
+
+class WithoutMdevTest(gpu_cloud.GpuTestCase):
+    """Hopper on a kernel without mdev, in two roles that are bound."""
+
+    gpu = '0000:41:00.0'
+    overrides = {
+        'gpu': {'policies': 'elastic', 'nova_vfio_handles': True},
+        'gpu_policy:elastic': {
+            'mode': 'auto', 'roles': 'vgpu,mig', 'profiles': '3g.40gb',
+            'vgpu_types': 'H100XM-20C'}}
+
+    def setUp(self):
+        self.machine = host_files.write_host(
+            self.useFixture(fixtures.TempDir()).path, [{
+                'model': 'h100-80', 'address': self.gpu, 'numa_node': 0,
+                'framework': 'vendor-vfio'}])
+        super().setUp()
+
+    def test_it_stays_as_its_last_role_has_left_it(self):
+        idle = {'3g.40gb': (2, 0), 'H100XM-20C': (4, 0)}
+        self.assertEqual(idle, self.reserved())
+        for profile, other, is_sliced in (
+                ('CUSTOM_NVIDIA_3G_40GB', 'H100XM-20C', True),
+                ('CUSTOM_NVIDIA_H100XM_20C', '3g.40gb', False)):
+            server = self.cloud.bind(self.profile(profile))
+            total, reserved = self.reserved()[other]
+            self.assertEqual(total, reserved)
+            self.assertEqual((is_sliced, 1), (
+                self.hardware().mig, len(self.hardware().vgpus)))
+            self.report()
+            self.cloud.unbind(server)
+            self.report()
+            self.assertEqual(idle, self.reserved())
+            self.assertEqual(is_sliced, self.hardware().mig)

@@ -186,6 +186,16 @@ class OpenTest(_Case):
         self.assertEqual(set(map(str, self.addresses[1:])), self.opened())
         self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
 
+    def test_a_gpu_of_several_roles_is_opened_while_parts_are_bound(self):
+        self.report('auto')
+        self.sampler.round()
+        self.assertNotIn(str(self.first), self.opened())
+        store.of(self.state_path).put(self.first, claims=(gpu_record.Claim(
+            '0b0e4a4e-6b3c-4a51-9a43-3d7a4e5b2a10', self.first, self.first,
+            'nvidia-474', '1g.5gb', gpu_record.Phase.BOUND),))
+        self.sampler.round()
+        self.assertIn(str(self.first), self.opened())
+
     def test_a_gpu_that_is_released_is_let_go_of(self):
         self.sampler.round()
         self.assertIn(str(self.first), self.opened())

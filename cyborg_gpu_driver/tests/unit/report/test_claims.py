@@ -99,7 +99,7 @@ class ClaimsTest(base.BaseTestCase):
         self.assertEqual('', claims.of_reports(path, _GPU))
         records = store.Store(path)
         for mode, claimed in (('mig', False), ('vgpu', False),
-                              ('passthrough', True)):
+                              ('passthrough', True), ('auto', True)):
             records.put(_GPU, reported=gpu_record.Reported(
                 '20b2', mode, gpu_record.ReportedFacts(), {}))
             self.assertEqual(claimed, bool(claims.of_reports(path, _GPU)))
