@@ -50,7 +50,7 @@ TIMEOUT = 600
 """Seconds for one agent."""
 REQUESTS = 4
 """To Placement and Cyborg: limit of an unchanged report."""
-KEPT = 5
+KEPT = 10
 """Python objects: limit of what a report leaves behind, beside an agent
 without a driver. A list of what was reported would be hundreds."""
 
@@ -113,11 +113,11 @@ def show(ours, in_tree, none):
     yield figures.Figure('resident memory of the agent', ours['memory'],
                          'MiB', baseline=in_tree['memory'],
                          floor=none['memory'])
-    yield figures.Figure('of which the simulated machine',
+    yield figures.Figure('resident memory of the simulated machine',
                          none['simulator_memory'], 'MiB')
     yield figures.Figure('an unchanged report: CPU', ours['cpu'], 'ms CPU',
                          baseline=in_tree['cpu'], floor=none['cpu'])
-    yield figures.Figure('of which the simulated machine',
+    yield figures.Figure('an unchanged report: CPU of the simulated machine',
                          ours['simulator_cpu'], 'ms CPU')
     yield figures.Figure('an unchanged report: HTTP requests',
                          ours['requests'], baseline=in_tree['requests'],

@@ -298,10 +298,13 @@ def show(where: str, count: int, refused: dict[str, int], room: int
     :param room: how many our two ways have refused though a GPU had room.
     """
     yield figures.Figure(f'{where}: requests', count, baseline=count)
-    for way in (ALL_BALANCED, ALONE, WEIGHED):
+    floor = refused[packing.REPACKING]
+    yield figures.Figure(f'{where}: refused, {ALL_BALANCED}',
+                         refused[ALL_BALANCED], floor=floor)
+    for way in (ALONE, WEIGHED):
         yield figures.Figure(
             f'{where}: refused, {way}', refused[way],
-            baseline=refused[STATIC], floor=refused[packing.REPACKING],
+            baseline=refused[STATIC], floor=floor,
             limit=int(SHARE * refused[STATIC]) if way == WEIGHED else None)
     yield figures.Figure(f'{where}: refused though a GPU had room', room,
                          limit=0)

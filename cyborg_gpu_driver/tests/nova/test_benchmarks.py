@@ -20,6 +20,7 @@ import random
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.tests.unit.benchmarks import documented
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
 refusals = test_packing.program('refusals')
@@ -48,6 +49,11 @@ class RefusalsTest(base.BaseTestCase):
             self.assertLess(0, refused.value)
             self.assertLess(refused.value, 12)
             self.assertLess(0, refused.floor)
+
+    def test_documented(self):
+        where = '1 hosts of 2 GPUs, load 3, uniform'
+        self.assertEqual([], documented.missing('refusals', refusals.show(
+            where, 1, dict.fromkeys(refusals.WAYS, 0), 0)))
 
     def test_more_refusals_than_with_static_slices(self):
         def refuse(side, profile):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from oslotest import base
 
+from cyborg_gpu_driver.tests.unit.benchmarks import documented
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
 weigher = test_packing.program('weigher')
@@ -29,6 +30,7 @@ class WeigherTest(base.BaseTestCase):
                  for figure in weigher.measure((20, 80), 40, 30)}
         self.assertEqual([], [name for name, figure in found.items()
                               if figure.is_exceeded])
+        self.assertEqual([], documented.missing('weigher', found.values()))
         for hosts, kept, most in ((20, 20, 20), (80, 80, 32)):
             title = f'{hosts} hosts: hosts'
             self.assertEqual(kept, found[f'{title} kept'].value)
