@@ -23,6 +23,8 @@ from openstack import exceptions
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.integration import minicloud
 
+_DEADLINE = 300
+_SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _ASK = """
 import json, sys, types
 from nova import config, context
@@ -42,30 +44,53 @@ json.dump(compute.requests(cyborg).of(
 class KeepTest(base.TestCase):
 
     def test_evacuation(self):
+        """A server of each kind has its one part of a GPU elsewhere."""
         lost, other = self.cloud.hosts
-        server = self.boot(self.flavor_of('CUSTOM_NVIDIA_1G_10GB'),
-                           self.admin, host=lost)
-        self.assertEqual(1, len(self.accelerators(server)))
-        self.assertEqual(self.arqs(server), self.asked_at_boot(server))
+        servers = [self.boot(self.flavor_of(name), self.admin, host=lost)
+                   for name in ('PGPU', 'CUSTOM_NVIDIA_A100_8C', _SLICE)]
+        for server in servers:
+            self.assertEqual(1, len(self.accelerators(server)))
+            self.assertEqual(self.arqs(server), self.asked_at_boot(server))
+        kinds = [self.accelerators(server)[0].kind for server in servers]
 
         self.addCleanup(self.revive, lost)
         self.cloud.kill(f'nova-compute-{lost}')
         self.force_down(lost, True)
-        # Later versions leave the server stopped.
-        exceptions.raise_from_response(self.admin.compute.post(
-            f'/servers/{server.id}/action', json={'evacuate': {}},
-            microversion='2.14'))
-        server = self.wait(server)
-        self.assertEqual(('ACTIVE', other),
-                         (server.status, server.compute_host), server.fault)
-        self.assertEqual({}, self.slices(lost))
-        self.assertEqual(self.arqs(server), self.asked_at_boot(server))
+        for server in servers:
+            # Later versions leave the server stopped.
+            exceptions.raise_from_response(self.admin.compute.post(
+                f'/servers/{server.id}/action', json={'evacuate': {}},
+                microversion='2.14'))
+        # Nova names the host a moment after it has ended the task.
+        servers = [self.until(lambda server=server: self.has_come(
+            server, other), f'server {server.id} is on {other}', _DEADLINE)
+            for server in servers]
+        self.assertEqual(['ACTIVE'] * 3,
+                         [server.status for server in servers])
+        self.until(lambda: not self.slices(lost)
+                   and not self.cloud.claims(lost),
+                   f'nothing is left on {lost}', base.SETTLE)
+        for server in servers:
+            self.assertEqual(self.arqs(server), self.asked_at_boot(server))
 
         # nova-compute of the lost host removes what it had when it starts.
         self.revive(lost)
-        self.assertEqual(1, len(self.accelerators(server)))
-        self.delete(server)
+        self.assertEqual([[kind] for kind in kinds], [
+            [one.kind for one in self.accelerators(server)]
+            for server in servers])
+        # Its whole GPU is reset in the next report.
+        self.until(lambda: not any(name.startswith(f'{lost}_gpu_')
+                                   for name in self.withheld()),
+                   f'all of {lost} can be had again', _DEADLINE)
+        for server in servers:
+            self.delete(server)
         self.assert_nothing_left()
+
+    def has_come(self, server, host):
+        """The server if it is on a host; else None."""
+        now = self.wait(server)
+        self.assertNotEqual('ERROR', now.status, now.fault)
+        return now if now.compute_host == host else None
 
     def revive(self, host):
         self.cloud.command('start')
