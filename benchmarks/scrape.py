@@ -152,9 +152,9 @@ def fill(directory: str, addresses: list[model.PciAddress]) -> None:
             reported=gpu_record.Reported(
                 '20B2', 'mig', gpu_record.ReportedFacts(
                     uuid=f'GPU-{uuid.uuid4()}'), {}))
-        keeper.gpu(gpu, state.GpuState(True, tuple(
-            state.OfferState('mig', f'{size}g', f'CUSTOM_{size}', 7, 7, 0,
-                             0, 0) for size in range(1, 8)), 0, 0))
+    keeper.set(gpus={gpu: state.GpuState(True, tuple(
+        state.OfferState('mig', f'{size}g', f'CUSTOM_{size}', 7, 7, 0, 0, 0)
+        for size in range(1, 8)), 0, 0) for gpu in addresses})
     with keeper.timed('bind'):
         pass
     keeper.write()
