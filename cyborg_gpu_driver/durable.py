@@ -31,6 +31,8 @@ _MODE = 0o640
 """The group of the directory may read: an exporter of metrics does."""
 _NEW = '.new'
 """How the name ends of a file that is being written."""
+_TRIES = 8
+"""At a new file, while others make its directory."""
 
 
 def write(path: str, kind: str, version: int, content: Any) -> None:
@@ -182,8 +184,7 @@ def _named(path: str) -> Iterator[None]:
 
 def _replace(path: str, text: str) -> None:
     directory, name = os.path.split(path)
-    descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
-                                       suffix=_NEW)
+    descriptor, new = _new_file(directory, name)
     try:
         with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
             stream.write(text)
@@ -195,6 +196,19 @@ def _replace(path: str, text: str) -> None:
     except BaseException:
         os.unlink(new)
         raise
+
+
+def _new_file(directory: str, name: str) -> tuple[int, str]:
+    """Open a file that is not complete yet; its descriptor and path.
+
+    Who makes a directory at the same time puts an empty one in the place of
+    an empty one (rename(2)). A file cannot be created in the first one then.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return tempfile.mkstemp(dir=directory, prefix=f'{name}.',
+                                    suffix=_NEW)
+    return tempfile.mkstemp(dir=directory, prefix=f'{name}.', suffix=_NEW)
 
 
 def _make_directory(path: str, above: str, name: str) -> None:
@@ -216,8 +230,7 @@ def _make_directory(path: str, above: str, name: str) -> None:
 
 
 def _make_file(path: str, directory: str, name: str) -> None:
-    descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
-                                       suffix=_NEW)
+    descriptor, new = _new_file(directory, name)
     try:
         os.fchmod(descriptor, _MODE)
         _hand_over(descriptor, directory)

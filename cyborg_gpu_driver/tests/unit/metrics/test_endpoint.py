@@ -88,7 +88,7 @@ class EndpointTest(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('no record')
         (text,) = self.usage().missing
-        self.assertIn(f'in use on GPU {exporters.GPU} now is not counted',
+        self.assertIn(f'in use on GPU {exporters.GPU} now are not counted',
                       text)
 
     def test_records_that_may_not_be_read(self):

@@ -47,8 +47,9 @@ _NODE = {'uuid': 'node', 'name': 'rack-1-node-2', 'resource_class': 'gpu',
 _MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
                'NUMA Node', 'Project ID', 'Server ID'}
 _ACT_ALONE = {'baremetal config drive create', 'cordon', 'drain',
-              'orphan clean', 'uncordon'}
-"""Have no table."""
+              'interference clean', 'interference measure', 'orphan clean',
+              'uncordon'}
+"""Have no table, or no other than that of "cyborg-gpu"."""
 
 
 def _commands():

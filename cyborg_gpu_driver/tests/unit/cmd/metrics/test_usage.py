@@ -88,7 +88,7 @@ class UsageTest(base.CommandCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('no record')
         _, errors = self.run_program('--config-file', self.config, 'usage')
-        self.assertIn(f'in use on GPU {_OTHER} now is not counted', errors)
+        self.assertIn(f'in use on GPU {_OTHER} now are not counted', errors)
 
     def test_lines_that_were_dropped_are_said(self):
         self.useFixture(fixtures.MonkeyPatch(
