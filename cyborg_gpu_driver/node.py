@@ -36,7 +36,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import audit
@@ -260,8 +260,8 @@ class Node(host_parts.HostParts, services.Services):
         return claims.of_placement(self.tree, self.hostname, address)
 
     @contextlib.contextmanager
-    def parting(self, address: model.PciAddress) -> Iterator[str]:
-        with self.turns.parting(address):
+    def partitioning(self, address: model.PciAddress) -> Iterator[str]:
+        with self.turns.partitioning(address):
             # No write that promises it can follow, and all later reserve it.
             settled = self.settle(address)
             try:
@@ -330,8 +330,8 @@ class Node(host_parts.HostParts, services.Services):
         :param offers: as of :meth:`servable`.
         """
         device = build.device(
-            portrait.complete(gpu, self.journal.situation(
-                gpu.address).portraits), offers, self.hostname,
+            role_facts.complete(gpu, self.journal.situation(
+                gpu.address).by_role), offers, self.hostname,
             self.cordons.of(gpu.address))
         return device if device.deployables else None
 
@@ -376,7 +376,7 @@ class Node(host_parts.HostParts, services.Services):
         :param sick: whether nothing new is put on it.
         """
         offers = elastic.settled(offers, self.cleaner.is_taken(offers),
-                                 self.turns.is_parting(address))
+                                 self.turns.is_partitioning(address))
         withheld = (sick and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
         return capacity.inventories(

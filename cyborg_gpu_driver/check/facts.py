@@ -30,7 +30,7 @@ from cyborg_gpu_driver.host.snapshot import migration
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role_facts
 
 _VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
 
@@ -64,7 +64,7 @@ class Facts:
     """None where ``placement.conf`` was not read."""
     placement_conf_problem: str = ''
     """Why that is None."""
-    portraits: Mapping[model.PciAddress, portrait.Portraits] = (
+    by_role: Mapping[model.PciAddress, role_facts.FactsByRole] = (
         dataclasses.field(default_factory=dict))
     """How GPUs in mode auto were read in each of their roles."""
     fabric: fabric_module.Fabric | None = None
@@ -101,9 +101,9 @@ class Facts:
     def _in_role(self, gpu: model.Gpu, roles: Iterable[policy.Mode]
                  ) -> model.Gpu:
         for role in () if gpu.visible_to_nvml else roles:
-            known = self.portraits.get(gpu.address, {}).get(role.value)
+            known = self.by_role.get(gpu.address, {}).get(role.value)
             if known is not None and not known.problem:
-                return portrait.imagine(gpu, role, known)
+                return role_facts.gpu_in_role(gpu, role, known)
         return gpu
 
     def on(self, seen: machine.Machine) -> Facts:

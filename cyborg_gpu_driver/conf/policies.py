@@ -124,7 +124,7 @@ class Settings:
                 or roles.resting(gpu, governing))
         wanted = readiness.wants(gpu, governing.in_role(role),
                                  self.passthrough_driver)
-        if (role in roles.PARTED and gpu.in_pci_sysfs
+        if (role in roles.PARTITIONED and gpu.in_pci_sysfs
                 and drivers.is_vfio(gpu.driver)):
             # Whoever bound it to vfio-pci, it can be parted by nvidia only.
             return dataclasses.replace(wanted, driver=drivers.NVIDIA)

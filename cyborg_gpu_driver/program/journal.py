@@ -28,7 +28,7 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -98,7 +98,7 @@ class Journal:
         :raises JournalError: if the record cannot be read.
         """
         return elastic.Situation(claimed(self.entries(gpu)),
-                                 self._store.read(gpu).portraits)
+                                 self._store.read(gpu).by_role)
 
     def reported(self, gpu: model.PciAddress) -> frozenset[str]:
         """UUIDs of the providers of which Cyborg was told.
@@ -108,15 +108,15 @@ class Journal:
         known = self._store.read(gpu).reported
         return frozenset(known.providers if known else ())
 
-    def portraits(self) -> list[tuple[model.PciAddress,
-                                      portrait.Portraits]]:
+    def facts_by_role(self) -> list[tuple[model.PciAddress,
+                                      role_facts.FactsByRole]]:
         """The GPUs that have been read in several roles, as far as known."""
         try:
             records = self._store.records()
         except exception.JournalUnreadable:
             return []
-        return [(address, record.portraits)
-                for address, record in records.items() if record.portraits]
+        return [(address, record.by_role)
+                for address, record in records.items() if record.by_role]
 
     def put(self, *entries: Entry) -> None:
         """Write claims over those of the same handles.

@@ -71,7 +71,7 @@ class Services:
         return ''
 
     @contextlib.contextmanager
-    def parting(self, address: model.PciAddress) -> Iterator[str]:
+    def partitioning(self, address: model.PciAddress) -> Iterator[str]:
         """Let nobody have a GPU as a whole while its role may change.
 
         For a GPU in mode auto. The caller does not hold its lock.

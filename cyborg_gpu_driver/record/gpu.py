@@ -32,7 +32,7 @@ from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.elastic import portrait
+from cyborg_gpu_driver.partition.elastic import role_facts
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
@@ -302,7 +302,7 @@ class GpuRecord:
     errors: int = 0
     """Errors since the GPU was last uncordoned or its health was cleared.
     They are counted only if that may cordon it."""
-    portraits: Mapping[str, portrait.Portrait] = dataclasses.field(
+    by_role: Mapping[str, role_facts.RoleFacts] = dataclasses.field(
         default_factory=dict)
     """Of a GPU in mode auto: how it was read in each of its roles."""
 

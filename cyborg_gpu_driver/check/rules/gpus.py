@@ -223,7 +223,7 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
             yield _to_do(facts, gpu, steps)
         if governing.mode is policy.Mode.AUTO:
             for complaint in offers.check_policy(
-                    gpu, governing, facts.portraits.get(gpu.address, {})):
+                    gpu, governing, facts.by_role.get(gpu.address, {})):
                 yield result.warning(
                     gpu.address, complaint, 'Choose other values for '
                     f'[gpu_policy:{governing.name}], or remove the cause and '

@@ -78,7 +78,7 @@ class HostView(host_parts.HostParts):
     def roles(self, gpu: model.Gpu) -> tuple[policy.Mode, ...]:
         """What a GPU in mode auto can be; nothing for another one."""
         governing = self.settings.policy_for(gpu)
-        known = self.situation(gpu).portraits
+        known = self.situation(gpu).by_role
         return tuple(role for role in (governing.roles if governing else ())
                      if role.value not in known
                      or not known[role.value].problem)
@@ -142,5 +142,5 @@ class HostView(host_parts.HostParts):
             governing = self.settings.policy_for(gpu)
             if governing is not None:
                 for complaint in offers.check_policy(
-                        gpu, governing, self.situation(gpu).portraits):
+                        gpu, governing, self.situation(gpu).by_role):
                     terminal.say(complaint)

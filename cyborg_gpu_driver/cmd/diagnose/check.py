@@ -119,7 +119,7 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
         placement_files = [_PLACEMENT_CONF]
     found = facts.Facts(
         host.host, host.settings, remembered=nova.remembered(host),
-        portraits={gpu.address: host.situation(gpu).portraits
+        by_role={gpu.address: host.situation(gpu).by_role
                    for gpu in host.host.gpus},
         fabric=fabric_reader.look(host.platform, host.host),
         migrations=migration_reader.look(host.platform, host.host),

@@ -29,7 +29,7 @@ from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 _WHOLE = policies.Mode.PASSTHROUGH
-PARTED = (policies.Mode.MIG, policies.Mode.VGPU)
+PARTITIONED = (policies.Mode.MIG, policies.Mode.VGPU)
 """Roles that are taken at a bind, of which Cyborg tells the agent."""
 
 

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.elastic import portrait
 from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import offer
 
 _WHOLE = policies.Mode.PASSTHROUGH
@@ -38,7 +38,7 @@ class Situation:
 
     claimed: frozenset[policies.Mode] = frozenset()
     """The roles of the claims on it."""
-    portraits: portrait.Portraits = dataclasses.field(default_factory=dict)
+    by_role: role_facts.FactsByRole = dataclasses.field(default_factory=dict)
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
@@ -55,21 +55,21 @@ def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
         taken = '' if force in (None, role) else (
             f'the GPU is in role {force.value}' if force else '')
         made = (_whole(gpu, policy, make) if role is _WHOLE else
-                _parted(gpu, policy, role, situation, held, make))
+                _partitioned(gpu, policy, role, situation, held, make))
         for item in made:
             yield dataclasses.replace(
                 item, creatable=0, busy=taken) if taken else item
 
 
 def owner_of(function: model.PciAddress,
-             known: Collection[tuple[model.PciAddress, portrait.Portraits]]
+             known: Collection[tuple[model.PciAddress, role_facts.FactsByRole]]
              ) -> model.PciAddress | None:
     """The GPU that has a function in one of its roles, if not now.
 
-    :param known: GPUs with their portraits.
+    :param known: GPUs with their facts by role.
     """
-    return next((address for address, portraits in known
-                 if function in portrait.functions(portraits)), None)
+    return next((address for address, by_role in known
+                 if function in role_facts.functions(by_role)), None)
 
 
 def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
@@ -82,14 +82,14 @@ def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
         yield item
 
 
-def _parted(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
+def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
             situation: Situation, held: Sequence[offer.Held], make: _Make
             ) -> Iterator[offer.Offer]:
     if roles.stands(gpu, role):
         yield from make(gpu, roles.rules(policy, role, gpu), held)
         return
-    known = situation.portraits.get(role.value)
-    if known is None or not portrait.holds(known, gpu):
+    known = situation.by_role.get(role.value)
+    if known is None or not role_facts.holds(known, gpu):
         yield offer.nothing(
             gpu, policy.in_role(role), role.value,
             'the GPU has not been read in this role yet; that is done as '
@@ -98,21 +98,21 @@ def _parted(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
         yield offer.nothing(gpu, policy.in_role(role), role.value,
                             known.problem)
     else:
-        picture = portrait.imagine(gpu, role, known)
+        picture = role_facts.gpu_in_role(gpu, role, known)
         yield from make(picture, roles.rules(policy, role, picture), ())
 
 
 def settled(found: Collection[offer.Offer], is_taken: bool,
-            is_parting: bool) -> tuple[offer.Offer, ...]:
+            is_partitioning: bool) -> tuple[offer.Offer, ...]:
     """The offers of a GPU, with what only Placement and binds know of it.
 
     :param is_taken: whether a server has it as a whole, or had, and it has
         not been reset yet.
-    :param is_parting: whether a bind may be giving it another role now.
+    :param is_partitioning: whether a bind may be giving it another role now.
     """
     if len({item.mode for item in found}) < 2:
         return tuple(found)
     return tuple(
         dataclasses.replace(item, creatable=0)
-        if (is_parting if item.mode is _WHOLE else is_taken) else item
+        if (is_partitioning if item.mode is _WHOLE else is_taken) else item
         for item in found)

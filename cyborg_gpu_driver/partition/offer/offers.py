@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
-from cyborg_gpu_driver.partition.elastic import portrait
 from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
@@ -89,17 +89,17 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
 
 
 def check_policy(gpu: model.Gpu, policy: policies.Policy,
-                 portraits: portrait.Portraits | None = None) -> list[str]:
+                 by_role: role_facts.FactsByRole | None = None) -> list[str]:
     """What a policy asks for that this GPU does not know, or has too little.
 
-    :param portraits: of a GPU in mode auto.
+    :param by_role: of a GPU in mode auto.
 
     :returns: sentences naming the policy, the option and what would be
         right; empty if all is well. A policy may govern boards with other
         names, so this is worth a warning, not a refusal.
     """
     if policy.mode is policies.Mode.AUTO:
-        return list(_check_roles(gpu, policy, portraits or {}))
+        return list(_check_roles(gpu, policy, by_role or {}))
     where = f'policy {policy.name}, GPU {gpu.address}: '
     found = []
     if policy.mode is policies.Mode.MIG and gpu.mig is not None:
@@ -125,17 +125,17 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
 
 
 def _check_roles(gpu: model.Gpu, policy: policies.Policy,
-                 portraits: portrait.Portraits) -> Iterator[str]:
+                 by_role: role_facts.FactsByRole) -> Iterator[str]:
     """What is wrong with each role of a policy in mode auto."""
     for role in policy.roles:
-        known = portraits.get(role.value)
-        if known is None or not portrait.holds(known, gpu):
+        known = by_role.get(role.value)
+        if known is None or not role_facts.holds(known, gpu):
             continue
         if known.problem:
             yield (f'policy {policy.name}, GPU {gpu.address}: roles: '
                    f'{role.value} is not offered: {known.problem}')
             continue
-        picture = portrait.imagine(gpu, role, known)
+        picture = role_facts.gpu_in_role(gpu, role, known)
         yield from check_policy(picture, roles.rules(policy, role, picture))
 
 

@@ -132,7 +132,7 @@ class LiveHost:
                 self.refresh_gpu(gpu)
                 owner = self._owner.get(function)
         if owner is None:
-            owner = elastic.owner_of(function, self._journal.portraits())
+            owner = elastic.owner_of(function, self._journal.facts_by_role())
         if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner
@@ -234,10 +234,10 @@ class LiveHost:
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
         """What is wrong with the GPU's policy on it."""
         policy = self._settings.policy_for(gpu)
-        portraits = self._journal.situation(gpu.address).portraits
+        by_role = self._journal.situation(gpu.address).by_role
         return self._complaints.of(
-            gpu.address, (gpu, portraits), lambda: () if policy is None else
-            tuple(partition_offers.check_policy(gpu, policy, portraits)))
+            gpu.address, (gpu, by_role), lambda: () if policy is None else
+            tuple(partition_offers.check_policy(gpu, policy, by_role)))
 
     def record(self, address: model.PciAddress, *,
                made: tuple[model.GpuInstance | None, model.Vgpu]

@@ -68,7 +68,7 @@ class RoleTaker:
         if not self._may_be_whole(self._host.gpu(address)):
             yield
             return
-        with self._cloud.parting(address) as reason:
+        with self._cloud.partitioning(address) as reason:
             if reason:
                 raise plan.refusal(asked, reason)
             yield

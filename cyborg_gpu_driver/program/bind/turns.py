@@ -78,24 +78,24 @@ class Turns:
         self._clock = clock
         self._mutex = threading.Lock()
         self._turns: set[Turn] = set()
-        self._parting: collections.Counter[model.PciAddress] = (
+        self._partitioning: collections.Counter[model.PciAddress] = (
             collections.Counter())
 
     @contextlib.contextmanager
-    def parting(self, address: model.PciAddress) -> Iterator[None]:
+    def partitioning(self, address: model.PciAddress) -> Iterator[None]:
         """While a GPU may get another role."""
         with self._mutex:
-            self._parting[address] += 1
+            self._partitioning[address] += 1
         try:
             yield
         finally:
             with self._mutex:
-                self._parting[address] -= 1
+                self._partitioning[address] -= 1
 
-    def is_parting(self, address: model.PciAddress) -> bool:
+    def is_partitioning(self, address: model.PciAddress) -> bool:
         """Whether a GPU may be getting another role now."""
         with self._mutex:
-            return self._parting[address] > 0
+            return self._partitioning[address] > 0
 
     @contextlib.contextmanager
     def turn(self, asked: request.Request, seconds: float

@@ -39,7 +39,7 @@ from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.ready import backoff
-from cyborg_gpu_driver.program.ready import portraits
+from cyborg_gpu_driver.program.ready import role_reader
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import taking
@@ -95,7 +95,7 @@ class Preparer:
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
-        self._portraits = portraits.Portraits(host_reader, transactions,
+        self._role_reader = role_reader.RoleReader(host_reader, transactions,
                                               settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
@@ -126,10 +126,10 @@ class Preparer:
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
-        unread = self._portraits.missing(gpu)
+        unread = self._role_reader.missing(gpu)
         if not unread and not readiness.steps(gpu, self._wants(gpu)):
             return Outcome(gpu.address, rolled_back=rolled_back)
-        with (self._cloud.parting(gpu.address) if unread
+        with (self._cloud.partitioning(gpu.address) if unread
               else contextlib.nullcontext('')) as reason:
             if not reason:
                 with self._transactions.lock(gpu.address):
@@ -148,7 +148,7 @@ class Preparer:
         reason = self._in_the_way(now, steps, is_unread)
         if not reason:
             if is_unread:
-                now = self._portraits.take(now, taken)
+                now = self._role_reader.take(now, taken)
             # A list of its own: a step that was taken for a role may be
             # taken again to leave it.
             last: list[action.Step] = []

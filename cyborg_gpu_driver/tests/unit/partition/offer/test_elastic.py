@@ -18,8 +18,8 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import portrait
 from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition.offer import test_offers
@@ -48,16 +48,16 @@ def at_rest(**fields):
         **fields)
 
 
-PORTRAITS = {'mig': portrait.of(gpu()),
-             'vgpu': portrait.of(gpu(sliced=False))}
+BY_ROLE = {'mig': role_facts.of(gpu()),
+             'vgpu': role_facts.of(gpu(sliced=False))}
 
 
 class OffersTest(base.BaseTestCase):
 
-    def offers(self, now, *claimed, portraits=PORTRAITS, rules=RULES):
+    def offers(self, now, *claimed, by_role=BY_ROLE, rules=RULES):
         return {item.profile: item for item in offers.offers(
             now, rules, passthrough_driver='vfio-pci',
-            situation=offers.Situation(frozenset(claimed), portraits))}
+            situation=offers.Situation(frozenset(claimed), by_role))}
 
     def creatable(self, *arguments, **options):
         return {profile: item.creatable for profile, item
@@ -105,24 +105,24 @@ class OffersTest(base.BaseTestCase):
         self.assertEqual((0, 0), (found['passthrough'], found['A100-4C']))
 
     def test_a_role_that_is_not_known_yet(self):
-        found = self.offers(at_rest(), portraits={})
+        found = self.offers(at_rest(), by_role={})
         self.assertEqual({'passthrough', 'mig', 'vgpu'}, {*found})
         self.assertIn('as soon as it is idle', found['mig'].problem)
 
     def test_a_role_that_the_board_does_not_have(self):
-        known = {**PORTRAITS, 'mig': portrait.Portrait(
+        known = {**BY_ROLE, 'mig': role_facts.RoleFacts(
             '20b0', 'this GPU does not support MIG')}
         self.assertEqual('this GPU does not support MIG',
-                         self.offers(at_rest(), portraits=known)
+                         self.offers(at_rest(), by_role=known)
                          ['mig'].problem)
         (complaint,) = offers.check_policy(at_rest(), RULES, known)
         self.assertIn('policy elastic', complaint)
         self.assertIn('roles: mig is not offered', complaint)
 
-    def test_the_portrait_of_another_board(self):
-        other = dataclasses.replace(PORTRAITS['mig'], device_id='20b2')
+    def test_facts_of_another_board(self):
+        other = dataclasses.replace(BY_ROLE['mig'], device_id='20b2')
         self.assertIn('not been read', self.offers(
-            at_rest(), portraits={**PORTRAITS, 'mig': other})
+            at_rest(), by_role={**BY_ROLE, 'mig': other})
             ['mig'].problem)
 
     def test_types_go_to_their_role(self):
@@ -137,9 +137,9 @@ class SettledTest(base.BaseTestCase):
     def creatable(self, **known):
         found = offers.offers(
             at_rest(), RULES, passthrough_driver='vfio-pci',
-            situation=offers.Situation(frozenset(), PORTRAITS))
+            situation=offers.Situation(frozenset(), BY_ROLE))
         return {item.profile: item.creatable for item in elastic.settled(
-            found, **{'is_taken': False, 'is_parting': False, **known})}
+            found, **{'is_taken': False, 'is_partitioning': False, **known})}
 
     def test_a_server_has_the_whole(self):
         self.assertEqual(
@@ -149,7 +149,7 @@ class SettledTest(base.BaseTestCase):
     def test_a_bind_may_be_parting_it(self):
         self.assertEqual(
             {'passthrough': 0, '1g.5gb': 7, '3g.20gb': 2, 'A100-4C': 10},
-            self.creatable(is_parting=True))
+            self.creatable(is_partitioning=True))
 
     def test_a_gpu_of_one_mode_is_as_it_is(self):
         whole = offers.offers(at_rest(), RULES.in_role(_WHOLE))
@@ -169,7 +169,7 @@ class RestTest(base.BaseTestCase):
         self.assertIs(_MIG, roles.resting(at_rest(), rules))
 
     def test_one_board_is_the_same_in_any_state(self):
-        known = [portrait.complete(now, PORTRAITS) for now in (
+        known = [role_facts.complete(now, BY_ROLE) for now in (
             gpu(), gpu(sliced=False), at_rest())]
         self.assertEqual(1, len({(now.vgpu_types, now.mig.profiles)
                                  for now in known}))

@@ -22,16 +22,16 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.elastic import portrait
 from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.program.steps import taking
 from cyborg_gpu_driver.program.steps import transaction
 
 LOG = logging.getLogger(__name__)
 
 
-class Portraits:
-    """Makes the portraits (:mod:`.elastic.portrait`) of GPUs.
+class RoleReader:
+    """Makes the role facts (:mod:`.elastic.role_facts`) of GPUs.
 
     A role that a GPU could not take is tried once more by each process.
 
@@ -56,10 +56,10 @@ class Portraits:
         governing = self._settings.policy_for(gpu)
         if governing is None or governing.mode is not policy_module.Mode.AUTO:
             return ()
-        known = self._records.read(gpu.address).portraits
+        known = self._records.read(gpu.address).by_role
         return tuple(
-            role for role in governing.roles if role in roles.PARTED
-            and (not portrait.holds(known.get(role.value), gpu)
+            role for role in governing.roles if role in roles.PARTITIONED
+            and (not role_facts.holds(known.get(role.value), gpu)
                  or known[role.value].is_doubtful)
             and (gpu.address, role) not in self._tried)
 
@@ -76,8 +76,8 @@ class Portraits:
         """
         for role in self.missing(gpu):
             gpu, found = self._in_role(gpu, role, taken)
-            known = self._records.read(gpu.address).portraits
-            self._records.put(gpu.address, portraits={
+            known = self._records.read(gpu.address).by_role
+            self._records.put(gpu.address, by_role={
                 **known, role.value: found})
             self._tried.add((gpu.address, role))
             if found.problem:
@@ -89,7 +89,7 @@ class Portraits:
 
     def _in_role(self, gpu: model.Gpu, role: policy_module.Mode,
                  taken: list[action.Step]
-                 ) -> tuple[model.Gpu, portrait.Portrait]:
+                 ) -> tuple[model.Gpu, role_facts.RoleFacts]:
         steps: list[action.Step] = []
         try:
             gpu = taking.take(
@@ -97,15 +97,15 @@ class Portraits:
                 lambda now: self._settings.wants(now, role), steps)
             problem = roles.unsupported(gpu, role)
             if problem:
-                return gpu, portrait.Portrait(gpu.device_id, problem)
+                return gpu, role_facts.RoleFacts(gpu.device_id, problem)
             if not roles.stands(gpu, role):
-                return gpu, portrait.Portrait(
+                return gpu, role_facts.RoleFacts(
                     gpu.device_id, 'the GPU did not take this role',
                     is_doubtful=True)
-            return gpu, portrait.of(gpu)
+            return gpu, role_facts.of(gpu)
         except exception.GpuDriverError as error:
             return (self._reader.complete_gpu(gpu.address),
-                    portrait.Portrait(
+                    role_facts.RoleFacts(
                         gpu.device_id, f'{steps[-1]}: {error}' if steps
                         else str(error), is_doubtful=True))
         finally:

@@ -31,7 +31,7 @@ from cyborg_gpu_driver.partition import policy as policies
 
 
 @dataclasses.dataclass(frozen=True)
-class Portrait:
+class RoleFacts:
     """A GPU as it was read in one role, when nothing was on it."""
 
     device_id: str
@@ -52,15 +52,15 @@ class Portrait:
     profiles: tuple[model.GpuInstanceProfile, ...] = ()
 
 
-Portraits = Mapping[str, Portrait]
+FactsByRole = Mapping[str, RoleFacts]
 """By the role's name."""
 
 
-def of(gpu: model.Gpu) -> Portrait:
-    """The portrait of a GPU that was read just now in its role."""
+def of(gpu: model.Gpu) -> RoleFacts:
+    """The facts of a GPU that was read just now in its role."""
     types = next((function.mdev_types for function in gpu.vfs
                   if function.mdev_types), gpu.mdev_types)
-    return Portrait(
+    return RoleFacts(
         device_id=gpu.device_id,
         functions=tuple(function.address for function in sorted(
             gpu.vfs, key=lambda function: function.index)),
@@ -73,16 +73,16 @@ def of(gpu: model.Gpu) -> Portrait:
         profiles=gpu.mig.profiles if gpu.mig else ())
 
 
-def holds(known: Portrait | None, gpu: model.Gpu) -> bool:
-    """Whether a portrait is of such a board as is there now."""
+def holds(known: RoleFacts | None, gpu: model.Gpu) -> bool:
+    """Whether facts are of such a board as is there now."""
     return known is not None and known.device_id == gpu.device_id
 
 
-def imagine(gpu: model.Gpu, role: policies.Mode, known: Portrait
+def gpu_in_role(gpu: model.Gpu, role: policies.Mode, known: RoleFacts
             ) -> model.Gpu:
     """A GPU as it would be if it took a role now: idle.
 
-    :param known: its portrait in that role.
+    :param known: its facts in that role.
     """
     on_itself = known.framework is model.Framework.MDEV_PF
     vendor = known.framework is model.Framework.VENDOR_VFIO
@@ -103,13 +103,13 @@ def imagine(gpu: model.Gpu, role: policies.Mode, known: Portrait
         processes=0)
 
 
-def complete(gpu: model.Gpu, portraits: Portraits) -> model.Gpu:
+def complete(gpu: model.Gpu, by_role: FactsByRole) -> model.Gpu:
     """A GPU with all that is known of it in any role, for its traits.
 
-    What is the same in two roles is as the portraits have it, so that it
+    What is the same in two roles is as these facts have it, so that it
     does not change with the role.
     """
-    of_board = [known for known in portraits.values() if holds(known, gpu)]
+    of_board = [known for known in by_role.values() if holds(known, gpu)]
     if not of_board:
         return gpu
     profiles = next((known.profiles for known in of_board
@@ -127,9 +127,9 @@ def complete(gpu: model.Gpu, portraits: Portraits) -> model.Gpu:
                           gpu.mdev_types))
 
 
-def functions(portraits: Portraits) -> Collection[model.PciAddress]:
+def functions(by_role: FactsByRole) -> Collection[model.PciAddress]:
     """The virtual functions that a GPU has in any of its roles."""
-    return {address for known in portraits.values()
+    return {address for known in by_role.values()
             for address in known.functions}
 
 
