@@ -135,9 +135,9 @@ class UtilizationTest(PlacementCase):
         self.addCleanup(known.stop)
         known.ask()
         spec = self.spec(SMALL, placement=policy)
-        host, = handler.get_filtered_objects(
+        attempts = handler.get_filtered_objects(
             loaded, self.candidates(spec), spec)
-        return self.gpus(host)[0]
+        return self.gpus(attempts[0])[0]
 
     def test_idle_neighbours_disturb_less(self):
         self.answer(first='0.9', second='0.05')
