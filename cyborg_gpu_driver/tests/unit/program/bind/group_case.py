@@ -24,6 +24,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.functional import host_files
 
@@ -63,6 +64,8 @@ class GroupCase(base.BaseTestCase):
         for name, value in self.options.items():
             conf.set_override(name, value, group='gpu_policy:p')
         self.running = node.Node(conf, policies.read(conf), 'host1')
+        # A slow machine must not end an unbind before it is done.
+        self.running.binder._limits = binder.Limits(unbind=300.0)
         self.running.act_here()
         self.machine = privileged.machine()
         self.world = pynvml.nvmlLib.machine
