@@ -29,7 +29,6 @@ servers, or if something is left when all are gone.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -41,12 +40,11 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import counting
 import figures
 import full_host
 import machines
 import pynvml
-import requests
-import sqlalchemy
 
 from cyborg_gpu_driver.demo import cloud as demo_cloud
 from cyborg_gpu_driver.demo import database
@@ -143,7 +141,8 @@ def _alone(cloud, nova, repeat, costs):
     taken = []
     # The first one makes sessions and prepares statements.
     for number in range(repeat + 1):
-        with _statements() as statements, _requests(cloud) as sent:
+        with counting.statements() as statements, (
+                counting.requests_sent(cloud.placement_service.url)) as sent:
             start = time.perf_counter()
             server = nova.create_server(PROFILE, TIMEOUT)
             seconds = time.perf_counter() - start
@@ -185,42 +184,6 @@ def _check(cloud, driver, count):
     for what, number in found.items():
         if number != count:
             raise RuntimeError(f'{driver}: {number} {what}, not {count}')
-
-
-@contextlib.contextmanager
-def _statements():
-    """What Cyborg's database is asked meanwhile."""
-    asked = []
-
-    def note(connection, cursor, statement, *_):
-        if ('placement' not in str(connection.engine.url)
-                and not statement.startswith('BEGIN')):
-            asked.append(statement)
-
-    engine = sqlalchemy.engine.Engine
-    sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
-    try:
-        yield asked
-    finally:
-        sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
-
-
-@contextlib.contextmanager
-def _requests(cloud):
-    """Whatever anybody asks Placement meanwhile."""
-    sent = []
-    send = requests.Session.send
-
-    def noted(session, request, **named):
-        if request.url.startswith(cloud.placement_service.url):
-            sent.append(request.path_url)
-        return send(session, request, **named)
-
-    requests.Session.send = noted
-    try:
-        yield sent
-    finally:
-        requests.Session.send = send
 
 
 def measure(repeat, gpus=4):

@@ -35,9 +35,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 # Before all that would choose eventlet.
 import cyborg_gpu_driver.demo  # isort: skip # noqa: F401
 
+import counting
 import oslo_messaging
 import pynvml
-import requests
 import stopwatch
 from cyborg import context
 from cyborg import objects
@@ -85,7 +85,7 @@ def serve(host: str, repeat: str, *paths: str) -> None:
     privsep.sys_admin_pctxt.set_client_mode(False)
     logging.disable(logging.CRITICAL)
     conductor = Conductor()
-    with _served(conductor), _counted() as sent:
+    with _served(conductor), counting.requests_sent() as sent:
         answer = _agent(conductor, sent, int(repeat))
     if not answer['devices']:
         before = memory()
@@ -111,23 +111,6 @@ def _served(conductor):
     finally:
         server.stop()
         server.wait()
-
-
-@contextlib.contextmanager
-def _counted():
-    """The HTTP requests of this process."""
-    sent = []
-    send = requests.Session.send
-
-    def noted(session, request, **named):
-        sent.append(request.path_url)
-        return send(session, request, **named)
-
-    requests.Session.send = noted
-    try:
-        yield sent
-    finally:
-        requests.Session.send = send
 
 
 def _agent(conductor, sent, repeat):

@@ -398,7 +398,7 @@ def _parser():
                         default=[TARGET_LOAD], metavar='X,...',
                         help='compute slices asked for of those there are '
                         '(default: 0.85)')
-    parser.add_argument('--mix', type=_mixes, default=list(MIXES),
+    parser.add_argument('--mix', type=mixes, default=list(MIXES),
                         metavar='MIX,...', help=', '.join(MIXES)
                         + f", or {':'.join(oracle.PROFILES)} in parts "
                         '(default: the three)')
@@ -442,7 +442,8 @@ def _at_least(least):
     return read
 
 
-def _mixes(text):
+def mixes(text: str) -> list[str]:
+    """Names of mixes, as an option has them, separated by commas."""
     for name in (names := text.split(',')):
         parts_of(name)
     return names

@@ -355,7 +355,7 @@ def main(argv=None):
     parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
                         metavar='X', help='compute slices asked for of those '
                         'there are (default: 0.85)')
-    parser.add_argument('--mix', type=_mixes, default=MIXES,
+    parser.add_argument('--mix', type=packing.mixes, default=MIXES,
                         metavar='MIX,...', help='as of packing.py '
                         f'(default: {",".join(MIXES)})')
     parser.add_argument('--requests', type=figures.at_least(1), default=150,
@@ -368,12 +368,6 @@ def main(argv=None):
             options.format)
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _mixes(text):
-    for name in (names := text.split(',')):
-        packing.parts_of(name)
-    return names
 
 
 if __name__ == '__main__':

@@ -38,9 +38,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import counting
 import figures
 import full_host
-import sqlalchemy
 
 from cyborg_gpu_driver.demo import cloud as demo_cloud
 from cyborg_gpu_driver.demo import database
@@ -127,28 +127,14 @@ class Fleet:
 
     def _report(self, host, devices):
         cost = Cost()
-        with _statements(cost), _requests(self._conductor, cost):
+        with counting.statements() as asked, _requests(self._conductor, cost):
             start = time.perf_counter()
             self._conductor.report_data(full_host.admin(), host, devices)
             cost.seconds = time.perf_counter() - start
+        cost.selects = sum(statement.startswith('SELECT')
+                           for statement in asked)
+        cost.writes = len(asked) - cost.selects
         return cost
-
-
-@contextlib.contextmanager
-def _statements(cost):
-    """Count what Cyborg's database is asked."""
-    def note(connection, cursor, statement, *_):
-        if 'placement' not in str(connection.engine.url):
-            if statement.startswith('SELECT'):
-                cost.selects += 1
-            else:
-                cost.writes += not statement.startswith('BEGIN')
-    engine = sqlalchemy.engine.Engine
-    sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
-    try:
-        yield
-    finally:
-        sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
 
 
 @contextlib.contextmanager

@@ -349,7 +349,7 @@ def _parser():
     parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
                         metavar='X', help='compute slices asked for of '
                         'those there are (default: 0.85)')
-    parser.add_argument('--mix', type=_mixes,
+    parser.add_argument('--mix', type=packing.mixes,
                         default=list(packing.MIXES), metavar='MIX,...',
                         help='as of packing.py (default: its three)')
     parser.add_argument('--lifetime', choices=tuple(packing.LIFETIMES),
@@ -366,12 +366,6 @@ def _parser():
                         help='how many (default: 2)')
     parser.add_argument('--first-seed', type=int, default=1, metavar='N')
     return parser
-
-
-def _mixes(text):
-    for name in (names := text.split(',')):
-        packing.parts_of(name)
-    return names
 
 
 if __name__ == '__main__':

@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Notes what services are asked, for benchmarks that count it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import requests
+import sqlalchemy
+
+
+@contextlib.contextmanager
+def statements() -> Iterator[list[str]]:
+    """What Cyborg's database is asked meanwhile, without BEGIN."""
+    asked: list[str] = []
+
+    def note(connection, cursor, statement, *_):
+        if ('placement' not in str(connection.engine.url)
+                and not statement.startswith('BEGIN')):
+            asked.append(statement)
+
+    engine = sqlalchemy.engine.Engine
+    sqlalchemy.event.listen(engine, 'before_cursor_execute', note)
+    try:
+        yield asked
+    finally:
+        sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
+
+
+@contextlib.contextmanager
+def requests_sent(url: str = '') -> Iterator[list[str]]:
+    """The paths that this process requests meanwhile.
+
+    :param url: how those begin that count.
+    """
+    sent: list[str] = []
+    send = requests.Session.send
+
+    def noted(session, request, **named):
+        if request.url.startswith(url):
+            sent.append(request.path_url)
+        return send(session, request, **named)
+
+    requests.Session.send = noted
+    try:
+        yield sent
+    finally:
+        requests.Session.send = send
