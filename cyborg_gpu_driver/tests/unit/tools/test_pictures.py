@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The pictures are what their sources say, and the README's grid is real."""
+"""Pictures match their sources; the README's grid matches the library."""
 
 import contextlib
 import io
@@ -54,16 +54,16 @@ class PicturesTest(base.BaseTestCase):
         for path in found:
             self.assertTrue(path.with_suffix('.yaml').exists(), path)
             self.assertIn(f'/{path.name}', text)
-            # Not valid XML: no browser shows it.
+            # Browsers do not show invalid XML.
             ElementTree.fromstring(path.read_text(encoding='utf-8'))
 
 
 class TerminalTest(base.BaseTestCase):
-    """What the terminal pictures show is what the commands print today."""
+    """The terminal pictures show what the commands print today."""
 
     def setUp(self):
         super().setUp()
-        # Paths in the commands are those of the repository.
+        # Paths in the commands are relative to the repository.
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(documents.ROOT)
 
@@ -94,7 +94,7 @@ class DrawTest(base.BaseTestCase):
                   'boxes': {'a': {'at': [0, 0], 'title': 'A'},
                             'b': {'at': [1, 1], 'title': 'B'}},
                   'arrows': [{'from': 'a', 'to': 'b'}]}
-        self.assertRaisesRegex(ValueError, 'no column and no row',
+        self.assertRaisesRegex(ValueError, 'neither column nor row',
                                draw.boxes, source)
 
     def test_text_is_escaped(self):
@@ -178,7 +178,7 @@ class ReadmeTest(base.BaseTestCase):
             self.gpu, {item.placement: owner for item, owner
                        in zip(instances, owners, strict=True)},
             layout=spec.MigLayout(True, True, tuple(instances)))
-        # The demo indents what it shows by three more.
+        # The demo indents its output by three more spaces.
         self.assertEqual(['   ' + line for line in drawn], rows[:len(drawn)])
 
     def test_placement_has_no_candidate(self):
